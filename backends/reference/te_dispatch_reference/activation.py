@@ -1,0 +1,152 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Activations and their derivatives in float64 (`te_dispatch.ops.activation` gives the formulas and sources)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from te_dispatch.numerics.quantized import Quantized
+from te_dispatch.numerics.quantizers import Quantizer
+from te_dispatch.ops.activation import CLAMPED_SWIGLU, GATED, KINDS
+from te_dispatch.ops.results import ActivationBackward, ActivationForward
+from te_dispatch_reference import casts, host
+from te_dispatch_reference.host import F64
+
+_C = np.sqrt(2 / np.pi)
+_QUICK = 1.702
+
+
+def logistic(x: F64) -> F64:
+    # exp(-x) overflows to Inf for x below -709, where 1 / (1 + Inf) = 0 is right.
+    with np.errstate(over="ignore"):
+        return 1 / (1 + np.exp(-x))
+
+
+def _gelu(x: F64) -> F64:
+    """0.5 (1 + tanh(t)) = s(2t), which does not cancel where tanh nears -1."""
+    return x * logistic(2 * _C * (x + 0.044715 * x**3))
+
+
+def _gelu_derivative(x: F64) -> F64:
+    s = logistic(2 * _C * (x + 0.044715 * x**3))
+    return s + x * s * (1 - s) * 2 * _C * (1 + 3 * 0.044715 * x**2)
+
+
+def _sigmoid_product_derivative(x: F64, alpha: float) -> F64:
+    """Of x s(alpha x)."""
+    s = logistic(alpha * x)
+    return s * (1 + alpha * x * (1 - s))
+
+
+#: The elementwise functions, and the one applied to the first half by gated kinds.
+FUNCTIONS: dict[str, Callable[[F64], F64]] = {
+    "gelu": _gelu,
+    "qgelu": lambda x: x * logistic(_QUICK * x),
+    "relu": lambda x: np.maximum(x, 0),
+    "srelu": lambda x: np.maximum(x, 0) ** 2,
+    "silu": lambda x: x * logistic(x),
+    "sigmoid": logistic,
+}
+DERIVATIVES: dict[str, Callable[[F64], F64]] = {
+    "gelu": _gelu_derivative,
+    "qgelu": lambda x: _sigmoid_product_derivative(x, _QUICK),
+    "relu": lambda x: (x > 0).astype(np.float64),
+    "srelu": lambda x: 2 * np.maximum(x, 0),
+    "silu": lambda x: _sigmoid_product_derivative(x, 1.0),
+    "sigmoid": lambda x: logistic(x) * (1 - logistic(x)),
+}
+_GATE = {"geglu": "gelu", "qgeglu": "qgelu", "reglu": "relu", "sreglu": "srelu", "swiglu": "silu", "glu": "sigmoid"}
+
+
+def _forward(x: F64, kind: str, params: tuple[float, float]) -> F64:
+    if kind not in GATED:
+        return FUNCTIONS[kind](x)
+    u, v = np.split(x, 2, axis=-1)
+    if kind == "clamped_swiglu":
+        limit, alpha = params
+        capped = np.minimum(u, limit)
+        return capped * logistic(alpha * capped) * (np.clip(v, -limit, limit) + 1)
+    return FUNCTIONS[_GATE[kind]](u) * v
+
+
+def _backward(dy: F64, x: F64, kind: str, params: tuple[float, float]) -> F64:
+    if kind not in GATED:
+        return dy * DERIVATIVES[kind](x)
+    u, v = np.split(x, 2, axis=-1)
+    if kind == "clamped_swiglu":
+        limit, alpha = params
+        capped = np.minimum(u, limit)
+        du = dy * _sigmoid_product_derivative(capped, alpha) * (np.clip(v, -limit, limit) + 1) * (u <= limit)
+        dv = dy * capped * logistic(alpha * capped) * (np.abs(v) <= limit)
+    else:
+        du = dy * DERIVATIVES[_GATE[kind]](u) * v
+        dv = dy * FUNCTIONS[_GATE[kind]](u)
+    return np.concatenate([du, dv], axis=-1)
+
+
+def _check(x: torch.Tensor | Quantized, kind: str, params: tuple[float, float] | None) -> tuple[float, float]:
+    if kind not in KINDS:
+        raise ValueError(f"kind: got {kind!r}, expected one of {', '.join(KINDS)}")
+    if not isinstance(x, Quantized):
+        host.check_float("x", x)
+    if len(x.shape) == 0:
+        raise ValueError("x: got a tensor without dimensions, expected (..., K)")
+    if kind in GATED and x.shape[-1] % 2:
+        raise ValueError(f"x: got a last dimension of {x.shape[-1]}, expected an even one for {kind}")
+    if params is not None and kind != "clamped_swiglu":
+        raise ValueError(f"params: given for {kind}, expected for clamped_swiglu only")
+    return params if params is not None else CLAMPED_SWIGLU
+
+
+def activation_fwd(
+    x: torch.Tensor | Quantized,
+    *,
+    kind: str,
+    params: tuple[float, float] | None = None,
+    quantizer: Quantizer | None = None,
+    usage: str = "row",
+    with_out: bool = False,
+    out_dtype: torch.dtype | None = None,
+) -> ActivationForward:
+    used = _check(x, kind, params)
+    casts.check_usage(usage)
+    host.check_out_dtype(out_dtype)
+    dtype = out_dtype or x.dtype
+    with np.errstate(all="ignore"):
+        y = _forward(casts.values_of(x, "x"), kind, used)
+        single = y.astype(np.float32)
+    out = host.result("out", y, dtype, x.device) if quantizer is None or with_out else None
+    made = None
+    if quantizer is not None:
+        made = casts.quantized(single, single.shape, quantizer, usage, dtype, x.device)
+    return ActivationForward(out, made)
+
+
+def activation_bwd(
+    dy: torch.Tensor,
+    x: torch.Tensor | Quantized,
+    *,
+    kind: str,
+    params: tuple[float, float] | None = None,
+    quantizer: Quantizer | None = None,
+    usage: str = "row",
+    with_dx: bool = False,
+    with_dbias: bool = False,
+) -> ActivationBackward:
+    used = _check(x, kind, params)
+    casts.check_usage(usage)
+    host.check_float("dy", dy)
+    columns = x.shape[-1] // 2 if kind in GATED else x.shape[-1]
+    host.check_shape("dy", dy, (*x.shape[:-1], columns))
+    with np.errstate(all="ignore"):
+        grad = _backward(host.double(dy), casts.values_of(x, "x"), kind, used)
+        single = grad.astype(np.float32)
+        sums = grad.reshape(single.size // max(grad.shape[-1], 1), grad.shape[-1]).sum(0) if with_dbias else None
+    dx = host.result("dx", grad, dy.dtype, x.device) if quantizer is None or with_dx else None
+    made = None
+    if quantizer is not None:
+        made = casts.quantized(single, single.shape, quantizer, usage, dy.dtype, x.device)
+    return ActivationBackward(dx, made, None if sums is None else host.result("dbias", sums, dy.dtype, x.device))

@@ -1,0 +1,325 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Attention's score matrices and probabilities, and the checks of its many arguments."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from te_dispatch.core.errors import Declined
+from te_dispatch.numerics.quantized import Quantized
+from te_dispatch.numerics.quantizers import Quantizer
+from te_dispatch.ops.attention import BIAS_TYPES, LAYOUTS, MASKS, PACKINGS, SOFTMAX_TYPES
+from te_dispatch_reference import casts, host
+from te_dispatch_reference.host import F64, Array
+from te_dispatch_reference.philox import keep_scale
+from te_dispatch_reference.sequences import Side, dense_side, from_pages, hidden_mask, packed_side, paged_side
+
+
+class Call(NamedTuple):
+    """A checked call, on the host."""
+
+    layout: str
+    query: Side
+    keys: Side
+    heads: int
+    mask: str
+    hidden: Array | None
+    window: tuple[int, int] | None
+    page_table: Array | None
+    bias: F64 | None
+    bias_type: str
+    slopes: F64 | None
+    scale: float
+    softmax_type: str
+    softmax_offset: F64 | None
+    softcap: float
+    dropout_p: float
+    rng: tuple[int, int]
+
+
+class Scores(NamedTuple):
+    """One sequence's: z and p (h, rows, columns), rows of the memory layout, invalid ones masked.
+
+    Attributes:
+        z: logits, -Inf where masked.
+        capped_tanh: tanh(z / softcap) before the bias; zeros without a cap.
+        p: probabilities, 0 where masked.
+        p_offset: (h, rows), the share of the softmax offset; 0 for vanilla and for fully masked rows.
+        lse: (h, rows), -Inf for fully masked rows.
+        keep: dropout's factors, all 1 without dropout.
+    """
+
+    z: F64
+    capped_tanh: F64
+    p: F64
+    p_offset: F64
+    lse: F64
+    keep: F64
+
+
+def alibi_slopes_of(heads: int) -> F64:
+    """The paper's: a geometric sequence from 2^(-8/n) for n heads, n a power of two; for other counts those of the
+    next smaller power, then every other one of the next larger power (Press et al. 2022, appendix). Float32 values.
+    """
+    power = 1 << max(heads.bit_length() - 1, 0)
+    slopes = 2.0 ** (-8.0 * np.arange(1, power + 1) / power)
+    more = 2.0 ** (-8.0 * np.arange(1, 2 * power + 1, 2) / (2 * power))
+    return np.concatenate([slopes, more])[:heads].astype(np.float32).astype(np.float64)
+
+
+def _one_of(name: str, value: str | None, accepted: tuple[str, ...]) -> None:
+    if value not in accepted:
+        raise ValueError(f"{name}: got {value!r}, expected one of {', '.join(accepted)}")
+
+
+def _check_operands(q: Any, k: Any, v: Any, layout: str, packing: str | None, paged: bool) -> None:
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, Quantized):
+            host.check_float(name, x)
+        dimensions = 4 if paged and name != "q" else len(layout)
+        if len(x.shape) != dimensions:
+            raise ValueError(
+                f"{name}: got shape {tuple(x.shape)}, expected {dimensions} dimensions ({', '.join(layout)})"
+            )
+    if k.shape[-1] != q.shape[-1]:
+        raise ValueError(f"k: got head dimension {k.shape[-1]}, expected q's, {q.shape[-1]}")
+    if tuple(v.shape[:-1]) != tuple(k.shape[:-1]):
+        raise ValueError(f"v: got shape {tuple(v.shape)}, expected k's {tuple(k.shape)} but for the last dimension")
+    if k.shape[-2] == 0 or q.shape[-2] % k.shape[-2]:
+        raise ValueError(f"k: got {k.shape[-2]} groups for {q.shape[-2]} heads, expected a divisor")
+    batch_axis = {"sbhd": 1, "bshd": 0}.get(layout)
+    if batch_axis is not None and not paged and k.shape[batch_axis] != q.shape[batch_axis]:
+        raise ValueError(f"k: got batch {k.shape[batch_axis]}, expected q's, {q.shape[batch_axis]}")
+    if packing is not None:
+        _one_of("packing", packing, PACKINGS)
+        packed = [q, k, v] if packing in ("3hd", "h3d") else [k, v]
+        if paged or any(tuple(x.shape) != tuple(packed[0].shape) for x in packed):
+            raise ValueError(
+                f"packing: got {packing} with shapes {[tuple(x.shape) for x in packed]}, expected equal ones"
+            )
+
+
+def _check_bias(
+    bias: torch.Tensor | None, bias_type: str, slopes: torch.Tensor | None, heads: int, sides: tuple[Side, Side]
+) -> F64 | None:
+    """Check bias and slopes; returns the slopes as (1 or b, h) for ALiBi."""
+    _one_of("bias_type", bias_type, BIAS_TYPES)
+    batch = len(sides[0].length)
+    if (bias is not None) != (bias_type in ("pre_scale", "post_scale")):
+        raise ValueError(f"bias: {'' if bias is not None else 'not '}given with bias_type {bias_type}")
+    if bias is not None:
+        host.check_float("bias", bias)
+        shape = (sides[0].extent, sides[1].extent)
+        if (
+            bias.ndim != 4
+            or bias.shape[0] not in (1, batch)
+            or bias.shape[1] not in (1, heads)
+            or bias.shape[2:] != shape
+        ):
+            raise ValueError(
+                f"bias: got shape {tuple(bias.shape)}, expected (1 or {batch}, 1 or {heads}, {shape[0]}, {shape[1]})"
+            )
+    if slopes is not None and bias_type != "alibi":
+        raise ValueError(f"alibi_slopes: given with bias_type {bias_type}, expected alibi")
+    if bias_type != "alibi":
+        return None
+    if slopes is None:
+        return alibi_slopes_of(heads)[None]
+    if tuple(slopes.shape) not in ((heads,), (batch, heads)):
+        raise ValueError(f"alibi_slopes: got shape {tuple(slopes.shape)}, expected ({heads},) or ({batch}, {heads})")
+    return host.double(slopes).reshape(-1, heads)
+
+
+def _sides(
+    q: Any, k: Any, layout: str, mask: str, given: dict[str, Any], page_table: torch.Tensor | None
+) -> tuple[Side, Side]:
+    padding = mask.startswith("padding")
+    if layout == "thd":
+        query = packed_side("q", q, given["cu_seqlens_q"], given["cu_seqlens_q_padded"], given["max_seqlen_q"])
+    else:
+        query = dense_side("q", q, layout, padding, given["cu_seqlens_q"])
+        for name in ("cu_seqlens_q_padded", "cu_seqlens_kv_padded"):
+            if given[name] is not None:
+                raise ValueError(f"{name}: given for layout {layout}, expected for thd only")
+    if page_table is not None:
+        keys = paged_side(k, page_table, given["cu_seqlens_kv"])
+    elif layout == "thd":
+        keys = packed_side("kv", k, given["cu_seqlens_kv"], given["cu_seqlens_kv_padded"], given["max_seqlen_kv"])
+    else:
+        keys = dense_side("kv", k, layout, padding, given["cu_seqlens_kv"])
+    if len(keys.length) != len(query.length):
+        name = "cu_seqlens_kv" if page_table is None else "page_table"
+        raise ValueError(f"{name}: got {len(keys.length)} sequences, expected q's {len(query.length)}")
+    return query, keys
+
+
+def _check_mask(mask: str, attn_mask: torch.Tensor | None, window: Any, shape: tuple[int, ...]) -> Array | None:
+    if window is not None and (len(window) != 2 or min(window) < -1):
+        raise ValueError(f"window: got {window}, expected (left, right), each -1 or more")
+    if mask == "arbitrary" and attn_mask is None:
+        raise ValueError("attn_mask: not given, expected bool, broadcastable to (b, h, s_q, s_kv), for mask arbitrary")
+    if attn_mask is None:
+        return None
+    if attn_mask.dtype != torch.bool:
+        raise ValueError(f"attn_mask: got dtype {attn_mask.dtype}, expected bool")
+    try:
+        return np.broadcast_to(host.array(attn_mask), shape)
+    except ValueError:
+        raise ValueError(f"attn_mask: got shape {tuple(attn_mask.shape)}, expected to broadcast to {shape}") from None
+
+
+def check(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    layout: str,
+    packing: str | None,
+    mask: str,
+    attn_mask: torch.Tensor | None,
+    window: tuple[int, int] | None,
+    page_table: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    bias_type: str,
+    alibi_slopes: torch.Tensor | None,
+    softmax_scale: float | None,
+    softmax_type: str,
+    softmax_offset: torch.Tensor | None,
+    softcap: float,
+    dropout_p: float,
+    rng_state: torch.Tensor | None,
+    quantizers: dict[str, Quantizer | None],
+    **seqlens: Any,
+) -> Call:
+    """Check every argument, naming the one that is wrong, and bring what the formulas need to the host."""
+    _one_of("layout", layout, LAYOUTS)
+    _one_of("mask", mask, MASKS)
+    _one_of("softmax_type", softmax_type, SOFTMAX_TYPES)
+    _check_operands(q, k, v, layout, packing, page_table is not None)
+    query, keys = _sides(q, k, layout, mask, seqlens, page_table)
+    heads = q.shape[-2]
+    hidden = _check_mask(mask, attn_mask, window, (len(query.length), heads, query.extent, keys.extent))
+    slopes = _check_bias(bias, bias_type, alibi_slopes, heads, (query, keys))
+    if (softmax_offset is not None) != (softmax_type == "learnable"):
+        state = "given" if softmax_offset is not None else "not given"
+        raise ValueError(f"softmax_offset: {state} with softmax_type {softmax_type}, expected for learnable only")
+    if softmax_offset is not None:
+        host.check_shape("softmax_offset", softmax_offset, (heads,))
+    if softcap < 0:
+        raise ValueError(f"softcap: got {softcap}, expected 0 or more")
+    if not 0 <= dropout_p <= 1:
+        raise ValueError(f"dropout_p: got {dropout_p}, expected a probability")
+    rng = (0, 0)
+    if dropout_p > 0:
+        if rng_state is None or rng_state.numel() != 2:
+            raise ValueError("rng_state: expected int64 (2,), (seed, offset), since dropout_p > 0")
+        rng = (int(rng_state.reshape(-1)[0]), int(rng_state.reshape(-1)[1]))
+    for name, quantizer in quantizers.items():
+        if quantizer is not None and quantizer.scaling != "tensor":
+            raise Declined(f"{name} has {quantizer.scaling} scaling, tensor is served")
+    return Call(
+        layout=layout,
+        query=query,
+        keys=keys,
+        heads=heads,
+        mask=mask,
+        hidden=hidden,
+        window=window,
+        page_table=None if page_table is None else host.array(page_table),
+        bias=None if bias is None else host.double(bias),
+        bias_type=bias_type,
+        slopes=slopes,
+        scale=q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale,
+        softmax_type=softmax_type,
+        softmax_offset=None if softmax_offset is None else host.double(softmax_offset),
+        softcap=softcap,
+        dropout_p=dropout_p,
+        rng=rng,
+    )
+
+
+def valid(parts: list[F64], side: Side) -> list[F64]:
+    """Parts with zeros past each sequence's length: what lies there may be NaN, and 0 times NaN would spread."""
+    return [
+        np.where(np.arange(len(part))[:, None, None] < n, part, 0.0) for part, n in zip(parts, side.length, strict=True)
+    ]
+
+
+def operands(call: Call, q: Any, k: Any, v: Any) -> tuple[list[F64], list[F64], list[F64]]:
+    """Per sequence (tokens, h, d): values, with keys and values repeated to one per query head."""
+    everything = [casts.values_of(x, name) for name, x in (("q", q), ("k", k), ("v", v))]
+    queries = valid([everything[0][index] for index in call.query.tokens], call.query)
+    shared: list[list[F64]] = []
+    for x in everything[1:]:
+        if call.page_table is not None:
+            parts = from_pages(x, call.page_table, call.keys.length)
+        else:
+            parts = [x[index] for index in call.keys.tokens]
+        shared.append([np.repeat(part, call.heads // part.shape[1], axis=1) for part in valid(parts, call.keys)])
+    return queries, shared[0], shared[1]
+
+
+def scores_of(call: Call, n: int, q: F64, k: F64) -> Scores:
+    """Sequence n's scores: the operator's formulas, line by line."""
+    rows, columns = len(q), len(k)
+    hidden, offset = hidden_mask(call.mask, call.window, rows, columns, call.query.length[n], call.keys.length[n])
+    masked = np.broadcast_to(hidden, (call.heads, rows, columns))
+    if call.hidden is not None:
+        masked = masked | call.hidden[n, :, :rows, :columns]
+    bias = None
+    if call.bias is not None:
+        bias = call.bias[n if call.bias.shape[0] > 1 else 0, :, :rows, :columns]
+    elif call.slopes is not None:
+        distance = np.arange(columns)[None, :] - np.arange(rows)[:, None] - offset
+        bias = call.slopes[n if len(call.slopes) > 1 else 0][:, None, None] * distance
+    with np.errstate(all="ignore"):
+        z = call.scale * np.einsum("ihd,jhd->hij", q, k)
+        if bias is not None and call.bias_type == "pre_scale":
+            z = z + call.scale * bias
+        capped = np.zeros_like(z)
+        if call.softcap > 0:
+            capped = np.tanh(z / call.softcap)
+            z = call.softcap * capped
+        if bias is not None and call.bias_type != "pre_scale":
+            z = z + bias
+        z = np.where(masked, -np.inf, z)
+        p, p_offset, lse = _softmax(call, z)
+    keep = np.ones(z.shape)
+    if call.dropout_p > 0:
+        heads, i, j = np.indices(z.shape)
+        index = ((n * call.heads + heads) * call.query.extent + i) * call.keys.extent + j
+        keep = keep_scale(call.dropout_p, *call.rng, index)
+    return Scores(z, capped, p, p_offset, lse, keep)
+
+
+def _softmax(call: Call, z: F64) -> tuple[F64, F64, F64]:
+    """p, the offset's share, and the log of the denominator."""
+    offset = np.full((call.heads, 1, 1), -np.inf)  # ln s
+    if call.softmax_type == "off-by-one":
+        offset[:] = 0.0
+    elif call.softmax_offset is not None:
+        offset[:, 0, 0] = call.softmax_offset
+    top = z.max(-1, keepdims=True, initial=-np.inf)
+    empty = top == -np.inf
+    # Any shift gives the same quotient; the largest exponent keeps exp from overflowing.
+    shift = np.where(empty, 0.0, np.maximum(top, offset))
+    weights = np.exp(z - shift)
+    total = weights.sum(-1, keepdims=True) + np.exp(offset - shift)
+    safe = np.where(empty, 1.0, total)
+    lse = np.where(empty, -np.inf, shift + np.log(safe))
+    p_offset = np.where(empty, 0.0, np.exp(offset - shift) / safe)
+    return np.where(empty, 0.0, weights / safe), p_offset[..., 0], lse[..., 0]
+
+
+def cast_values(parts: list[F64], quantizer: Quantizer | None) -> list[F64]:
+    """The values that a per-tensor cast of all parts together leaves (of their fp32 roundings)."""
+    if quantizer is None or not parts:
+        return parts
+    flat = np.concatenate([part.reshape(-1) for part in parts]).astype(np.float32)
+    record = casts.quantized(flat, flat.shape, quantizer, "row", torch.float32, torch.device("cpu"))
+    values = casts.matrix(record, prefer_column=False).reshape(-1)
+    ends = np.cumsum([part.size for part in parts])[:-1]
+    return [v.reshape(part.shape) for v, part in zip(np.split(values, ends), parts, strict=True)]

@@ -1,0 +1,129 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Activations and their gradients, in fp32 with one rounding. Formulas and contracts: `te_dispatch.ops.activation`."""
+
+from __future__ import annotations
+
+import torch
+from te_dispatch.numerics.quantized import Quantized
+from te_dispatch.numerics.quantizers import Quantizer
+from te_dispatch.ops.activation import CLAMPED_SWIGLU, GATED, KINDS
+from te_dispatch.ops.results import ActivationBackward, ActivationForward
+from torch.nn.functional import gelu, relu, silu
+
+from te_dispatch_torch.quantize import cast, dequantize
+
+_QGELU = 1.702
+
+#: The ungated function of each gated kind.
+_GATE = {"geglu": "gelu", "qgeglu": "qgelu", "reglu": "relu", "sreglu": "srelu", "swiglu": "silu", "glu": "sigmoid"}
+
+
+def gelu_grad(dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """dy * gelu'(x), tanh form."""
+    return torch.ops.aten.gelu_backward(dy, x, approximate="tanh")
+
+
+def _apply(kind: str, x: torch.Tensor) -> torch.Tensor:
+    if kind == "gelu":
+        return gelu(x, approximate="tanh")
+    if kind == "qgelu":
+        return x * torch.sigmoid(_QGELU * x)
+    if kind == "relu":
+        return relu(x)
+    if kind == "srelu":
+        return relu(x).square()
+    if kind == "silu":
+        return silu(x)
+    return torch.sigmoid(x)
+
+
+def _grad(kind: str, dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """dy * act'(x)."""
+    if kind == "gelu":
+        return gelu_grad(dy, x)
+    if kind == "qgelu":
+        s = torch.sigmoid(_QGELU * x)
+        return dy * (s * (1.0 + _QGELU * x * (1.0 - s)))
+    if kind == "relu":
+        return torch.ops.aten.threshold_backward(dy, x, 0)
+    if kind == "srelu":
+        return dy * (2.0 * relu(x))
+    if kind == "silu":
+        return torch.ops.aten.silu_backward(dy, x)
+    s = torch.sigmoid(x)
+    return dy * (s * (1.0 - s))
+
+
+def _forward(kind: str, x: torch.Tensor, params: tuple[float, float] | None) -> torch.Tensor:
+    if kind not in GATED:
+        return _apply(kind, x)
+    u, v = x.chunk(2, -1)
+    if kind == "clamped_swiglu":
+        limit, alpha = params or CLAMPED_SWIGLU
+        u = u.clamp_max(limit)
+        return u * torch.sigmoid(alpha * u) * (v.clamp(-limit, limit) + 1.0)
+    return _apply(_GATE[kind], u) * v
+
+
+def _backward(kind: str, dy: torch.Tensor, x: torch.Tensor, params: tuple[float, float] | None) -> torch.Tensor:
+    if kind not in GATED:
+        return _grad(kind, dy, x)
+    u, v = x.chunk(2, -1)
+    if kind == "clamped_swiglu":
+        limit, alpha = params or CLAMPED_SWIGLU
+        inside_u, inside_v = u <= limit, (v >= -limit) & (v <= limit)
+        u, v = u.clamp_max(limit), v.clamp(-limit, limit) + 1.0
+        s = torch.sigmoid(alpha * u)
+        du = dy * v * (s * (1.0 + alpha * u * (1.0 - s))) * inside_u
+        return torch.cat((du, dy * (u * s) * inside_v), -1)
+    return torch.cat((_grad(_GATE[kind], dy * v, u), dy * _apply(_GATE[kind], u)), -1)
+
+
+def _values(x: torch.Tensor | Quantized) -> torch.Tensor:
+    return dequantize(x, dtype=torch.float32) if isinstance(x, Quantized) else x.float()
+
+
+def _check(kind: str, columns: int) -> None:
+    if kind not in KINDS:
+        raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
+    if kind in GATED and columns % 2:
+        raise ValueError(f"x must have an even last dimension for {kind}, got {columns}")
+
+
+def activation_fwd(
+    x: torch.Tensor | Quantized,
+    *,
+    kind: str,
+    params: tuple[float, float] | None = None,
+    quantizer: Quantizer | None = None,
+    usage: str = "row",
+    with_out: bool = False,
+    out_dtype: torch.dtype | None = None,
+) -> ActivationForward:
+    """Any activation, with an optional cast from fp32."""
+    _check(kind, x.shape[-1])
+    dtype = out_dtype or x.dtype
+    if quantizer is None and kind in ("gelu", "relu", "silu") and isinstance(x, torch.Tensor) and dtype == x.dtype:
+        return ActivationForward(_apply(kind, x), None)  # these compute in fp32 and round once by themselves
+    out = _forward(kind, _values(x), params)
+    quantized = None if quantizer is None else cast(out, quantizer, usage, dtype)
+    return ActivationForward(out.to(dtype) if quantizer is None or with_out else None, quantized)
+
+
+def activation_bwd(
+    dy: torch.Tensor,
+    x: torch.Tensor | Quantized,
+    *,
+    kind: str,
+    params: tuple[float, float] | None = None,
+    quantizer: Quantizer | None = None,
+    usage: str = "row",
+    with_dx: bool = False,
+    with_dbias: bool = False,
+) -> ActivationBackward:
+    """Any activation's gradient, with an optional cast and bias gradient from fp32."""
+    _check(kind, x.shape[-1])
+    dx = _backward(kind, dy.float(), _values(x), params)
+    dbias = dx.reshape(-1, dx.shape[-1]).sum(0).to(dy.dtype) if with_dbias else None
+    quantized = None if quantizer is None else cast(dx, quantizer, usage, dy.dtype)
+    return ActivationBackward(dx.to(dy.dtype) if quantizer is None or with_dx else None, quantized, dbias)

@@ -1,0 +1,241 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""PyTorch's fused scaled dot-product attention, forward and its real backward. Contract: `te_dispatch.ops.attention`.
+
+`scaled_dot_product_attention` hides its log-sum-exp and its backward, so the kernels below it are called in pairs. They
+serve dense layouts with no mask or a causal one. None draws dropout from an `rng_state`, so none is used with dropout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from te_dispatch.core.errors import Declined
+from te_dispatch.numerics.quantized import Quantized
+from te_dispatch.numerics.quantizers import Quantizer
+from te_dispatch.ops.results import AttentionBackward, AttentionForward, Saved
+
+from te_dispatch_torch.sequences import from_per_head, pack, per_head
+
+Operand = torch.Tensor | Quantized
+_ATEN = torch.ops.aten
+
+
+class Kernel(NamedTuple):
+    """A pair of PyTorch operators, on (b, h, s, d).
+
+    Attributes:
+        name: of the implementation. native_groups: reads fewer key heads than query heads.
+        causal_any: its causal mask starts at the first column for any s_q and s_kv.
+        forward: (q, k, v, causal, scale) -> out, lse, tensors for the backward, options for it.
+        backward: (dout, q, k, v, out, tensors, options, causal, scale) -> dq, dk, dv.
+    """
+
+    name: str
+    native_groups: bool
+    causal_any: bool
+    forward: Callable[..., tuple[torch.Tensor, torch.Tensor, tuple[Any, ...], Any]]
+    backward: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+
+    @property
+    def format(self) -> str:
+        return f"torch.{self.name}/1"
+
+
+def _cpu_forward(q: Any, k: Any, v: Any, causal: bool, scale: float) -> Any:
+    out, lse = _ATEN._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
+    return out, lse, (lse,), None
+
+
+def _cpu_backward(dout: Any, q: Any, k: Any, v: Any, out: Any, saved: Any, _: Any, causal: bool, scale: float) -> Any:
+    return _ATEN._scaled_dot_product_flash_attention_for_cpu_backward(
+        dout, q, k, v, out, saved[0], 0.0, causal, scale=scale
+    )
+
+
+def _flash_forward(q: Any, k: Any, v: Any, causal: bool, scale: float) -> Any:
+    out, lse, cum_q, cum_k, max_q, max_k, rng, unused, _ = _ATEN._scaled_dot_product_flash_attention(
+        q, k, v, 0.0, causal, False, scale=scale
+    )
+    return out, lse, (lse, cum_q, cum_k, rng, unused), (max_q, max_k)
+
+
+def _flash_backward(dout: Any, q: Any, k: Any, v: Any, out: Any, saved: Any, o: Any, causal: bool, scale: float) -> Any:
+    lse, cum_q, cum_k, rng, unused = saved
+    return _ATEN._scaled_dot_product_flash_attention_backward(
+        dout, q, k, v, out, lse, cum_q, cum_k, o[0], o[1], 0.0, causal, rng, unused, scale=scale
+    )
+
+
+def _cudnn_forward(q: Any, k: Any, v: Any, causal: bool, scale: float) -> Any:
+    out, lse, cum_q, cum_k, max_q, max_k, seed, offset, _ = _ATEN._scaled_dot_product_cudnn_attention(
+        q, k, v, None, True, 0.0, causal, False, scale=scale
+    )
+    visible = lse.squeeze(-1) if lse.dim() == 4 else lse
+    return out, visible, (lse, cum_q, cum_k, seed, offset), (max_q, max_k)
+
+
+def _cudnn_backward(dout: Any, q: Any, k: Any, v: Any, out: Any, saved: Any, o: Any, causal: bool, scale: float) -> Any:
+    lse, cum_q, cum_k, seed, offset = saved
+    return _ATEN._scaled_dot_product_cudnn_attention_backward(
+        dout, q, k, v, out, lse, seed, offset, None, cum_q, cum_k, o[0], o[1], 0.0, causal, scale=scale
+    )
+
+
+def _efficient_forward(q: Any, k: Any, v: Any, causal: bool, scale: float) -> Any:
+    out, lse, seed, offset = _ATEN._scaled_dot_product_efficient_attention(
+        q, k, v, None, True, 0.0, causal, scale=scale
+    )
+    # The kernel pads its rows; its backward wants them padded.
+    return out, lse[..., : q.shape[2]], (lse, seed, offset), None
+
+
+def _efficient_backward(
+    dout: Any, q: Any, k: Any, v: Any, out: Any, saved: Any, _: Any, causal: bool, scale: float
+) -> Any:
+    lse, seed, offset = saved
+    dq, dk, dv, _bias = _ATEN._scaled_dot_product_efficient_attention_backward(
+        dout, q, k, v, None, out, lse, seed, offset, 0.0, [True, True, True, False], causal, scale=scale
+    )
+    return dq, dk, dv
+
+
+def _check(kernel: Kernel, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str, mask: str) -> None:
+    if layout not in ("sbhd", "bshd") or mask not in ("none", "causal"):
+        raise Declined(
+            f"{kernel.name} serves layouts sbhd and bshd with masks none and causal, got {layout} and {mask}"
+        )
+    if v.shape[-1] != q.shape[-1]:
+        raise Declined(f"{kernel.name} needs equal head dimensions, got {q.shape[-1]} and {v.shape[-1]}")
+    sequence = 0 if layout == "sbhd" else 1
+    sq, skv = q.shape[sequence], k.shape[sequence]
+    if min(sq, skv, q.shape[1 - sequence]) == 0:
+        raise Declined(
+            f"{kernel.name} needs at least one row and column, got shapes {tuple(q.shape)}, {tuple(k.shape)}"
+        )
+    if mask == "causal" and sq != skv and not kernel.causal_any:
+        raise Declined(f"{kernel.name} aligns a causal mask of {sq} x {skv} otherwise")
+
+
+def _expanded(x: torch.Tensor, heads: int, kernel: Kernel) -> torch.Tensor:
+    """One key head per query head, for kernels that need it."""
+    groups = x.shape[1]
+    return x if kernel.native_groups or groups == heads else x.repeat_interleave(heads // groups, 1)
+
+
+def _shared(grad: torch.Tensor, groups: int) -> torch.Tensor:
+    """Sum over the heads that share a group, in fp32."""
+    if grad.shape[1] == groups:
+        return grad
+    return grad.unflatten(1, (groups, -1)).sum(2, dtype=torch.float32).to(grad.dtype)
+
+
+def _forward(kernel: Kernel) -> Callable[..., AttentionForward]:
+    def attention_fwd(
+        q: Operand,
+        k: Operand,
+        v: Operand,
+        *,
+        layout: str = "sbhd",
+        packing: str | None = None,
+        mask: str = "causal",
+        attn_mask: torch.Tensor | None = None,
+        window: tuple[int, int] | None = None,
+        cu_seqlens_q: torch.Tensor | None = None,
+        cu_seqlens_kv: torch.Tensor | None = None,
+        cu_seqlens_q_padded: torch.Tensor | None = None,
+        cu_seqlens_kv_padded: torch.Tensor | None = None,
+        max_seqlen_q: int | None = None,
+        max_seqlen_kv: int | None = None,
+        page_table: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+        bias_type: str = "none",
+        alibi_slopes: torch.Tensor | None = None,
+        softmax_scale: float | None = None,
+        softmax_type: str = "vanilla",
+        softmax_offset: torch.Tensor | None = None,
+        softcap: float = 0.0,
+        dropout_p: float = 0.0,
+        rng_state: torch.Tensor | None = None,
+        deterministic: bool = False,
+        inference: bool = False,
+        with_max_logit: bool = False,
+        s_quantizer: Quantizer | None = None,
+        out_quantizer: Quantizer | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> AttentionForward:
+        """Dense, none or causal; the manifest keeps every other option away."""
+        _check(kernel, q, k, v, layout, mask)
+        qh, kh, vh = per_head(q, layout), per_head(k, layout), per_head(v, layout)
+        heads, scale = qh.shape[1], q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+        kh, vh = _expanded(kh, heads, kernel), _expanded(vh, heads, kernel)
+        out, lse, tensors, options = kernel.forward(qh, kh, vh, mask == "causal", scale)
+        out = from_per_head(out, layout).to(out_dtype or q.dtype)
+        if inference:
+            return AttentionForward(out, None, None, None)
+        return AttentionForward(out, lse, None, Saved(f"torch.{kernel.name}", kernel.format, tensors, options))
+
+    return attention_fwd
+
+
+def _backward(kernel: Kernel) -> Callable[..., AttentionBackward]:
+    def attention_bwd(
+        dout: Operand,
+        q: Operand,
+        k: Operand,
+        v: Operand,
+        out: Operand,
+        lse: torch.Tensor,
+        saved: Saved,
+        *,
+        layout: str = "sbhd",
+        packing: str | None = None,
+        mask: str = "causal",
+        attn_mask: torch.Tensor | None = None,
+        window: tuple[int, int] | None = None,
+        cu_seqlens_q: torch.Tensor | None = None,
+        cu_seqlens_kv: torch.Tensor | None = None,
+        cu_seqlens_q_padded: torch.Tensor | None = None,
+        cu_seqlens_kv_padded: torch.Tensor | None = None,
+        max_seqlen_q: int | None = None,
+        max_seqlen_kv: int | None = None,
+        bias: torch.Tensor | None = None,
+        bias_type: str = "none",
+        alibi_slopes: torch.Tensor | None = None,
+        softmax_scale: float | None = None,
+        softmax_type: str = "vanilla",
+        softmax_offset: torch.Tensor | None = None,
+        softcap: float = 0.0,
+        dropout_p: float = 0.0,
+        rng_state: torch.Tensor | None = None,
+        deterministic: bool = False,
+        s_quantizer: Quantizer | None = None,
+        dp_quantizer: Quantizer | None = None,
+        dqkv_quantizer: Quantizer | None = None,
+        with_dbias: bool = False,
+    ) -> AttentionBackward:
+        """The forward kernel's own backward."""
+        qh, kh, vh = per_head(q, layout), per_head(k, layout), per_head(v, layout)
+        heads, groups = qh.shape[1], kh.shape[1]
+        scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+        kh, vh = _expanded(kh, heads, kernel), _expanded(vh, heads, kernel)
+        doh, outh = per_head(dout.to(q.dtype), layout), per_head(out.to(q.dtype), layout)
+        dq, dk, dv = kernel.backward(doh, qh, kh, vh, outh, saved.tensors, saved.options, mask == "causal", scale)
+        grads = [from_per_head(x, layout) for x in (dq, _shared(dk, groups), _shared(dv, groups))]
+        grads = pack(grads, packing)
+        return AttentionBackward(grads[0], grads[1], grads[2], None, None)
+
+    return attention_bwd
+
+
+# PyTorch expands groups itself before the CPU and the memory-efficient kernels.
+CPU = Kernel("sdpa_cpu", False, True, _cpu_forward, _cpu_backward)
+FLASH = Kernel("sdpa_flash", True, False, _flash_forward, _flash_backward)
+CUDNN = Kernel("sdpa_cudnn", False, False, _cudnn_forward, _cudnn_backward)
+EFFICIENT = Kernel("sdpa_efficient", False, True, _efficient_forward, _efficient_backward)
+
+cpu_fwd, cpu_bwd = _forward(CPU), _backward(CPU)
+flash_fwd, flash_bwd = _forward(FLASH), _backward(FLASH)
+cudnn_fwd, cudnn_bwd = _forward(CUDNN), _backward(CUDNN)
+efficient_fwd, efficient_bwd = _forward(EFFICIENT), _backward(EFFICIENT)

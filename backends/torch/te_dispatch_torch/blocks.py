@@ -1,0 +1,146 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Block-scaled casts: 1x128 and 128x128 FP8 blocks, MXFP8, NVFP4. Contracts: `te_dispatch.numerics.quantizers`.
+
+Every function takes the input as it is and works on its (M, K) view. Edge blocks are partial: the input is padded with
+zeros, which no amax sees, and the padding is cut off again.
+"""
+
+from __future__ import annotations
+
+import torch
+from te_dispatch.numerics.encodings import ENCODINGS
+from te_dispatch.numerics.quantized import Quantized
+from te_dispatch.numerics.quantizers import BlockQuantizer, MXFP8Quantizer, NVFP4Quantizer
+from te_dispatch.ops.shapes import ceil_div, rows_of
+from torch.nn.functional import pad
+
+from te_dispatch_torch.encodings import decode, decode_e2m1, decode_e8m0, encode_, pack_e2m1
+from te_dispatch_torch.scaling import amax_of, block_amax, e8m0_from_amax, e8m0_inverse, scale_from_amax
+
+#: row_data, col_data, row_scale_inv, col_scale_inv.
+Parts = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
+
+
+def _matrix(x: torch.Tensor) -> torch.Tensor:
+    return x.reshape(rows_of(tuple(x.shape)), x.shape[-1])
+
+
+def _blocked(x: torch.Tensor, block: int) -> torch.Tensor:
+    """(R, C) -> (R, ceil(C / block), block)."""
+    columns = x.shape[1]
+    missing = -columns % block
+    if missing:
+        x = pad(x, (0, missing))
+    return x.view(x.shape[0], (columns + missing) // block, block)
+
+
+def _tiled(x: torch.Tensor, block: int) -> torch.Tensor:
+    """(R, C) -> (ceil(R / block), block, ceil(C / block), block)."""
+    rows, columns = -x.shape[0] % block, -x.shape[1] % block
+    if rows or columns:
+        x = pad(x, (0, columns, 0, rows))
+    return x.view(x.shape[0] // block, block, x.shape[1] // block, block)
+
+
+def cast_blocks_1d(x: torch.Tensor, quantizer: BlockQuantizer, usage: str) -> Parts:
+    """One scale per 128 elements of the contracted dimension, for each copy its own."""
+    row, column, row_scale, col_scale = None, None, None, None
+    matrix = _matrix(x)
+    if usage != "column":
+        row, row_scale = _blocks_1d(matrix, quantizer)
+        row = row.view(x.shape)
+    if usage != "row":
+        column, col_scale = _blocks_1d(matrix.t().contiguous(), quantizer)
+    return row, column, row_scale, col_scale
+
+
+def _blocks_1d(x: torch.Tensor, quantizer: BlockQuantizer) -> tuple[torch.Tensor, torch.Tensor]:
+    blocks = _blocked(x, 128)
+    scale = scale_from_amax(block_amax(blocks, -1), quantizer.max_value, quantizer.epsilon, quantizer.power_of_two)
+    codes = encode_(blocks * scale, quantizer.encoding, quantizer.max_value, quantizer.keeps_negative_zero)
+    return codes.flatten(1)[:, : x.shape[1]].contiguous(), scale.reciprocal().squeeze(-1).contiguous()
+
+
+def cast_blocks_2d(x: torch.Tensor, quantizer: BlockQuantizer) -> Parts:
+    """One scale per 128x128 tile, so that both copies hold the same codes."""
+    matrix = _matrix(x)
+    tiles = _tiled(matrix, 128)
+    amax = block_amax(tiles, (1, 3))
+    scale = scale_from_amax(amax, quantizer.max_value, quantizer.epsilon, quantizer.power_of_two)
+    codes = encode_(tiles * scale, quantizer.encoding, quantizer.max_value, quantizer.keeps_negative_zero)
+    codes = codes.flatten(2).flatten(0, 1)[: matrix.shape[0], : matrix.shape[1]].contiguous()
+    scale_inv = scale.reciprocal().squeeze(3).squeeze(1).contiguous()
+    return codes.view(x.shape), codes.t().contiguous(), scale_inv, scale_inv.t().contiguous()
+
+
+def cast_mxfp8(x: torch.Tensor, quantizer: MXFP8Quantizer, usage: str) -> Parts:
+    """32 elements share an E8M0 scale; the column-wise copy stays untransposed, with blocks down the rows."""
+    row, column, row_scale, col_scale = None, None, None, None
+    matrix = _matrix(x)
+    if usage != "column":
+        row, row_scale = _mxfp8(matrix, quantizer)
+        row = row.view(x.shape)
+    if usage != "row":
+        column, col_scale = _mxfp8(matrix.t(), quantizer)
+        column, col_scale = column.t().contiguous(), col_scale.t().contiguous()
+    return row, column, row_scale, col_scale
+
+
+def _mxfp8(x: torch.Tensor, quantizer: MXFP8Quantizer) -> tuple[torch.Tensor, torch.Tensor]:
+    blocks = _blocked(x.contiguous(), 32)
+    exponent = e8m0_from_amax(block_amax(blocks, -1), quantizer.max_value)
+    scaled = blocks * e8m0_inverse(exponent)
+    codes = encode_(scaled, quantizer.encoding, quantizer.max_value, quantizer.keeps_negative_zero)
+    return codes.flatten(1)[:, : x.shape[1]].contiguous(), exponent.squeeze(-1)
+
+
+def cast_nvfp4(
+    x: torch.Tensor, quantizer: NVFP4Quantizer, usage: str, amax: torch.Tensor | None
+) -> tuple[Parts, torch.Tensor]:
+    """E2M1 values, an e4m3fn scale per 16, one fp32 scale; returns the parts and global_scale_inv."""
+    matrix = _matrix(x)
+    found = amax_of(x) if amax is None else amax
+    scale = scale_from_amax(found, ENCODINGS["e4m3fn"].max * ENCODINGS["e2m1"].max, 0.0, False)
+    row, column, row_scale, col_scale = None, None, None, None
+    if usage != "column":
+        row, row_scale = _nvfp4(matrix, scale, quantizer.two_d)
+        row = row.view(*x.shape[:-1], row.shape[-1])
+    if usage != "row":
+        column, col_scale = _nvfp4(matrix.t().contiguous(), scale, quantizer.two_d)
+    return (row, column, row_scale, col_scale), scale.reciprocal()
+
+
+def _nvfp4(x: torch.Tensor, scale: torch.Tensor, two_d: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    rows, columns = x.shape
+    blocks = _blocked(x, 16)
+    amax = block_amax(blocks, -1)
+    if two_d:
+        tiles = block_amax(_tiled(x, 16), (1, 3)).squeeze(3).squeeze(1)
+        amax = tiles.repeat_interleave(16, 0)[:rows].unsqueeze(-1)
+    six = torch.full_like(amax, ENCODINGS["e2m1"].max)
+    block_codes = encode_(amax * scale / six, "e4m3fn", ENCODINGS["e4m3fn"].max, True)
+    block_scale = decode(block_codes, "e4m3fn")
+    # A block whose scale underflows to 0 holds nothing that it could represent.
+    scaled = torch.where(block_scale == 0, 0.0, blocks * scale / block_scale)
+    codes = encode_(scaled, "e2m1", ENCODINGS["e2m1"].max, True)
+    return pack_e2m1(codes.flatten(1)[:, :columns]), block_codes.squeeze(-1)
+
+
+def block_values(x: Quantized, data: torch.Tensor, scale: torch.Tensor, row: bool) -> torch.Tensor:
+    """float32 (R, C) values of one copy as it is stored, R and C being those of `data` once unpacked."""
+    m, k = x.rows(), x.shape[-1]
+    if x.scaling == "mxfp8":
+        data = data.reshape(m, k)
+        scales = decode_e8m0(scale)
+        wide = scales.repeat_interleave(32, 1)[:, :k] if row else scales.repeat_interleave(32, 0)[:m]
+        return decode(data, x.encoding) * wide
+    rows, columns = (m, k) if row else (k, m)
+    if x.scaling == "nvfp4":
+        if x.global_scale_inv is None:
+            raise ValueError("x has nvfp4 scaling but no global_scale_inv")
+        wide = (decode(scale, "e4m3fn") * x.global_scale_inv).repeat_interleave(16, 1)[:, :columns]
+        return decode_e2m1(data.reshape(rows, ceil_div(columns, 2)), columns) * wide
+    wide = scale.repeat_interleave(128, 1)[:, :columns]
+    if x.scaling == "block_2d":
+        wide = wide.repeat_interleave(128, 0)[:rows]
+    return decode(data.reshape(rows, columns), x.encoding) * wide

@@ -1,0 +1,136 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""LayerNorm and RMSNorm: fp32 arithmetic, one rounding. Contracts: `te_dispatch.ops.norm`."""
+
+from __future__ import annotations
+
+import torch
+from te_dispatch.numerics.quantizers import Quantizer
+from te_dispatch.ops.results import NormBackward, NormForward
+
+from te_dispatch_torch.quantize import cast
+
+
+def _check(x: torch.Tensor, **rows: torch.Tensor | None) -> None:
+    for name, row in rows.items():
+        if row is not None and tuple(row.shape) != (x.shape[-1],):
+            raise ValueError(f"{name} must have shape ({x.shape[-1]},), got {tuple(row.shape)}")
+
+
+def _check_like(x: torch.Tensor, **others: torch.Tensor | None) -> None:
+    for name, other in others.items():
+        if other is not None and other.shape != x.shape:
+            raise ValueError(f"{name} must have shape {tuple(x.shape)}, got {tuple(other.shape)}")
+
+
+def _factor(gamma: torch.Tensor, zero_centered: bool) -> torch.Tensor:
+    return gamma.float() + 1.0 if zero_centered else gamma.float()
+
+
+def _finish(
+    y: torch.Tensor,
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    mean: torch.Tensor | None,
+    rstd: torch.Tensor,
+    quantizer: Quantizer | None,
+    usage: str,
+    with_y: bool,
+    out_dtype: torch.dtype | None,
+) -> NormForward:
+    dtype = out_dtype or x.dtype
+    quantized = None if quantizer is None else cast(y, quantizer, usage, dtype)
+    kept = y.to(dtype) if quantizer is None or with_y else None
+    mean = None if mean is None else mean.squeeze(-1)
+    return NormForward(kept, quantized, None if residual is None else x, mean, rstd.squeeze(-1))
+
+
+def layernorm_fwd(
+    x: torch.Tensor,
+    gamma: torch.Tensor,
+    beta: torch.Tensor | None,
+    *,
+    eps: float = 1e-5,
+    zero_centered_gamma: bool = False,
+    residual: torch.Tensor | None = None,
+    quantizer: Quantizer | None = None,
+    usage: str = "row",
+    with_y: bool = False,
+    out_dtype: torch.dtype | None = None,
+) -> NormForward:
+    """Through PyTorch's kernel in fp32: in lower precision it rounds mean and rstd on some devices."""
+    _check(x, gamma=gamma, beta=beta)
+    _check_like(x, residual=residual)
+    if residual is not None:
+        x = x + residual
+    shift = None if beta is None else beta.float()
+    factor = _factor(gamma, zero_centered_gamma)
+    y, mean, rstd = torch.native_layer_norm(x.float(), (x.shape[-1],), factor, shift, eps)
+    return _finish(y, x, residual, mean, rstd, quantizer, usage, with_y, out_dtype)
+
+
+def rmsnorm_fwd(
+    x: torch.Tensor,
+    gamma: torch.Tensor,
+    *,
+    eps: float = 1e-5,
+    zero_centered_gamma: bool = False,
+    residual: torch.Tensor | None = None,
+    quantizer: Quantizer | None = None,
+    usage: str = "row",
+    with_y: bool = False,
+    out_dtype: torch.dtype | None = None,
+) -> NormForward:
+    """RMSNorm, spelled out."""
+    _check(x, gamma=gamma)
+    _check_like(x, residual=residual)
+    if residual is not None:
+        x = x + residual
+    x32 = x.float()
+    rstd = torch.rsqrt(x32.square().mean(-1, keepdim=True) + eps)
+    y = (x32 * rstd).mul_(_factor(gamma, zero_centered_gamma))
+    return _finish(y, x, residual, None, rstd, quantizer, usage, with_y, out_dtype)
+
+
+def layernorm_bwd(
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    gamma: torch.Tensor,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    *,
+    zero_centered_gamma: bool = False,
+    add: torch.Tensor | None = None,
+) -> NormBackward:
+    """Gradients through PyTorch's kernel in fp32."""
+    _check(x, gamma=gamma)
+    _check_like(x, dy=dy, add=add)
+    factor = _factor(gamma, zero_centered_gamma)
+    dx, dgamma, dbeta = torch.ops.aten.native_layer_norm_backward(
+        dy.float(), x.float(), [x.shape[-1]], mean.unsqueeze(-1), rstd.unsqueeze(-1), factor, factor,
+        [True, True, True],
+    )  # fmt: skip
+    if add is not None:
+        dx = dx + add
+    return NormBackward(dx.to(x.dtype), dgamma.to(gamma.dtype), dbeta.to(gamma.dtype))
+
+
+def rmsnorm_bwd(
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    gamma: torch.Tensor,
+    rstd: torch.Tensor,
+    *,
+    zero_centered_gamma: bool = False,
+    add: torch.Tensor | None = None,
+) -> NormBackward:
+    """With n = x rstd and g = dy gamma: dx = rstd (g - n mean(g n)), dgamma = sum over rows of dy n."""
+    _check(x, gamma=gamma)
+    _check_like(x, dy=dy, add=add)
+    n = x.float() * rstd.unsqueeze(-1)
+    dy32 = dy.float()
+    g = dy32 * _factor(gamma, zero_centered_gamma)
+    dgamma = (dy32 * n).reshape(-1, x.shape[-1]).sum(0)
+    dx = torch.addcmul(g, n, (g * n).mean(-1, keepdim=True), value=-1.0).mul_(rstd.unsqueeze(-1))
+    if add is not None:
+        dx = dx + add
+    return NormBackward(dx.to(x.dtype), dgamma.to(gamma.dtype), None)

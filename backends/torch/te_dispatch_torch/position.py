@@ -1,0 +1,97 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Rotary position embedding. Contracts: `te_dispatch.ops.position`."""
+
+from __future__ import annotations
+
+import torch
+
+
+def rope_fwd(
+    x: torch.Tensor,
+    freqs: torch.Tensor,
+    *,
+    layout: str = "sbhd",
+    interleaved: bool = False,
+    cu_seqlens: torch.Tensor | None = None,
+    offsets: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """x cos t + rotate(x) sin t on the first features."""
+    angles = _angles(x, "x", freqs, layout, cu_seqlens, offsets)
+    return _rotate_by(x, angles, interleaved, False)
+
+
+def rope_bwd(
+    dy: torch.Tensor,
+    freqs: torch.Tensor,
+    *,
+    layout: str = "sbhd",
+    interleaved: bool = False,
+    cu_seqlens: torch.Tensor | None = None,
+    offsets: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """dy cos t - rotate(dy sin t) on the first features."""
+    angles = _angles(dy, "dy", freqs, layout, cu_seqlens, offsets)
+    return _rotate_by(dy, angles, interleaved, True)
+
+
+def _angles(
+    x: torch.Tensor,
+    name: str,
+    freqs: torch.Tensor,
+    layout: str,
+    cu_seqlens: torch.Tensor | None,
+    offsets: torch.Tensor | None,
+) -> torch.Tensor:
+    """Angles (fp32), broadcastable to x's leading dimensions and the rotated features."""
+    if layout not in ("sbhd", "bshd", "thd"):
+        raise ValueError(f"layout must be sbhd, bshd or thd, got {layout!r}")
+    if x.ndim != (3 if layout == "thd" else 4):
+        raise ValueError(
+            f"{name} must have {3 if layout == 'thd' else 4} dimensions for {layout}, got {tuple(x.shape)}"
+        )
+    if freqs.shape[-1] > x.shape[-1] or freqs.shape[-1] % 2:
+        raise ValueError(f"freqs must have an even last dimension of at most {x.shape[-1]}, got {tuple(freqs.shape)}")
+    table = freqs.reshape(freqs.shape[0], freqs.shape[-1]).float()
+    if layout == "thd":
+        return table[_thd_positions(x, name, cu_seqlens, offsets)].unsqueeze(1)
+    length = x.shape[0] if layout == "sbhd" else x.shape[1]
+    if length > freqs.shape[0]:
+        raise ValueError(f"freqs must hold at least {length} positions, got {freqs.shape[0]}")
+    if offsets is None:
+        return table[:length, None, None] if layout == "sbhd" else table[:length, None]
+    positions = torch.arange(length, device=x.device)
+    if layout == "sbhd":
+        return table[positions[:, None] + offsets].unsqueeze(2)
+    return table[positions + offsets[:, None]].unsqueeze(2)
+
+
+def _thd_positions(
+    x: torch.Tensor, name: str, cu_seqlens: torch.Tensor | None, offsets: torch.Tensor | None
+) -> torch.Tensor:
+    if cu_seqlens is None:
+        raise ValueError(f"cu_seqlens is required where {name} has layout thd, got None")
+    tokens = torch.arange(x.shape[0], device=x.device, dtype=cu_seqlens.dtype)
+    # Tokens behind the last sequence belong to none; they get the last one's, and nobody reads them.
+    sequence = torch.searchsorted(cu_seqlens[1:].contiguous(), tokens, right=True).clamp_max(cu_seqlens.shape[0] - 2)
+    positions = tokens - cu_seqlens[sequence]
+    return positions if offsets is None else positions + offsets[sequence]
+
+
+def _rotate(x: torch.Tensor, interleaved: bool) -> torch.Tensor:
+    if interleaved:
+        pairs = x.unflatten(-1, (-1, 2))
+        return torch.stack((-pairs[..., 1], pairs[..., 0]), -1).flatten(-2)
+    u, v = x.chunk(2, -1)
+    return torch.cat((-v, u), -1)
+
+
+def _rotate_by(x: torch.Tensor, angles: torch.Tensor, interleaved: bool, backward: bool) -> torch.Tensor:
+    rotated = angles.shape[-1]
+    head = x[..., :rotated].float()
+    cos, sin = angles.cos(), angles.sin()
+    if backward:
+        out = head * cos - _rotate(head * sin, interleaved)
+    else:
+        out = head * cos + _rotate(head, interleaved) * sin
+    out = out.to(x.dtype)
+    return out if rotated == x.shape[-1] else torch.cat((out, x[..., rotated:]), -1)

@@ -1,0 +1,245 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Casts to FP8 and FP4 and back. Contracts: `te_dispatch.ops.quantize`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized
+from te_dispatch.numerics.quantizers import (
+    BlockQuantizer,
+    CurrentQuantizer,
+    DelayedQuantizer,
+    MXFP8Quantizer,
+    NVFP4Quantizer,
+    Quantizer,
+)
+from te_dispatch.ops.results import QuantizeDbias
+from te_dispatch.ops.shapes import USAGES, rows_of
+
+from te_dispatch_torch import blocks
+from te_dispatch_torch.encodings import decode, encode_
+from te_dispatch_torch.scales_layout import canonical
+from te_dispatch_torch.scaling import amax_of, scale_from_amax
+
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+_COPIES = ("row_data", "col_data", "row_scale_inv", "col_scale_inv", "global_scale_inv")
+
+
+def quantize(
+    x: torch.Tensor,
+    quantizer: Quantizer,
+    *,
+    usage: str,
+    out: Quantized | None = None,
+    noop_flag: torch.Tensor | None = None,
+    amax: torch.Tensor | None = None,
+    rng_state: torch.Tensor | None = None,
+) -> Quantized:
+    """Every cast of `te_dispatch.ops.quantize`; the manifest keeps `rng_state` away."""
+    _check(x, usage)
+    if noop_flag is not None and out is None:
+        raise ValueError("noop_flag needs out, the result that a skipped cast keeps; got out=None")
+    if amax is not None and not isinstance(quantizer, (CurrentQuantizer, NVFP4Quantizer)):
+        raise ValueError(f"amax is for current and nvfp4 quantizers, got one with a {quantizer.kind} quantizer")
+    if out is not None:
+        _check_out(x, quantizer, usage, out)
+    new = cast(x, quantizer, usage, x.dtype, amax, noop_flag)
+    return new if out is None else _deliver(new, out, noop_flag)
+
+
+def cast(
+    x: torch.Tensor,
+    quantizer: Quantizer,
+    usage: str,
+    dtype: torch.dtype,
+    amax: torch.Tensor | None = None,
+    noop_flag: torch.Tensor | None = None,
+) -> Quantized:
+    """`quantize` into fresh memory, with the result's nominal dtype given: what fused operators cast through."""
+    if isinstance(quantizer, DelayedQuantizer):
+        if quantizer.amax is not None:
+            _accumulate(quantizer.amax, amax_of(x), noop_flag)
+        return _cast_tensor(x, quantizer, quantizer.scale, usage, dtype)
+    if isinstance(quantizer, CurrentQuantizer):
+        found = amax_of(x) if amax is None else amax
+        scale = scale_from_amax(found, quantizer.max_value, quantizer.epsilon, quantizer.power_of_two)
+        return _cast_tensor(x, quantizer, scale, usage, dtype)
+    if isinstance(quantizer, BlockQuantizer):
+        parts = blocks.cast_blocks_2d(x, quantizer) if quantizer.two_d else blocks.cast_blocks_1d(x, quantizer, usage)
+        return _record(x, quantizer, usage, dtype, parts)
+    if isinstance(quantizer, MXFP8Quantizer):
+        return _record(x, quantizer, usage, dtype, blocks.cast_mxfp8(x, quantizer, usage))
+    if isinstance(quantizer, NVFP4Quantizer):
+        parts, global_scale_inv = blocks.cast_nvfp4(x, quantizer, usage, amax)
+        return _record(x, quantizer, usage, dtype, parts, global_scale_inv)
+    raise ValueError(
+        f"quantizer must be a delayed, current, block, mxfp8 or nvfp4 quantizer, got {type(quantizer).__name__}"
+    )
+
+
+def _check(x: torch.Tensor, usage: str) -> None:
+    if usage not in USAGES:
+        raise ValueError(f"usage must be one of {', '.join(USAGES)}, got {usage!r}")
+    if x.dtype not in _FLOATS:
+        raise ValueError(f"x must be float32, bfloat16 or float16, got {x.dtype}")
+    if x.ndim == 0:
+        raise ValueError("x must have at least one dimension, got a scalar")
+
+
+def _check_out(x: torch.Tensor, quantizer: Quantizer, usage: str, out: Quantized) -> None:
+    if tuple(out.shape) != tuple(x.shape):
+        raise ValueError(f"out has shape {tuple(out.shape)}, x has {tuple(x.shape)}")
+    if (out.encoding, out.scaling) != (quantizer.encoding, quantizer.scaling):
+        raise ValueError(
+            f"out is {out.encoding} with {out.scaling} scaling, the quantizer makes {quantizer.encoding} with "
+            f"{quantizer.scaling} scaling"
+        )
+    if out.scale_layout != CANONICAL_SCALES:
+        raise ValueError(f"out has {out.scale_layout} scales, needs canonical ones")
+    for name in ("row", "column"):
+        if usage in (name, "both") and getattr(out, f"{name[:3]}_data") is None:
+            raise ValueError(f"out has no {name}-wise copy, usage={usage!r} needs one")
+
+
+def _accumulate(into: torch.Tensor, amax: torch.Tensor, noop_flag: torch.Tensor | None) -> None:
+    if noop_flag is not None:
+        amax = torch.where(noop_flag != 0, 0.0, amax)
+    into.copy_(torch.maximum(into, amax.view(into.shape)))
+
+
+def _deliver(new: Quantized, out: Quantized, noop_flag: torch.Tensor | None) -> Quantized:
+    for name in _COPIES:
+        source, target = getattr(new, name), getattr(out, name)
+        if source is not None and target is not None:
+            target.copy_(source if noop_flag is None else torch.where(noop_flag != 0, target, source))
+    return out
+
+
+def _cast_tensor(
+    x: torch.Tensor, quantizer: Quantizer, scale: torch.Tensor, usage: str, dtype: torch.dtype
+) -> Quantized:
+    # A bf16 tensor times a (1,) fp32 tensor promotes: the product is formed in fp32, without an fp32 copy of x.
+    codes = encode_(x * scale, quantizer.encoding, quantizer.max_value, quantizer.keeps_negative_zero)
+    scale_inv = scale.reciprocal()
+    row = codes if usage != "column" else None
+    column = None if usage == "row" else codes.reshape(rows_of(tuple(x.shape)), x.shape[-1]).t().contiguous()
+    parts = (row, column, None if row is None else scale_inv, None if column is None else scale_inv)
+    return _record(x, quantizer, usage, dtype, parts)
+
+
+def _record(
+    x: torch.Tensor,
+    quantizer: Quantizer,
+    usage: str,
+    dtype: torch.dtype,
+    parts: blocks.Parts,
+    global_scale_inv: torch.Tensor | None = None,
+) -> Quantized:
+    row, column, row_scale, col_scale = parts
+    if usage == "column":
+        row, row_scale = None, None
+    elif usage == "row":
+        column, col_scale = None, None
+    return Quantized(
+        row, column, row_scale, col_scale, quantizer.encoding, quantizer.scaling, CANONICAL_SCALES, tuple(x.shape),
+        dtype, x.device, global_scale_inv,
+    )  # fmt: skip
+
+
+def quantize_dbias(
+    x: torch.Tensor, quantizer: Quantizer, *, usage: str, bias_dtype: torch.dtype | None = None
+) -> QuantizeDbias:
+    """A cast and the sum over rows."""
+    _check(x, usage)
+    rows = x.reshape(rows_of(tuple(x.shape)), x.shape[-1])
+    dbias = rows.sum(0, dtype=torch.float32).to(bias_dtype or x.dtype)
+    return QuantizeDbias(cast(x, quantizer, usage, x.dtype), dbias)
+
+
+def dequantize(x: Quantized, *, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """High-precision values, of the logical shape."""
+    if x.row_data is None and x.col_data is None:
+        raise ValueError("x has neither a row-wise nor a column-wise copy")
+    return values(x, "row" if x.row_data is not None else "column").to(dtype or x.dtype)
+
+
+def values(x: Quantized, usage: str) -> torch.Tensor:
+    """float32 values of one copy, of the logical shape: RN32(decode(data) * scale_inv)."""
+    x = canonical(x)
+    row = usage == "row"
+    data, scale = (x.row_data, x.row_scale_inv) if row else (x.col_data, x.col_scale_inv)
+    if data is None or scale is None:
+        raise ValueError(f"x has no {usage}-wise copy")
+    if x.scaling == "tensor":
+        found = decode(data, x.encoding) * scale
+    else:
+        found = blocks.block_values(x, data, scale, row)
+    if not row and x.scaling != "mxfp8":
+        found = found.t()
+    return found.reshape(x.shape)
+
+
+def transpose_quantized(x: Quantized) -> Quantized:
+    """Add the column-wise copy by moving bytes."""
+    if x.scaling not in ("tensor", "block_2d"):
+        raise ValueError(f"x has {x.scaling} scaling; only tensor and block_2d scaling can be transposed exactly")
+    if x.row_data is None or x.row_scale_inv is None:
+        raise ValueError("x has no row-wise copy to transpose")
+    if x.scale_layout != CANONICAL_SCALES:
+        raise ValueError(f"x has {x.scale_layout} scales, needs canonical ones")
+    column = x.row_data.reshape(x.rows(), x.shape[-1]).t().contiguous()
+    scale = x.row_scale_inv if x.scaling == "tensor" else x.row_scale_inv.t().contiguous()
+    return Quantized(
+        x.row_data, column, x.row_scale_inv, scale, x.encoding, x.scaling, x.scale_layout, x.shape, x.dtype, x.device
+    )
+
+
+def split_quantize(
+    x: torch.Tensor, splits: Sequence[int], quantizers: Sequence[Quantizer], *, usage: str
+) -> list[Quantized]:
+    """One cast per part."""
+    _check(x, usage)
+    if len(splits) != len(quantizers):
+        raise ValueError(f"quantizers must be one per split, got {len(quantizers)} for {len(splits)} splits")
+    if x.ndim != 2 or sum(splits) != x.shape[0]:
+        raise ValueError(f"splits must add up to the rows of x (M, K), got {sum(splits)} for {tuple(x.shape)}")
+    return [cast(part, q, usage, x.dtype) for part, q in zip(x.split(list(splits)), quantizers, strict=True)]
+
+
+def multi_tensor_quantize(
+    xs: Sequence[torch.Tensor], quantizers: Sequence[Quantizer], *, usage: str
+) -> list[Quantized]:
+    """One cast per tensor."""
+    if len(xs) != len(quantizers):
+        raise ValueError(f"quantizers must be one per tensor, got {len(quantizers)} for {len(xs)} tensors")
+    for x in xs:
+        _check(x, usage)
+    return [cast(x, q, usage, x.dtype) for x, q in zip(xs, quantizers, strict=True)]
+
+
+def pad_rows(x: torch.Tensor, splits: Sequence[int], padded_splits: Sequence[int]) -> torch.Tensor:
+    """Append zero rows to every part."""
+    _check_padding(splits, padded_splits, x, sum(splits))
+    parts = x.split(list(splits))
+    padded = [
+        torch.cat((part, part.new_zeros((after - before, x.shape[-1]))))
+        for part, before, after in zip(parts, splits, padded_splits, strict=True)
+    ]
+    return torch.cat(padded) if padded else x.new_empty((0, x.shape[-1]))
+
+
+def unpad_rows(x: torch.Tensor, splits: Sequence[int], padded_splits: Sequence[int]) -> torch.Tensor:
+    """Undo `pad_rows`."""
+    _check_padding(splits, padded_splits, x, sum(padded_splits))
+    parts = x.split(list(padded_splits))
+    kept = [part[:rows] for part, rows in zip(parts, splits, strict=True)]
+    return torch.cat(kept) if kept else x.new_empty((0, x.shape[-1]))
+
+
+def _check_padding(splits: Sequence[int], padded_splits: Sequence[int], x: torch.Tensor, rows: int) -> None:
+    if len(splits) != len(padded_splits) or any(p < s for s, p in zip(splits, padded_splits, strict=False)):
+        raise ValueError(f"padded_splits {list(padded_splits)} must each be at least splits {list(splits)}")
+    if x.ndim != 2 or x.shape[0] != rows:
+        raise ValueError(f"x must have {rows} rows, got shape {tuple(x.shape)}")

@@ -1,0 +1,46 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Scaled and masked softmax. Contracts: `te_dispatch.ops.softmax`."""
+
+from __future__ import annotations
+
+import torch
+
+
+def softmax_fwd(
+    x: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    *,
+    scale: float = 1.0,
+    causal: bool = False,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Softmax of scale * x over unmasked entries, in fp32."""
+    masked = _combined(x, mask, causal)
+    z = x.float() * scale
+    if masked is None:
+        return torch.softmax(z, -1).to(out_dtype or x.dtype)
+    p = torch.softmax(z.masked_fill_(masked, float("-inf")), -1)
+    if mask is not None:
+        # A fully masked row is 0/0; every entry of it is masked. (Causal masking alone leaves each row an entry.)
+        p = p.masked_fill_(masked, 0.0)
+    return p.to(out_dtype or x.dtype)
+
+
+def _combined(x: torch.Tensor, mask: torch.Tensor | None, causal: bool) -> torch.Tensor | None:
+    if mask is not None and mask.dtype != torch.bool:
+        raise ValueError(f"mask must be bool, got {mask.dtype}")
+    if not causal:
+        return mask
+    above = torch.ones(x.shape[-2:], dtype=torch.bool, device=x.device).triu_(1)
+    return above if mask is None else mask | above
+
+
+def softmax_bwd(
+    dy: torch.Tensor, y: torch.Tensor, *, scale: float = 1.0, out_dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """scale * y * (dy - sum(dy * y)), in fp32."""
+    if dy.shape != y.shape:
+        raise ValueError(f"dy must have y's shape {tuple(y.shape)}, got {tuple(dy.shape)}")
+    y32, product = y.float(), dy.float() * y.float()
+    dx = torch.addcmul(product, y32, product.sum(-1, keepdim=True), value=-1.0)
+    return (dx * scale).to(out_dtype or y.dtype)

@@ -1,0 +1,236 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""What dispatch costs: an operator's trampoline against a direct call of the very function it forwards to.
+
+Both are called with the same arguments in the same run, in interleaved rounds; the figure is the difference of the two
+minima over the rounds. Backends are made up in memory and their implementations return at once, so
+that nothing but dispatch is measured. Import times are of fresh processes, against a bare interpreter.
+
+    python benchmarks/dispatch_overhead.py [--rounds 15] [--calls 20000] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import time
+import types
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import torch
+
+import te_dispatch.ops  # noqa: F401  # declares the operators
+from te_dispatch.core.manager import OpManager
+from te_dispatch.core.manifest import API_VERSION, Implementation, Manifest
+from te_dispatch.core.operator import OPERATORS, Operator
+from te_dispatch.core.requirements import Condition, MultipleOf, OneOf
+from te_dispatch.core.snapshot import InstalledBackend, Snapshot
+from te_dispatch.numerics.quantizers import CurrentQuantizer
+
+BACKENDS = (1, 4, 20)
+#: Nanoseconds over a direct call. A binding gets 60 up to 10 parameters and 4 for each further one: 100 at 20.
+BUDGETS = {"one binding": 60, "device and format": 200, "device, format, shape": 300}
+PER_PARAMETER = 4
+
+
+@dataclass
+class Row:
+    case: str
+    operator: str
+    parameters: int
+    backends: int
+    direct_ns: float
+    overhead_ns: float
+    budget_ns: int
+
+    @property
+    def within(self) -> bool:
+        return self.overhead_ns <= self.budget_ns
+
+
+def implementation_module(operator: Operator) -> str:
+    """A module with one function of the operator's exact signature that returns at once."""
+    name = f"te_dispatch_overhead_{operator.name}"
+    if name not in sys.modules:
+        module = types.ModuleType(name)
+        signature = operator.signature.replace(
+            parameters=[p.replace(annotation=p.empty) for p in operator.signature.parameters.values()],
+            return_annotation=inspect.Signature.empty,
+        )
+        exec(f"def implementation{signature}:\n    return None\n", module.__dict__)
+        sys.modules[name] = module
+    return name
+
+
+def snapshot(operator: Operator, backends: int, conditions: tuple[Condition, ...], traits: frozenset[str]) -> Snapshot:
+    """`backends` made-up backends that all offer the operator under the same conditions."""
+    target = f"{implementation_module(operator)}:implementation"
+    installed = {}
+    for number in range(backends):
+        names = [operator] + ([OPERATORS[operator.companion]] if operator.companion else [])
+        implementations = tuple(
+            Implementation(f"{o.name}@{o.version}", o.name, f"{implementation_module(o)}:implementation", c, number)
+            for o, c in zip(names, (conditions, ()))
+        )
+        implementations = tuple(
+            Implementation(i.op, i.name, i.target, i.requires, i.rank, traits=traits) for i in implementations
+        )
+        name = f"backend{number}"
+        installed[name] = InstalledBackend(Manifest(name, API_VERSION, implementations), f"made-up-{name}", "1")
+    assert target
+    return Snapshot(installed)
+
+
+def per_call(function: Callable[[], object], calls: int) -> float:
+    start = time.perf_counter_ns()
+    for _ in range(calls):
+        function()
+    return (time.perf_counter_ns() - start) / calls
+
+
+def measure(
+    case: str,
+    operator: Operator,
+    call: Callable[[Callable[..., object]], Callable[[], object]],
+    conditions: tuple[Condition, ...],
+    traits: frozenset[str],
+    budget: int,
+    options: argparse.Namespace,
+) -> list[Row]:
+    rows = []
+    for backends in BACKENDS:
+        manager = OpManager(snapshot(operator, backends, conditions, traits), environ={}, label="overhead")
+        direct = call(sys.modules[implementation_module(operator)].implementation)
+        dispatched = call(getattr(manager.ops, operator.name))
+        for _ in range(2000):
+            direct(), dispatched()
+        # Interleaved, and the minimum of each: everything else that runs on a machine only ever adds.
+        base, whole = [], []
+        for _ in range(options.rounds):
+            base.append(per_call(direct, options.calls))
+            whole.append(per_call(dispatched, options.calls))
+        rows.append(
+            Row(
+                case,
+                operator.name,
+                len(operator.signature.parameters),
+                backends,
+                round(min(base), 1),
+                round(min(whole) - min(base), 1),
+                budget,
+            )
+        )
+    return rows
+
+
+def cases(options: argparse.Namespace) -> list[Row]:
+    device = torch.accelerator.current_accelerator() or "cpu"
+    x = torch.randn(32, 64, dtype=torch.bfloat16, device=device)
+    q = torch.randn(16, 2, 4, 32, dtype=torch.bfloat16, device=device)
+    quantizer = CurrentQuantizer()
+    plain = frozenset({"plain_torch"})
+    opaque: frozenset[str] = frozenset()
+
+    def softmax(f):
+        return lambda: f(x, x, scale=0.5)
+
+    def quantize(f):
+        return lambda: f(x, quantizer, usage="both")
+
+    def gemm(f):
+        return lambda: f(x, x, layout="NT", out_dtype=None)
+
+    def attention(f):
+        return lambda: f(q, q, q, layout="sbhd", mask="causal", softmax_scale=0.1)
+
+    ops = OPERATORS
+    dtype = OneOf("x.dtype", "bf16")
+    rows: list[Row] = []
+    calls = {"softmax_bwd": softmax, "quantize": quantize, "gemm": gemm, "attention_fwd": attention}
+    for name, call in calls.items():
+        budget = BUDGETS["one binding"] + PER_PARAMETER * max(0, len(ops[name].signature.parameters) - 10)
+        rows += measure("one binding", ops[name], call, (), plain, budget, options)
+    rows += measure(
+        "device and format", ops["quantize"], quantize, (dtype,), opaque, BUDGETS["device and format"], options
+    )
+    rows += measure(
+        "device, format, shape", ops["quantize"], quantize, (dtype, MultipleOf("k", 16)), opaque,
+        BUDGETS["device, format, shape"], options,
+    )  # fmt: skip
+    return rows
+
+
+def process_ms(code: str, repeats: int = 7) -> float:
+    """Median wall time of a fresh interpreter that runs `code`."""
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+        times.append((time.perf_counter() - start) * 1e3)
+    return statistics.median(times)
+
+
+def inner_ms(code: str, repeats: int = 5) -> float:
+    """Median of a duration in ms that `code` itself prints."""
+    times = []
+    for _ in range(repeats):
+        done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+        times.append(float(done.stdout.split()[-1]))
+    return statistics.median(times)
+
+
+FIRST_RESOLUTION = """
+import time, torch
+x = torch.randn(32, 64)
+start = time.perf_counter()
+from te_dispatch import ops
+from te_dispatch.numerics.quantizers import CurrentQuantizer
+ops.quantize(x, CurrentQuantizer(), usage="row")
+print((time.perf_counter() - start) * 1e3)
+"""
+NO_TORCH = "import sys, te_dispatch; sys.exit('torch' in sys.modules)"
+
+
+def imports() -> dict[str, float]:
+    process_ms(NO_TORCH, 1)
+    bare = process_ms("pass")
+    return {
+        "bare interpreter ms": round(bare, 1),
+        "import te_dispatch over it ms": round(process_ms(NO_TORCH) - bare, 1),
+        "import te_dispatch.ops over it ms": round(process_ms("import te_dispatch.ops") - bare, 1),
+        "first resolution after import torch ms": round(inner_ms(FIRST_RESOLUTION), 1),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--calls", type=int, default=20000)
+    parser.add_argument("--json", help="also write everything here")
+    options = parser.parse_args()
+    rows = cases(options)
+    print(f"Python {platform.python_version()}, torch {torch.__version__}, {platform.machine()}")
+    print(f"{'case':<30}{'operator':<16}{'params':>7}{'backends':>9}{'direct ns':>11}{'over ns':>9}{'budget':>8}")
+    for r in rows:
+        mark = "" if r.within else "  OVER"
+        print(
+            f"{r.case:<30}{r.operator:<16}{r.parameters:>7}{r.backends:>9}{r.direct_ns:>11.1f}{r.overhead_ns:>9.1f}"
+            f"{r.budget_ns:>8}{mark}"
+        )
+    found = imports()
+    for name, value in found.items():
+        print(f"{name:<45}{value:>8.1f}")
+    if options.json:
+        data = {"python": platform.python_version(), "torch": torch.__version__, "rows": [asdict(r) for r in rows]}
+        with open(options.json, "w", encoding="utf-8") as file:
+            json.dump({**data, "imports": found}, file, indent=1)
+    return 0 if all(r.within for r in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

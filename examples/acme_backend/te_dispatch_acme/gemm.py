@@ -1,0 +1,140 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""The x1's matrix products. Contracts: `te_dispatch.ops.gemm`."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from te_dispatch.core.errors import Declined
+from te_dispatch.numerics.quantized import Quantized
+from te_dispatch.numerics.quantizers import Quantizer
+from te_dispatch.ops.gemm import gemm_sizes, out_shape
+from te_dispatch.ops.results import Gemm
+from te_dispatch_acme import memory
+from te_dispatch_acme.encodings import decode
+from te_dispatch_acme.memory import F32
+
+#: The FP8 unit reads this many bytes at a time.
+_STEP = 16
+
+
+def matmul(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    layout: str,
+    alpha: float = 1.0,
+    out: torch.Tensor | None = None,
+    accumulate: bool = False,
+    bias: torch.Tensor | None = None,
+    epilogue: str | None = None,
+    aux: torch.Tensor | Quantized | None = None,
+    aux_quantizer: Quantizer | None = None,
+    out_dtype: torch.dtype | None = None,
+    out_quantizer: Quantizer | None = None,
+    split_accumulator: bool | None = None,
+) -> Gemm:
+    """Plain dtypes, fp32 sums. No epilogue: the manifest says so."""
+    _check(a, b, layout, out, accumulate, bias)
+    product = _product(memory.single("a", a), memory.single("b", b), layout)
+    return _finish(product, a, b, layout, alpha, out, accumulate, bias, out_dtype)
+
+
+def fp8_matmul(
+    a: Quantized,
+    b: Quantized,
+    *,
+    layout: str,
+    alpha: float = 1.0,
+    out: torch.Tensor | None = None,
+    accumulate: bool = False,
+    bias: torch.Tensor | None = None,
+    epilogue: str | None = None,
+    aux: torch.Tensor | Quantized | None = None,
+    aux_quantizer: Quantizer | None = None,
+    out_dtype: torch.dtype | None = None,
+    out_quantizer: Quantizer | None = None,
+    split_accumulator: bool | None = None,
+) -> Gemm:
+    """FP8 operands with one scale each. Sums are fp32 throughout, so `split_accumulator` changes nothing."""
+    _check(a, b, layout, out, accumulate, bias)
+    k = gemm_sizes(a, b, layout)[2]
+    if k % _STEP:
+        raise Declined(f"the FP8 unit needs a contracted size in multiples of {_STEP}, got {k}")
+    for name, x in (("a", a), ("b", b)):
+        if x.row_data is None or x.row_scale_inv is None:
+            raise Declined(f"{name} has no row-wise copy, the only one the x1 reads")
+    scale = memory.single("a.row_scale_inv", a.row_scale_inv) * memory.single("b.row_scale_inv", b.row_scale_inv)
+    # Codes are exact in fp32 and the scales factor out of the sum.
+    product = _product(decode(a.row_data.numpy(), a.encoding), decode(b.row_data.numpy(), b.encoding), layout) * scale
+    return _finish(product, a, b, layout, alpha, out, accumulate, bias, out_dtype)
+
+
+def _row_copies(layout: str, operand: str, scaling: str) -> tuple[str, str]:
+    """The x1 transposes while it reads: in every layout the row-wise copy will do, and modules make no other."""
+    return "row", "canonical"
+
+
+# What modules ask for before they quantize; see te_dispatch.ops.gemm.operand_format.
+fp8_matmul.operand_format = _row_copies  # type: ignore[attr-defined]
+
+
+def _check(
+    a: torch.Tensor | Quantized,
+    b: torch.Tensor | Quantized,
+    layout: str,
+    out: torch.Tensor | None,
+    accumulate: bool,
+    bias: torch.Tensor | None,
+) -> None:
+    """Raise ValueError for a call that breaks the contract, before anything is written."""
+    k = gemm_sizes(a, b, layout)[2]  # raises for an unknown layout
+    other = b.shape[-1] if layout[1] == "T" else _rows(b)
+    if other != k:
+        raise ValueError(f"b: got shape {tuple(b.shape)}, expected a contracted size of {k} as a has in {layout}")
+    shape = out_shape(a, b, layout)
+    if out is not None:
+        memory.check_shape("out", out, shape)
+    elif accumulate:
+        raise ValueError("accumulate: got True without out, expected the tensor to add to")
+    if bias is not None:
+        memory.check_shape("bias", bias, shape[-1:])
+
+
+def _rows(x: torch.Tensor | Quantized) -> int:
+    rows = 1
+    for size in x.shape[:-1]:
+        rows *= size
+    return rows
+
+
+def _product(a: F32, b: F32, layout: str) -> F32:
+    """(m, n) of the flattened operands."""
+    a2, b2 = a.reshape(-1, a.shape[-1]), b.reshape(-1, b.shape[-1])
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.matmul(a2.T if layout[0] == "T" else a2, b2.T if layout[1] == "T" else b2)
+
+
+def _finish(
+    product: F32,
+    a: torch.Tensor | Quantized,
+    b: torch.Tensor | Quantized,
+    layout: str,
+    alpha: float,
+    out: torch.Tensor | None,
+    accumulate: bool,
+    bias: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+) -> Gemm:
+    """alpha, bias, accumulate in fp32, then one rounding."""
+    z = product.reshape(out_shape(a, b, layout))
+    if alpha != 1.0:
+        z = z * np.float32(alpha)
+    if bias is not None:
+        z = z + memory.single("bias", bias)
+    if out is None:
+        return Gemm(memory.result("out", z, out_dtype or a.dtype, a.device), None, None)
+    if accumulate:
+        z = z + memory.single("out", out)
+    return Gemm(memory.write(out, z), None, None)

@@ -1,0 +1,55 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Dropout with bias and residual add, in fp32. Contracts: `te_dispatch.ops.training`."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from te_dispatch.ops.results import DropoutAddForward
+from te_dispatch_acme import memory
+from te_dispatch_acme.memory import U8
+
+
+def dropout_add_fwd(
+    x: torch.Tensor,
+    residual: torch.Tensor | None = None,
+    *,
+    bias: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    rng_state: torch.Tensor | None = None,
+) -> DropoutAddForward:
+    """residual + dropout(x + bias). The mask is the interface's own, so any backend's backward may follow."""
+    if not 0.0 <= dropout_p < 1.0:
+        raise ValueError(f"dropout_p: got {dropout_p}, expected 0 <= dropout_p < 1")
+    if dropout_p > 0.0 and rng_state is None:
+        raise ValueError("rng_state: got None, expected int64 (2,) with dropout_p > 0")
+    if residual is not None:
+        memory.check_shape("residual", residual, tuple(x.shape))
+    values, mask = memory.single("x", x), None
+    if bias is not None:
+        memory.check_shape("bias", bias, tuple(x.shape[-1:]))
+        values = values + memory.single("bias", bias)
+    if rng_state is not None and dropout_p > 0.0:
+        kept = _draw(rng_state, tuple(x.shape), dropout_p)
+        values = values * kept / np.float32(1.0 - dropout_p)
+        mask = memory.codes("mask", kept, x.device)
+    if residual is not None:
+        values = values + memory.single("residual", residual)
+    return DropoutAddForward(memory.result("out", values, x.dtype, x.device), mask)
+
+
+def dropout_add_bwd(dy: torch.Tensor, mask: torch.Tensor | None = None, *, dropout_p: float = 0.0) -> torch.Tensor:
+    """dy * mask / (1 - p)."""
+    values = memory.single("dy", dy)
+    if mask is not None:
+        memory.check_shape("mask", mask, tuple(dy.shape))
+        values = values * mask.numpy() / np.float32(1.0 - dropout_p)
+    return memory.result("dx", values, dy.dtype, dy.device)
+
+
+def _draw(rng_state: torch.Tensor, shape: tuple[int, ...], dropout_p: float) -> U8:
+    """1 where a value is kept: a function of (seed, offset) alone, as recomputation needs."""
+    seed, offset = (int(value) % 2**64 for value in rng_state.tolist())
+    generator = np.random.Generator(np.random.Philox(key=seed, counter=offset))
+    return (generator.random(shape, np.float32) >= dropout_p).astype(np.uint8)

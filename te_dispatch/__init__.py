@@ -1,0 +1,77 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Transformer-Engine-style training on any accelerator: one model file, kernels chosen at run time by plugins and policy.
+
+``import te_dispatch`` loads no torch. The drop-in modules are `te_dispatch.pytorch`, the operators `te_dispatch.ops`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from te_dispatch.core.errors import (
+        BindError,
+        CaptureError,
+        Declined,
+        DispatchError,
+        ManifestError,
+        NoImplementation,
+        PlanError,
+        PolicyError,
+    )
+    from te_dispatch.core.plan import Plan, freeze
+    from te_dispatch.core.scopes import observe, policy, reload_environment, set_policy, using
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    **dict.fromkeys(("observe", "policy", "reload_environment", "set_policy", "using"), "te_dispatch.core.scopes"),
+    **dict.fromkeys(("Plan", "freeze"), "te_dispatch.core.plan"),
+    **dict.fromkeys(
+        (
+            "BindError",
+            "CaptureError",
+            "Declined",
+            "DispatchError",
+            "ManifestError",
+            "NoImplementation",
+            "PlanError",
+            "PolicyError",
+        ),
+        "te_dispatch.core.errors",
+    ),
+}
+
+__all__ = [
+    "BindError",
+    "CaptureError",
+    "Declined",
+    "DispatchError",
+    "ManifestError",
+    "NoImplementation",
+    "Plan",
+    "PlanError",
+    "PolicyError",
+    "freeze",
+    "observe",
+    "policy",
+    "reload_environment",
+    "set_policy",
+    "using",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load on first use: the bare import stays free of everything but the standard library's lightest parts."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'te_dispatch' has no attribute {name!r}")
+    import importlib
+
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

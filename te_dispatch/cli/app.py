@@ -1,0 +1,181 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""The command's verbs, their arguments and their help. What a verb does is in the module of its name, imported when it
+runs: ``--help`` must not wait for libraries."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from te_dispatch.cli.console import CommandError, require, verb
+
+app = typer.Typer(
+    name="te-dispatch",
+    help="Which FP8 kernel runs where, and why.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+policy_app = typer.Typer(help="Check and show policies.", no_args_is_help=True)
+plan_app = typer.Typer(help="Check lock files that te_dispatch.freeze() made.", no_args_is_help=True)
+app.add_typer(policy_app, name="policy")
+app.add_typer(plan_app, name="plan")
+
+_DEVICE = (
+    "vendor:arch of any device, here or not (nvidia:sm_90, amd:gfx942), a PyTorch device of this machine, or here."
+)
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output, nothing else.")]
+Device = Annotated[str | None, typer.Option("--device", "-d", metavar="DEVICE", help=_DEVICE)]
+PolicyOption = Annotated[
+    str | None, typer.Option("--policy", "-p", metavar="POLICY", help="A shipped policy's name, or a YAML file.")
+]
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        import te_dispatch
+
+        typer.echo(f"te-dispatch {te_dispatch.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it.")] = False,
+) -> None:
+    pass
+
+
+@app.command()
+@verb
+def doctor(
+    as_json: Json = False,
+    time_limit: Annotated[float, typer.Option(min=1.0, metavar="SECONDS", help="For each backend's probes.")] = 60.0,
+) -> int:
+    """What is installed, what this machine has, what is broken (exit code 1)."""
+    from te_dispatch.cli import doctor as module
+
+    return module.doctor(as_json, time_limit)
+
+
+@app.command()
+@verb
+def ops(
+    name: Annotated[str | None, typer.Argument(metavar="[OPERATOR]", help="Show this one's contract.")] = None,
+    family: Annotated[str | None, typer.Option("--family", "-f", help="Only this family.")] = None,
+    device: Device = None,
+    as_json: Json = False,
+) -> int:
+    """Operators x backends; with an operator, its contract."""
+    from te_dispatch.cli import ops as module
+
+    if name is None:
+        return module.matrix(family, device, as_json)
+    if family is not None or device is not None:
+        raise CommandError("--family and --device go with the list; leave OPERATOR away")
+    return module.contract(name, as_json)
+
+
+@app.command()
+@verb
+def explain(
+    operator: Annotated[str, typer.Argument(metavar="OPERATOR")],
+    facts: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[FACT=VALUE]...", help="E.g. k=4096 a.dtype=e4m3fn layout=TN; dtype=bf16 for all."),
+    ] = None,
+    device: Device = None,
+    policy: PolicyOption = None,
+    as_json: Json = False,
+) -> int:
+    """Which implementation serves a call, and why the others do not (exit code 1: none does)."""
+    from te_dispatch.cli import explain as module
+
+    return module.explain(operator, facts or [], device, policy, as_json)
+
+
+@policy_app.command("check")
+@verb
+def policy_check(file: Annotated[str, typer.Argument(metavar="FILE")], as_json: Json = False) -> int:
+    """Read a policy file; an error is file:line:column."""
+    from te_dispatch.cli import policy as module
+
+    return module.check(file, as_json)
+
+
+@policy_app.command("show")
+@verb
+def policy_show(
+    policy: Annotated[str | None, typer.Argument(metavar="[NAME_OR_FILE]")] = None,
+    origin: Annotated[bool, typer.Option("--origin", help="Where each line came from.")] = False,
+    as_json: Json = False,
+) -> int:
+    """The effective policy, with the named one on top."""
+    from te_dispatch.cli import policy as module
+
+    return module.show(policy, origin, as_json)
+
+
+@policy_app.command("schema")
+@verb
+def policy_schema(as_json: Json = False) -> int:
+    """The JSON Schema of policy files, for editors."""
+    from te_dispatch.cli import policy as module
+
+    return module.schema()
+
+
+@policy_app.command("list")
+@verb
+def policy_list(as_json: Json = False) -> int:
+    """The policies that ship."""
+    from te_dispatch.cli import policy as module
+
+    return module.listing(as_json)
+
+
+@plan_app.command("check")
+@verb
+def plan_check(lock_file: Annotated[str, typer.Argument(metavar="LOCKFILE")], as_json: Json = False) -> int:
+    """Would this machine choose what the lock file says? (exit code 1: no, with the differences)"""
+    from te_dispatch.cli import plan as module
+
+    return module.check(lock_file, as_json)
+
+
+_DEMO_SIZES = "tiny, small, medium or large (fills a GPU)."
+
+
+@app.command()
+@verb
+def demo(
+    recipe: Annotated[
+        list[str] | None,
+        typer.Option("--recipe", "-r", help="delayed, current, block or all; repeat it, or separate with commas."),
+    ] = None,
+    size: Annotated[str | None, typer.Option(help=f"{_DEMO_SIZES} The following override its numbers.")] = None,
+    hidden: Annotated[int | None, typer.Option(help="Features.")] = None,
+    layers: Annotated[int | None, typer.Option(help="Transformer layers.")] = None,
+    heads: Annotated[int | None, typer.Option(help="Attention heads.")] = None,
+    seq: Annotated[int | None, typer.Option(help="Bytes of context.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Sequences per step.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Training steps of each run.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
+    seed: Annotated[int, typer.Option(help="Of weights and data order.")] = 0,
+    device: Annotated[str | None, typer.Option("--device", "-d", help="PyTorch device.")] = None,
+    policy: PolicyOption = None,
+    out: Annotated[str, typer.Option("--out", "-o", metavar="DIR", help="Where the JSON and the PNG go.")] = ".",
+    log_every: Annotated[int, typer.Option(help="Steps between progress updates.")] = 10,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    as_json: Json = False,
+) -> int:
+    """Train a byte-level GPT in BF16 and in FP8 and compare."""
+    require("demo", "torch", "numpy", "matplotlib")
+    from te_dispatch.cli.demo import command
+
+    arguments: dict[str, Any] = dict(locals())
+    for name in ("command", "as_json", "quiet"):
+        arguments.pop(name)
+    return command.run(arguments, as_json=as_json, quiet=quiet)

@@ -1,0 +1,97 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""What every verb shares: where output goes, and how errors end.
+
+With ``--json`` standard output holds one JSON document and nothing else. Messages and progress go to standard error.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+from rich.console import Console
+
+from te_dispatch.core.errors import DispatchError
+
+#: What ends a verb with something broken or different, as opposed to a mistake in its arguments.
+FOUND = 1
+MISTAKE = 2
+INTERRUPTED = 130
+
+TRACEBACK = "TE_DISPATCH_TRACEBACK"
+
+
+class CommandError(Exception):
+    """A mistake of the caller's, told in one message."""
+
+
+def out() -> Console:
+    """Standard output for people. Piped output is as wide as it needs to be, so that no cell is cut."""
+    console = Console(highlight=False)
+    return console if console.is_terminal or "COLUMNS" in os.environ else Console(highlight=False, width=160)
+
+
+def err() -> Console:
+    """Standard error."""
+    return Console(stderr=True, highlight=False)
+
+
+def emit(data: Any) -> None:
+    """One JSON document on standard output. NaN and infinities, which JSON lacks, must not reach it."""
+    sys.stdout.write(json.dumps(data, indent=2, allow_nan=False) + "\n")
+
+
+def require(extra: str, *modules: str) -> None:
+    """Check that optional libraries are installed.
+
+    Raises:
+        CommandError: names the extra to install.
+    """
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    if missing:
+        raise CommandError(f"this needs {' and '.join(missing)}: pip install 'te-dispatch[{extra}]'")
+
+
+@contextmanager
+def _answering(as_json: bool) -> Iterator[None]:
+    """Turn errors into one message and an exit code; with ``--json`` into a document as well."""
+    try:
+        yield
+    except (CommandError, DispatchError, OSError) as error:
+        _fail(str(error), as_json, error)
+    except KeyboardInterrupt as error:
+        _fail("interrupted", as_json, error, INTERRUPTED)
+    except typer.Exit:
+        raise
+    except Exception as error:
+        message = f"unexpected {type(error).__name__}: {error} (set {TRACEBACK}=1 to see where; please report it)"
+        _fail(message, as_json, error)
+
+
+def _fail(message: str, as_json: bool, error: BaseException, code: int = MISTAKE) -> None:
+    if os.environ.get(TRACEBACK) == "1":
+        raise error
+    if as_json:
+        emit({"error": message})
+    sys.stderr.write(f"te-dispatch: {message}\n")
+    raise typer.Exit(code) from None
+
+
+def verb(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a typer command that takes ``as_json`` so that it never ends in a traceback."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> None:
+        with _answering(bool(kwargs.get("as_json"))):
+            code = function(*args, **kwargs)
+        if code:
+            raise typer.Exit(code)
+
+    return run

@@ -1,0 +1,240 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""``te-dispatch doctor``: what is installed, what this machine has, and what is broken.
+
+Nothing of a backend but its manifest is imported into this process: its probes run in `te_dispatch.cli.probing`.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import os
+import platform
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+import te_dispatch
+import te_dispatch.ops.declared  # fills OPERATORS
+from te_dispatch.cli.console import FOUND, emit, out
+from te_dispatch.cli.probing import TIME_LIMIT, Answer, probes_of, run_probes
+from te_dispatch.core.discovery import discover
+from te_dispatch.core.environment import debug_setting, environment_layers
+from te_dispatch.core.errors import PolicyError
+from te_dispatch.core.operator import OPERATORS
+from te_dispatch.core.policy_file import load_policy
+from te_dispatch.core.policy_known import Known
+from te_dispatch.core.shipped import shipped_policies
+from te_dispatch.core.snapshot import InstalledBackend, Snapshot
+
+PREFIXES = ("TE_DISPATCH_", "NVTE_")
+
+
+def doctor(as_json: bool, time_limit: float = TIME_LIMIT) -> int:
+    """Examine this installation.
+
+    Returns:
+        0, or 1 where something installed is broken. A backend that is unavailable on this machine is not broken.
+    """
+    data = examine(time_limit)
+    if as_json:
+        emit(data)
+    else:
+        _show(data, out())
+    return FOUND if data["problems"] else 0
+
+
+def examine(time_limit: float = TIME_LIMIT) -> dict[str, Any]:
+    """Everything that `doctor` tells, as plain data; ``problems`` is what makes it fail."""
+    snapshot = _discovered()
+    backends = list(snapshot.backends.values())
+    with ThreadPoolExecutor(max_workers=max(1, len(backends))) as pool:
+        asked = list(pool.map(lambda b: run_probes(probes_of(b.manifest, snapshot.unusable), time_limit), backends))
+    answers = dict(zip((b.name for b in backends), asked))
+    shown = [_backend(backend, snapshot, answers[backend.name]) for backend in backends]
+    known = Known.of([backend.manifest for backend in backends], OPERATORS)
+    data: dict[str, Any] = {
+        "python": platform.python_version(),
+        "te_dispatch": te_dispatch.__version__,
+        "torch": _installed("torch"),
+        "devices": _devices(backends, answers),
+        "backends": shown,
+        "failures": [vars(failure) for failure in snapshot.failures],
+        "environment": {name: os.environ[name] for name in sorted(os.environ) if name.startswith(PREFIXES)},
+        "policies": _policies(known),
+    }
+    data["problems"] = _problems(data, known)
+    return data
+
+
+def _discovered() -> Snapshot:
+    # Its warnings say what the report is about to say.
+    logger = logging.getLogger("te_dispatch")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        return discover(OPERATORS)
+    finally:
+        logger.setLevel(level)
+
+
+def _installed(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _backend(backend: InstalledBackend, snapshot: Snapshot, answers: list[Answer]) -> dict[str, Any]:
+    manifest = backend.manifest
+    by_kind = {kind: [a for a in answers if a.kind == kind] for kind in ("unavailable", "doctor", "implementation")}
+    reason = next((a.value or a.problem for a in by_kind["unavailable"] if a.value or a.problem), None)
+    unusable = {name: why for name, why in snapshot.unusable.items() if name.partition(".")[0] == manifest.name} | {
+        a.subject: a.problem for a in by_kind["implementation"] if a.problem
+    }
+    return {
+        "name": manifest.name,
+        "description": manifest.description,
+        "distribution": backend.distribution,
+        "version": backend.version,
+        "native_to": list(manifest.vendors),
+        "implementations": len(manifest.implementations),
+        "available": reason is None,
+        "reason": reason,
+        "doctor": [dict(zip(("subject", "state", "reason"), row)) for a in by_kind["doctor"] for row in a.value or ()],
+        "unusable": unusable,
+        "probe_failures": [
+            {"probe": f"{a.kind} {a.subject}".strip(), "reason": a.problem}
+            for a in answers
+            if a.problem and a.kind != "implementation"
+        ],
+    }
+
+
+def _devices(backends: list[InstalledBackend], answers: dict[str, list[Answer]]) -> list[dict[str, Any]]:
+    """Every device with its facts. As in resolution the backend native to the vendor is believed first, then the first
+    by name; library versions come from all that agree on what the device is."""
+    found: dict[tuple[str, int], list[tuple[bool, str, dict[str, Any]]]] = {}
+    for backend in backends:
+        for answer in answers[backend.name]:
+            for device in (answer.value or ()) if answer.kind == "devices" else ():
+                facts = device["facts"]
+                place = (facts["vendor"] not in backend.manifest.vendors, backend.name, facts)
+                found.setdefault((answer.subject, device["index"]), []).append(place)
+    devices = []
+    for (type_, index), told in sorted(found.items()):
+        told.sort(key=lambda place: place[:2])
+        first = told[0][2]
+        agreed = [facts for _, _, facts in told if (facts["vendor"], facts["arch"]) == (first["vendor"], first["arch"])]
+        facts = {name: value for one in reversed(agreed) for name, value in one.items()} | first
+        label = facts["vendor"] if facts["vendor"] == facts["arch"] else f"{facts['vendor']}:{facts['arch']}"
+        devices.append({"device": label, "type": type_, "index": index, "facts": facts})
+    return devices
+
+
+def _policies(known: Known) -> list[dict[str, Any]]:
+    found = []
+    for name, path in shipped_policies().items():
+        try:
+            found.append({"name": name, "description": load_policy(name, known).description, "problem": None})
+        except PolicyError as error:
+            found.append({"name": name, "description": str(path), "problem": str(error)})
+    return found
+
+
+def _problems(data: dict[str, Any], known: Known) -> list[str]:
+    problems = [f"backend {f['name']!r} of {f['distribution']} {f['version']}: {f['reason']}" for f in data["failures"]]
+    for backend in data["backends"]:
+        where = f"backend {backend['name']!r} of {backend['distribution']} {backend['version']}"
+        problems += [f"{where}: {name}: {why}" for name, why in backend["unusable"].items()]
+        problems += [f"{where}: its probe {f['probe']} {f['reason']}" for f in backend["probe_failures"]]
+    problems += [policy["problem"] for policy in data["policies"] if policy["problem"]]
+    try:
+        environment_layers(os.environ, known)
+        debug_setting(os.environ)
+    except PolicyError as error:
+        problems.append(f"environment: {error}")
+    if not data["backends"]:
+        problems.append("no backend is installed: pip install te-dispatch-torch")
+    return problems
+
+
+# -- for people ------------------------------------------------------------------------------------------------------
+
+
+def _show(data: dict[str, Any], console: Console) -> None:
+    torch = data["torch"] or "not installed"
+    console.print(f"Python {data['python']}, te_dispatch {data['te_dispatch']}, torch {torch}\n")
+    _show_devices(data["devices"], console)
+    _show_backends(data["backends"], console)
+    if data["environment"]:
+        console.print("[bold]Environment[/]")
+        for name, value in data["environment"].items():
+            console.print(Text(f"  {name}={value}"))
+        console.print()
+    table = Table(title="Policies", title_justify="left", box=None, pad_edge=True)
+    table.add_column("name", style="bold")
+    table.add_column("description")
+    for policy in data["policies"]:
+        table.add_row(policy["name"], Text(policy["problem"] or policy["description"]))
+    console.print(table)
+    console.print()
+    if not data["problems"]:
+        console.print("[green]Nothing is broken.[/]")
+        return
+    console.print(f"[bold red]{len(data['problems'])} broken:[/]")
+    for problem in data["problems"]:
+        console.print(Text(f"  {problem}"))
+
+
+def _show_devices(devices: list[dict[str, Any]], console: Console) -> None:
+    if not devices:
+        console.print("[bold]Devices[/]\n  none: no installed backend knows any device of this machine\n")
+        return
+    table = Table(title="Devices", title_justify="left", show_lines=True)
+    for name in ("device", "name", "facts"):
+        table.add_column(name, overflow="fold")
+    for device in devices:
+        facts = device["facts"]
+        label = f"{device['device']}\n{device['type']}:{device['index']}"
+        rest = {k: v for k, v in facts.items() if k not in ("type", "vendor", "arch", "name", "index")}
+        table.add_row(label, str(facts["name"]), Text("\n".join(f"{k} = {_fact(k, v)}" for k, v in rest.items())))
+    console.print(table)
+    console.print()
+
+
+def _fact(name: str, value: Any) -> str:
+    if name == "memory" and isinstance(value, int):
+        return f"{value / 2**30:.1f} GiB"
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return str(value)
+
+
+_STATES = {"ok": "green", "warning": "yellow", "missing": "yellow"}
+
+
+def _show_backends(backends: list[dict[str, Any]], console: Console) -> None:
+    table = Table(title="Backends", title_justify="left", show_lines=True)
+    for name in ("backend", "distribution", "native to", "implementations", "state", "its own report"):
+        table.add_column(name, overflow="fold")
+    for backend in backends:
+        state = (
+            Text("available", "green") if backend["available"] else Text(f"unavailable: {backend['reason']}", "yellow")
+        )
+        report = Text("\n").join(
+            Text.assemble(
+                (row["subject"], "bold"), " ", (row["state"], _STATES.get(row["state"], "")), f" {row['reason']}"
+            )
+            for row in backend["doctor"]
+        )
+        count = str(backend["implementations"]) + (
+            f", {len(backend['unusable'])} unusable" if backend["unusable"] else ""
+        )
+        native = ", ".join(backend["native_to"]) or "any (portable)"
+        table.add_row(backend["name"], f"{backend['distribution']} {backend['version']}", native, count, state, report)
+    console.print(table)
+    console.print()

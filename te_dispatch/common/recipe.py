@@ -1,0 +1,428 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Recipes: how a model is trained in 8 or 4 bits. Plain frozen data with Transformer Engine 2.20's names and defaults.
+
+A recipe says what is asked for. Whether this version can do it is checked where it is used (`unsupported_knob`), so
+that a configuration file may hold a recipe for later. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, ClassVar, Literal, NamedTuple, Union
+
+
+class FormatLimits(NamedTuple):
+    """Largest finite values of the encodings that a format uses."""
+
+    max_fwd: float
+    max_bwd: float
+
+
+class Format(Enum):
+    """Which encodings the forward (activations, weights) and the backward (gradients) use.
+
+    The limits are those of the OCP encodings; a device whose encodings differ scales to its own.
+
+    E2M1: 4-bit. E4M3, E5M2: the same 8-bit format both ways. HYBRID: E4M3 forward, E5M2 backward.
+    """
+
+    E2M1 = FormatLimits(6.0, 6.0)
+    E4M3 = FormatLimits(448.0, 448.0)
+    E5M2 = FormatLimits(57344.0, 57344.0)
+    HYBRID = FormatLimits(448.0, 57344.0)
+
+    @property
+    def fwd(self) -> str:
+        """Encoding family of the forward: ``e4m3``, ``e5m2`` or ``e2m1``."""
+        return "e4m3" if self is Format.HYBRID else self.name.lower()
+
+    @property
+    def bwd(self) -> str:
+        """Encoding family of the backward."""
+        return "e5m2" if self is Format.HYBRID else self.name.lower()
+
+
+@dataclass(frozen=True)
+class MMParams:
+    """How one of a layer's three GEMMs runs.
+
+    Attributes:
+        use_split_accumulator: promote partial sums to full float32 (True), or allow the FP8 unit's fast, narrower
+            accumulation (False).
+    """
+
+    use_split_accumulator: bool = True
+
+    def __post_init__(self) -> None:
+        _require_bool(self, "use_split_accumulator")
+
+
+@dataclass(frozen=True)
+class QParams:
+    """How one kind of tensor is cast.
+
+    Attributes:
+        power_2_scale: round scales down to powers of two, so that scaling is exact.
+        amax_epsilon: floor under the amax, against huge scales of tiny tensors.
+        random_hadamard_transform: rotate blocks before the cast (NVFP4).
+        stochastic_rounding: round up or down at random (NVFP4).
+        fp4_2d_quantization: one scale per 16x16 values (NVFP4).
+    """
+
+    power_2_scale: bool = False
+    amax_epsilon: float = 0.0
+    random_hadamard_transform: bool = False
+    stochastic_rounding: bool = False
+    fp4_2d_quantization: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("power_2_scale", "random_hadamard_transform", "stochastic_rounding", "fp4_2d_quantization"):
+            _require_bool(self, name)
+        if isinstance(self.amax_epsilon, bool) or not isinstance(self.amax_epsilon, (int, float)):
+            raise TypeError(f"QParams: amax_epsilon must be a number, got {self.amax_epsilon!r}")
+        if not 0.0 <= self.amax_epsilon < float("inf"):
+            raise ValueError(f"QParams: amax_epsilon must be finite and not negative, got {self.amax_epsilon!r}")
+
+
+def _flag(name: str, default: str = "0") -> Callable[[], bool]:
+    return lambda: os.getenv(name, default) == "1"
+
+
+def _override() -> str | None:
+    return os.getenv("NVTE_BACKWARD_OVERRIDE") or None
+
+
+def _require_bool(owner: Any, name: str) -> None:
+    value = getattr(owner, name)
+    if not isinstance(value, bool):
+        raise TypeError(f"{type(owner).__name__}: {name} must be a bool, got {value!r}")
+
+
+def _require_choice(owner: Any, name: str, choices: tuple[Any, ...]) -> None:
+    value = getattr(owner, name)
+    if value not in choices:
+        raise ValueError(
+            f"{type(owner).__name__}: {name} must be one of {', '.join(map(repr, choices))}, got {value!r}"
+        )
+
+
+class Recipe:
+    """Base of all recipes, with predicates that tell them apart without isinstance."""
+
+    #: Both dimensions of every quantized GEMM operand must be multiples of this.
+    alignment: ClassVar[int] = 16
+
+    fp8_format: Format
+    fp8_dpa: bool
+    fp8_mha: bool
+    backward_override: str | None
+
+    @classmethod
+    def nvfp4(cls) -> bool:
+        return issubclass(cls, NVFP4BlockScaling)
+
+    @classmethod
+    def mxfp8(cls) -> bool:
+        return issubclass(cls, MXFP8BlockScaling)
+
+    @classmethod
+    def delayed(cls) -> bool:
+        return issubclass(cls, DelayedScaling)
+
+    @classmethod
+    def float8_current_scaling(cls) -> bool:
+        return issubclass(cls, Float8CurrentScaling)
+
+    @classmethod
+    def float8_per_tensor_scaling(cls) -> bool:
+        return cls.delayed() or cls.float8_current_scaling()
+
+    @classmethod
+    def float8_block_scaling(cls) -> bool:
+        return issubclass(cls, Float8BlockScaling)
+
+    @classmethod
+    def custom(cls) -> bool:
+        return issubclass(cls, CustomRecipe)
+
+    def unsupported_knob(self) -> str | None:
+        """What this version cannot do of what the recipe asks: the knob with its value and the remedy, or None."""
+        if self.fp8_dpa:
+            return "fp8_dpa=True (attention in FP8); set it to False"
+        if self.fp8_mha:
+            return "fp8_mha=True (FP8 between attention and its projections); set it to False"
+        if self.backward_override is not None:
+            return f"backward_override={self.backward_override!r}; unset it and NVTE_BACKWARD_OVERRIDE"
+        return None
+
+    def _check_shared(self, formats: tuple[Format, ...]) -> None:
+        if not isinstance(self.fp8_format, Format):
+            raise TypeError(f"{type(self).__name__}: fp8_format must be a Format, got {self.fp8_format!r}")
+        if self.fp8_format not in formats:
+            allowed = ", ".join(f"Format.{f.name}" for f in formats)
+            raise ValueError(
+                f"{type(self).__name__}: fp8_format must be one of {allowed}, got Format.{self.fp8_format.name}"
+            )
+        _require_bool(self, "fp8_dpa")
+        _require_bool(self, "fp8_mha")
+        _require_choice(self, "backward_override", (None, "high_precision", "dequantized"))
+
+    def _check_gemms(self) -> None:
+        for name in ("fp8_gemm_fprop", "fp8_gemm_dgrad", "fp8_gemm_wgrad"):
+            if not isinstance(getattr(self, name), MMParams):
+                raise TypeError(f"{type(self).__name__}: {name} must be an MMParams, got {getattr(self, name)!r}")
+
+
+#: Pure E5M2 training does not converge: its two mantissa bits are for gradients.
+_TRAINABLE = (Format.E4M3, Format.HYBRID)
+
+AmaxAlgorithm = Union[Literal["max", "most_recent"], Callable[[Any], Any]]
+
+
+@dataclass(frozen=True)
+class DelayedScaling(Recipe):
+    """Per-tensor scales from the amax history of earlier steps: casts need no extra pass over the data.
+
+    scale = (fp8_max * 2^-margin) / amax, updated once a step. The first steps run with scale 1.
+
+    Attributes:
+        margin: power of two that scales back off by, as headroom for growing values.
+        fp8_format: encodings; HYBRID gives gradients the wider range of E5M2.
+        amax_history_len: how many steps a history remembers.
+        amax_compute_algo: amax from a history: ``max`` of it, its ``most_recent`` entry, or a function
+            ``(history (length, n) tensor) -> (n,) tensor``.
+        scaling_factor_compute_algo: None for the formula above, or a function
+            ``(amax (n,), scale (n,), fp8_max (n,), recipe) -> (n,) tensor``.
+        reduce_amax: take the maximum over the amax reduction group, so that all ranks scale alike.
+        fp8_dpa, fp8_mha: FP8 inside and around attention; not supported yet.
+        backward_override: run the backward differently; not supported yet. Default from NVTE_BACKWARD_OVERRIDE.
+    """
+
+    margin: int = 0
+    fp8_format: Format = Format.HYBRID
+    amax_history_len: int = 1024
+    amax_compute_algo: AmaxAlgorithm = "max"
+    scaling_factor_compute_algo: Callable[..., Any] | None = None
+    reduce_amax: bool = True
+    fp8_dpa: bool = False
+    fp8_mha: bool = False
+    backward_override: str | None = field(default_factory=_override)
+
+    def __post_init__(self) -> None:
+        self._check_shared(_TRAINABLE)
+        if isinstance(self.margin, bool) or not isinstance(self.margin, int):
+            raise TypeError(f"DelayedScaling: margin must be an int, got {self.margin!r}")
+        if isinstance(self.amax_history_len, bool) or not isinstance(self.amax_history_len, int):
+            raise TypeError(f"DelayedScaling: amax_history_len must be an int, got {self.amax_history_len!r}")
+        if self.amax_history_len < 1:
+            raise ValueError(f"DelayedScaling: amax_history_len must be at least 1, got {self.amax_history_len}")
+        if not callable(self.amax_compute_algo):
+            _require_choice(self, "amax_compute_algo", ("max", "most_recent"))
+        if self.scaling_factor_compute_algo is not None and not callable(self.scaling_factor_compute_algo):
+            raise TypeError(
+                "DelayedScaling: scaling_factor_compute_algo must be a function or None, "
+                f"got {self.scaling_factor_compute_algo!r}"
+            )
+        _require_bool(self, "reduce_amax")
+
+
+@dataclass(frozen=True)
+class Float8CurrentScaling(Recipe):
+    """Per-tensor scales from the tensor itself: exact range, at the price of one more pass over the data.
+
+    In causal attention a shared scale lets later tokens touch earlier ones.
+
+    Attributes:
+        use_power_2_scales: round scales down to powers of two. Default from NVTE_FP8_CURRENT_SCALING_POWER_2_SCALES.
+        fp8_format: encodings.
+        fp8_gemm_fprop, fp8_gemm_dgrad, fp8_gemm_wgrad: accumulation of the three GEMMs.
+        fp8_dpa, fp8_mha, backward_override: as in `DelayedScaling`.
+        fp8_quant_fwd_inp, fp8_quant_fwd_weight, fp8_quant_bwd_grad: derived: how inputs, weights, gradients are cast.
+    """
+
+    use_power_2_scales: bool = field(default_factory=_flag("NVTE_FP8_CURRENT_SCALING_POWER_2_SCALES"))
+    fp8_format: Format = Format.HYBRID
+    fp8_gemm_fprop: MMParams = MMParams(use_split_accumulator=False)
+    fp8_gemm_dgrad: MMParams = MMParams(use_split_accumulator=True)
+    fp8_gemm_wgrad: MMParams = MMParams(use_split_accumulator=True)
+    fp8_dpa: bool = False
+    fp8_mha: bool = False
+    backward_override: str | None = field(default_factory=_override)
+
+    def __post_init__(self) -> None:
+        self._check_shared(_TRAINABLE)
+        self._check_gemms()
+        _require_bool(self, "use_power_2_scales")
+
+    @property
+    def fp8_quant_fwd_inp(self) -> QParams:
+        return QParams(power_2_scale=self.use_power_2_scales)
+
+    fp8_quant_fwd_weight = fp8_quant_fwd_inp
+    fp8_quant_bwd_grad = fp8_quant_fwd_inp
+
+
+@dataclass(frozen=True)
+class MXFP8BlockScaling(Recipe):
+    """OCP microscaling: 32 elements along the contracted dimension share a power-of-two (E8M0) scale.
+
+    Attributes:
+        margin: must be 0: block scales have no history to leave headroom for.
+        fp8_format: encodings; E4M3 both ways by default, because block scales make E5M2's range unnecessary.
+        fp8_dpa, fp8_mha, backward_override: as in `DelayedScaling`.
+        enable_2d_quantization: 32x32 blocks for weights; not supported yet.
+    """
+
+    alignment: ClassVar[int] = 32
+
+    margin: int = 0
+    fp8_format: Format = Format.E4M3
+    fp8_dpa: bool = False
+    fp8_mha: bool = False
+    backward_override: str | None = field(default_factory=_override)
+    enable_2d_quantization: bool = False
+
+    def __post_init__(self) -> None:
+        self._check_shared(_TRAINABLE)
+        _require_bool(self, "enable_2d_quantization")
+
+    def unsupported_knob(self) -> str | None:
+        if self.margin != 0:
+            return f"margin={self.margin!r}; set it to 0"
+        if self.enable_2d_quantization:
+            return "enable_2d_quantization=True; set it to False"
+        return super().unsupported_knob()
+
+
+@dataclass(frozen=True)
+class Float8BlockScaling(Recipe):
+    """One scale per 1x128 (activations, gradients) or 128x128 (weights) values.
+
+    Attributes:
+        use_f32_scales: any float32 scale instead of powers of two. Default from NVTE_FP8_BLOCK_SCALING_FP32_SCALES.
+        fp8_format: encodings; E4M3 both ways by default.
+        x_block_scaling_dim, w_block_scaling_dim, grad_block_scaling_dim: 1 for 1x128 blocks, 2 for 128x128. Two
+            operands of one GEMM cannot both have 2.
+        fp8_gemm_fprop, fp8_gemm_dgrad, fp8_gemm_wgrad: accumulation; always split, since scales change along k.
+        fp8_dpa, fp8_mha, backward_override: as in `DelayedScaling`.
+        fp8_quant_fwd_inp, fp8_quant_fwd_weight, fp8_quant_bwd_grad: derived: how inputs, weights, gradients are cast.
+    """
+
+    use_f32_scales: bool = field(default_factory=_flag("NVTE_FP8_BLOCK_SCALING_FP32_SCALES"))
+    fp8_format: Format = Format.E4M3
+    x_block_scaling_dim: int = 1
+    w_block_scaling_dim: int = 2
+    grad_block_scaling_dim: int = 1
+    fp8_gemm_fprop: MMParams = MMParams(use_split_accumulator=True)
+    fp8_gemm_dgrad: MMParams = MMParams(use_split_accumulator=True)
+    fp8_gemm_wgrad: MMParams = MMParams(use_split_accumulator=True)
+    fp8_dpa: bool = False
+    fp8_mha: bool = False
+    backward_override: str | None = field(default_factory=_override)
+
+    def __post_init__(self) -> None:
+        self._check_shared(_TRAINABLE)
+        self._check_gemms()
+        _require_bool(self, "use_f32_scales")
+        dims = ("x_block_scaling_dim", "w_block_scaling_dim", "grad_block_scaling_dim")
+        for name in dims:
+            _require_choice(self, name, (1, 2))
+        if sum(getattr(self, name) == 2 for name in dims) > 1:
+            given = ", ".join(f"{name}={getattr(self, name)}" for name in dims)
+            raise ValueError(
+                f"Float8BlockScaling: {given}: at most one may be 2, every pair meets in a GEMM and 2D times 2D "
+                "is not defined"
+            )
+        for name in ("fp8_gemm_fprop", "fp8_gemm_dgrad", "fp8_gemm_wgrad"):
+            if not getattr(self, name).use_split_accumulator:
+                raise ValueError(f"Float8BlockScaling: {name} must have use_split_accumulator=True, got False")
+
+    @property
+    def fp8_quant_fwd_inp(self) -> QParams:
+        return QParams(power_2_scale=not self.use_f32_scales)
+
+    fp8_quant_fwd_weight = fp8_quant_fwd_inp
+    fp8_quant_bwd_grad = fp8_quant_fwd_inp
+
+
+@dataclass(frozen=True)
+class NVFP4BlockScaling(Recipe):
+    """4-bit training: E2M1 values, an E4M3 scale per 16 of them and one float32 scale per tensor.
+
+    Attributes:
+        disable_rht: no random Hadamard transform of the column-wise copies. Required so far.
+        disable_stochastic_rounding: round gradients to nearest even. Required so far.
+        disable_2d_quantization: one scale per 16 weights instead of per 16x16.
+        row_scaled_activation: one float32 scale per row of an activation; not supported yet.
+        nvfp4_4over6: tensors whose blocks choose between maxima of 4 and 6: ``none``, ``weights``, ``activations``,
+            ``all``; only ``none`` is supported yet.
+        nvfp4_4over6_e4m3_use_256: for which of them block scales span 256 instead of 448.
+        nvfp4_4over6_err_mode: how their candidates compare: ``MAE`` or ``MSE``.
+        fp4_format, fp8_format: of values and of block scales; fixed.
+        fp8_dpa, fp8_mha, backward_override: as in `DelayedScaling`.
+    """
+
+    alignment: ClassVar[int] = 32
+
+    disable_rht: bool = field(default_factory=_flag("NVTE_NVFP4_DISABLE_RHT"))
+    disable_stochastic_rounding: bool = field(default_factory=_flag("NVTE_NVFP4_DISABLE_STOCHASTIC_ROUNDING"))
+    disable_2d_quantization: bool = field(default_factory=_flag("NVTE_NVFP4_DISABLE_2D_QUANTIZATION"))
+    row_scaled_activation: bool = field(default_factory=_flag("NVTE_NVFP4_ROW_SCALED_ACTIVATION"))
+    nvfp4_4over6: str = field(default_factory=lambda: os.getenv("NVTE_NVFP4_4OVER6", "none"))
+    nvfp4_4over6_e4m3_use_256: str = field(default_factory=lambda: os.getenv("NVTE_NVFP4_4OVER6_E4M3_USE_256", "all"))
+    nvfp4_4over6_err_mode: str = field(default_factory=lambda: os.getenv("NVTE_NVFP4_4OVER6_ERR_MODE", "MAE").upper())
+    fp4_format: Format = Format.E2M1
+    fp8_format: Format = Format.E4M3
+    fp8_dpa: bool = False
+    fp8_mha: bool = False
+    backward_override: str | None = field(default_factory=_override)
+
+    def __post_init__(self) -> None:
+        self._check_shared((Format.E4M3,))
+        for name in ("disable_rht", "disable_stochastic_rounding", "disable_2d_quantization", "row_scaled_activation"):
+            _require_bool(self, name)
+        _require_choice(self, "fp4_format", (Format.E2M1,))
+        for name in ("nvfp4_4over6", "nvfp4_4over6_e4m3_use_256"):
+            _require_choice(self, name, ("none", "weights", "activations", "all"))
+        _require_choice(self, "nvfp4_4over6_err_mode", ("MAE", "MSE"))
+
+    def unsupported_knob(self) -> str | None:
+        if not self.disable_rht:
+            return "the random Hadamard transform; set disable_rht=True"
+        if not self.disable_stochastic_rounding:
+            return "stochastic rounding; set disable_stochastic_rounding=True"
+        if self.row_scaled_activation:
+            return "row_scaled_activation=True; set it to False"
+        if self.nvfp4_4over6 != "none":
+            return f"nvfp4_4over6={self.nvfp4_4over6!r}; set it to 'none'"
+        return super().unsupported_knob()
+
+
+@dataclass(frozen=True)
+class CustomRecipe(Recipe):
+    """Quantizers from a user's factory; not supported yet.
+
+    Attributes:
+        qfactory: called with a tensor's role, returns its quantizer.
+        fp8_format: encodings for whatever the factory leaves open.
+        fp8_dpa, fp8_mha, backward_override: as in `DelayedScaling`.
+        quantization_alignment: what GEMM dimensions must be multiples of.
+    """
+
+    qfactory: Callable[..., Any]
+    fp8_format: Format = Format.HYBRID
+    fp8_dpa: bool = False
+    fp8_mha: bool = False
+    backward_override: str | None = field(default_factory=_override)
+    quantization_alignment: int = 128
+
+    def __post_init__(self) -> None:
+        if not callable(self.qfactory):
+            raise TypeError(f"CustomRecipe: qfactory must be a function, got {self.qfactory!r}")
+        self._check_shared((Format.E4M3, Format.E5M2, Format.HYBRID))
+
+    def unsupported_knob(self) -> str | None:
+        return "qfactory, quantizers from a user's factory; use one of the other recipes"

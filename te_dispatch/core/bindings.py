@@ -1,0 +1,71 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""All operators under one effective policy: the unit that a scope enters and an autograd Function remembers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from te_dispatch.core.decision import Accepted
+from te_dispatch.core.dispatcher import Dispatcher
+from te_dispatch.core.operator import OPERATORS, Operator
+from te_dispatch.core.policy import Policy, merge
+
+if TYPE_CHECKING:
+    from te_dispatch.core.manager import OpManager
+
+#: Called after every operator call: (operator, the implementation that ran, arguments by position, result).
+Observer = Callable[[Operator, Accepted, tuple[Any, ...], Any], None]
+
+
+class Bindings:
+    """Attributes, beside one callable per operator name:
+
+    layers: the scope's own policy layers, strongest first; empty for the process-wide bindings.
+    observer: told of every call, or None.
+    """
+
+    def __init__(self, manager: OpManager, layers: tuple[Policy, ...] = (), observer: Observer | None = None) -> None:
+        self.manager = manager
+        self.layers = layers
+        self.observer = observer
+        self._policy: Policy | None = None
+        self.dispatchers: dict[str, Dispatcher] = {}
+        for operator in OPERATORS.values():
+            setattr(self, operator.name, self._first_call(operator))
+
+    def _first_call(self, operator: Operator) -> Callable[..., Any]:
+        def unresolved(*args: Any) -> Any:
+            dispatcher = self.dispatcher(operator)
+            return dispatcher.observed(*args) if self.observer else dispatcher.callable(*args)
+
+        return unresolved
+
+    @property
+    def policy(self) -> Policy:
+        """The effective policy: the scope's layers over the environment's, the process's and the default."""
+        if self._policy is None:
+            self._policy = merge([*self.layers, *self.manager.process_layers()])
+        return self._policy
+
+    def settle(self) -> None:
+        """Fix the policy before a weaker layer changes."""
+        if self._policy is None:
+            self._policy = self.policy
+
+    def dispatcher(self, operator: Operator) -> Dispatcher:
+        found = self.dispatchers.get(operator.name)
+        if found is None:
+            with self.manager.lock:
+                found = self.dispatchers.get(operator.name)
+                if found is None:
+                    found = self.dispatchers[operator.name] = Dispatcher(operator, self)
+                    if self.observer is not None:
+                        setattr(self, operator.name, found.observed)
+        return found
+
+    def publish(self, dispatcher: Dispatcher) -> None:
+        """Take a dispatcher's new callable over, and into the trampolines if these bindings are in force."""
+        if self.observer is None:
+            setattr(self, dispatcher.operator.name, dispatcher.callable)
+            self.manager.published(self, dispatcher)

@@ -1,0 +1,190 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Generated functions of the hot path.
+
+Three kinds, all with the operator's exact parameters:
+
+- the *trampoline*, what users call: tests one flag and forwards, by position, to a module global;
+- the *keyed* function a global may hold: looks the bound implementation up under a key of exactly the facts that
+  resolution read;
+- adapters for implementations that cannot be called positionally with every argument.
+
+Every function is compiled afresh, in a module that `sys.modules` knows under its real name: torch.compile takes guards
+through a function's ``__globals__['__name__']`` and caches per code object, so a foreign name or a shared code object
+would make it reuse a stale graph in silence.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import linecache
+import sys
+from collections.abc import Callable, Sequence
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+from te_dispatch.core.errors import Declined
+from te_dispatch.core.operator import Operator
+from te_dispatch.core.tables import Atom, Table, atom_expression
+from te_dispatch.numerics.quantized import FakeQuantized, Quantized, row_count
+
+_serial = itertools.count()
+
+#: Classes of operands whose format is an attribute rather than a dtype.
+RECORDS = frozenset((Quantized, FakeQuantized))
+
+
+def new_namespace(label: str) -> ModuleType:
+    """A module registered under its own name, for the trampolines of one manager."""
+    name = f"te_dispatch._bound.{label}_{next(_serial)}"
+    module = ModuleType(name, "Generated trampolines of one OpManager.")
+    module.__dict__.update(
+        _scoped=False, Declined=Declined, _RECORDS=RECORDS, _REAL=frozenset((Quantized,)), _SEQUENCES=(list, tuple)
+    )
+    module.__dict__["_rows"] = row_count
+    sys.modules[name] = module
+    return module
+
+
+def _compile(source: str, label: str, namespace: dict[str, Any], local: dict[str, Any] | None = None) -> None:
+    filename = f"<te_dispatch {label} {next(_serial)}>"
+    # Registered so that tracebacks, debuggers and torch.compile can show the source.
+    linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
+    exec(compile(source, filename, "exec"), namespace, local)
+
+
+def _arguments(operator: Operator) -> str:
+    return ", ".join(operator.signature.parameters)
+
+
+def _source(operator: Operator, body: str) -> str:
+    parameters = []
+    keyword_only = False
+    for p in operator.signature.parameters.values():
+        if p.kind is p.KEYWORD_ONLY and not keyword_only:
+            parameters.append("*")
+            keyword_only = True
+        # Real defaults are set on the function: as text they would only be approximations.
+        parameters.append(p.name if p.default is p.empty else f"{p.name}=None")
+    name, arguments = operator.name, _arguments(operator)
+    return (
+        f"def {name}({', '.join(parameters)}):\n"
+        f"    if _scoped:\n"
+        f"        return _{name}_scoped({arguments})\n"
+        f"    try:\n"
+        f"{body}"
+        f"    except Declined as declined:\n"
+        f"        return _{name}_declined(declined, {arguments})\n"
+    )
+
+
+def trampoline(operator: Operator, namespace: ModuleType) -> FunctionType:
+    """The public function. Expects ``_<name>``, ``_<name>_scoped`` and ``_<name>_declined`` in the namespace."""
+    name = operator.name
+    _compile(_source(operator, f"        return _{name}({_arguments(operator)})\n"), name, namespace.__dict__)
+    function: FunctionType = namespace.__dict__[name]
+    values = list(operator.signature.parameters.values())
+    positional = [p.default for p in values if p.kind is not p.KEYWORD_ONLY and p.default is not p.empty]
+    function.__defaults__ = tuple(positional) or None
+    keywords = {p.name: p.default for p in values if p.kind is p.KEYWORD_ONLY and p.default is not p.empty}
+    function.__kwdefaults__ = keywords or None
+    function.__doc__ = operator.doc
+    function.__module__ = "te_dispatch.ops"
+    function.__annotations__ = {p.name: p.annotation for p in values if p.annotation is not p.empty}
+    function.__annotations__["return"] = operator.signature.return_annotation
+    return function
+
+
+def inlined_code(operator: Operator, namespace: ModuleType, table: Table) -> CodeType:
+    """Code of a trampoline with a table's lookup inside, which saves a call. Its variables go into the namespace."""
+    # Its own names per table: a thread may still be in the code that reads the previous one's.
+    prefix = f"_{operator.name}_{table.serial}"
+    namespace.__dict__.update({f"{prefix}{name}": value for name, value in table.variables().items()})
+    scratch: dict[str, Any] = {}
+    _compile(_source(operator, table.body(_arguments(operator), " " * 8, prefix)), operator.name, scratch)
+    code: CodeType = scratch[operator.name].__code__
+    return code
+
+
+def key_expression(operator: Operator, atoms: Sequence[Atom], by_device: bool) -> str:
+    """Source of a tuple: the device and class of the operands, if asked for, then every fact or condition."""
+    parts = [operator.device, operator.device.removesuffix(".device") + ".__class__"] if by_device else []
+    parts += [atom_expression(operator, atom) for atom in atoms]
+    return f"({', '.join(parts)},)" if parts else "()"
+
+
+def keyed(operator: Operator, namespace: ModuleType, table: Table) -> Callable[..., Any]:
+    """A function of the operator's arguments, by position, that makes a table's lookup and calls what it finds."""
+    arguments = _arguments(operator)
+    variables = table.variables()
+    source = (
+        f"def make({', '.join(variables)}):\n"
+        f"    def {operator.name}_keyed({arguments}):\n"
+        f"{table.body(arguments, ' ' * 8)}"
+        f"    return {operator.name}_keyed\n"
+    )
+    local: dict[str, Any] = {}
+    _exec_in(source, f"{operator.name} keyed", namespace, local)
+    return local["make"](**variables)  # type: ignore[no-any-return]
+
+
+def guarding(
+    operator: Operator, namespace: ModuleType, bound: Callable[..., Any], declined: Callable[..., Any]
+) -> Callable[..., Any]:
+    """`bound` with its own handling of `Declined`, for pieces of composites, which no trampoline wraps."""
+    arguments = _arguments(operator)
+    source = (
+        f"def make(_bound, _on_declined):\n"
+        f"    def {operator.name}_guarded({arguments}):\n"
+        f"        try:\n"
+        f"            return _bound({arguments})\n"
+        f"        except Declined as declined:\n"
+        f"            return _on_declined(declined, {arguments})\n"
+        f"    return {operator.name}_guarded\n"
+    )
+    local: dict[str, Any] = {}
+    _exec_in(source, f"{operator.name} guarded", namespace, local)
+    return local["make"](bound, declined)  # type: ignore[no-any-return]
+
+
+def reader(operator: Operator, namespace: ModuleType, expression: str, label: str) -> Callable[..., Any]:
+    """A function of the operator's arguments that evaluates `expression`."""
+    source = (
+        f"def make():\n    def {operator.name}_{label}({_arguments(operator)}):\n        return {expression}\n"
+        f"    return {operator.name}_{label}\n"
+    )
+    local: dict[str, Any] = {}
+    _exec_in(source, f"{operator.name} {label}", namespace, local)
+    return local["make"]()  # type: ignore[no-any-return]
+
+
+def dropping_adapter(operator: Operator, twin: Callable[..., Any], lacking: tuple[str, ...]) -> Callable[..., Any]:
+    """Takes all arguments, passes those on that the implementation has."""
+    kept = ", ".join(name for name in operator.signature.parameters if name not in lacking)
+    source = (
+        f"def make(_twin):\n    def {operator.name}_adapter({_arguments(operator)}):\n        return _twin({kept})\n"
+        f"    return {operator.name}_adapter\n"
+    )
+    local: dict[str, Any] = {}
+    _exec_in(source, f"{operator.name} adapter", sys.modules[__name__], local)
+    return local["make"](twin)  # type: ignore[no-any-return]
+
+
+def keyword_launcher(operator: Operator, function: Callable[..., Any], lacking: tuple[str, ...]) -> Callable[..., Any]:
+    """For callables without code of their own to make a twin of: wrapped, variadic or compiled functions."""
+    passed = []
+    for p in operator.signature.parameters.values():
+        if p.name not in lacking:
+            passed.append(p.name if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD else f"{p.name}={p.name}")
+    source = (
+        f"def make(_function):\n    def {operator.name}_launcher({_arguments(operator)}):\n"
+        f"        return _function({', '.join(passed)})\n    return {operator.name}_launcher\n"
+    )
+    local: dict[str, Any] = {}
+    _exec_in(source, f"{operator.name} launcher", sys.modules[__name__], local)
+    return local["make"](function)  # type: ignore[no-any-return]
+
+
+def _exec_in(source: str, label: str, namespace: ModuleType, local: dict[str, Any]) -> None:
+    """Compile with the namespace as globals. `make` never enters it: two threads may be compiling at once."""
+    _compile(source, label, namespace.__dict__, local)

@@ -1,0 +1,202 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Finding backends: entry points of the group ``te_dispatch.backends``, listed and loaded through stevedore.
+
+stevedore's own listing goes through an on-disk cache that keys on coarse file times (a package reinstalled within two
+minutes is seen stale) and drops each entry point's distribution; `_FreshExtensionManager` lists afresh instead. A
+plugin that fails, in whatever way short of killing the process, is that plugin's failure and nobody else's, and a
+backend is registered whole or not at all.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from stevedore.extension import Extension, ExtensionManager
+
+from te_dispatch.core.manifest import API_VERSION, CLAIMS, TRAITS, Implementation, Manifest
+from te_dispatch.core.operator import Operator
+from te_dispatch.core.requirements import All, AnyOf, Compare, MultipleOf, NoneOf, OneOf, OnVendor
+from te_dispatch.core.snapshot import InstalledBackend, PluginFailure, Snapshot
+
+GROUP = "te_dispatch.backends"
+
+_log = logging.getLogger("te_dispatch")
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+class PluginLoadError(Exception):
+    """What a plugin did instead of loading, as an ordinary exception."""
+
+
+class _FreshExtensionManager(ExtensionManager):  # type: ignore[type-arg]
+    """stevedore's manager without its cache, tolerant of unreadable distributions and of plugins that exit."""
+
+    def __init__(self, namespace: str, on_failure: Callable[[Any, Any, BaseException], None]) -> None:
+        self.unreadable: list[PluginFailure] = []
+        super().__init__(namespace, on_load_failure_callback=on_failure)
+
+    def list_entry_points(self) -> list[importlib.metadata.EntryPoint]:
+        found: list[importlib.metadata.EntryPoint] = []
+        seen: set[str] = set()
+        for distribution in importlib.metadata.distributions():
+            try:
+                name = distribution.metadata["Name"]
+                # The first one on the path is the one that imports get; a doubled path is not a duplicate backend.
+                canonical = re.sub(r"[-_.]+", "-", name).lower()
+                if canonical in seen:
+                    continue
+                seen.add(canonical)
+                found += [ep for ep in distribution.entry_points if ep.group == self.namespace]
+            except Exception as error:
+                where = getattr(distribution, "_path", "an unreadable place")
+                if _mentions_group(distribution):
+                    self.unreadable.append(PluginFailure("?", str(where), "?", f"unreadable metadata: {error!r}"))
+        return found
+
+    def _load_one_plugin(self, ep: importlib.metadata.EntryPoint, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super()._load_one_plugin(ep, *args, **kwargs)
+        except (AssertionError, SystemExit) as error:
+            raise PluginLoadError(f"{type(error).__name__}: {error}") from error
+
+
+def _mentions_group(distribution: importlib.metadata.Distribution) -> bool:
+    try:
+        return GROUP in (distribution.read_text("entry_points.txt") or "")
+    except Exception:
+        return False  # its text cannot be read either, so nothing ties it to us
+
+
+def discover(operators: Mapping[str, Operator]) -> Snapshot:
+    """List, load and check every installed backend. Each failure is logged once as a warning and kept."""
+    failures: list[PluginFailure] = []
+
+    def failed(_: Any, entry_point: importlib.metadata.EntryPoint, error: BaseException) -> None:
+        failures.append(_failure(entry_point, _describe(error)))
+
+    manager = _FreshExtensionManager(GROUP, failed)
+    failures += manager.unreadable
+    snapshot = register(manager.extensions, operators)
+    failures += snapshot.failures
+    for failure in failures:
+        _log.warning("%s", failure)
+    return Snapshot(snapshot.backends, tuple(failures), unusable=snapshot.unusable)
+
+
+def register(extensions: list[Extension[Any]], operators: Mapping[str, Operator]) -> Snapshot:
+    """Check loaded extensions and make a snapshot of those that pass. Order does not matter."""
+    failures: list[PluginFailure] = []
+    passed: dict[str, list[InstalledBackend]] = {}
+    unusable: dict[str, str] = {}
+    for extension in extensions:
+        entry_point, manifest = extension.entry_point, cast(object, extension.plugin)
+        name, version = _distribution(entry_point)
+        try:
+            problem = check_manifest(manifest, entry_point.name)
+        except Exception as error:  # a field of another type than declared
+            problem = f"its manifest cannot be read: {type(error).__name__}: {error}"
+        if problem is not None:
+            failures.append(_failure(entry_point, problem))
+        else:
+            assert isinstance(manifest, Manifest)  # checked above
+            passed.setdefault(manifest.name, []).append(InstalledBackend(manifest, name, version))
+    backends: dict[str, InstalledBackend] = {}
+    for backend_name in sorted(passed):
+        same = passed[backend_name]
+        if len(same) > 1:
+            # Neither is taken: which one won would depend on the order of the path.
+            both = " and ".join(sorted(f"{b.distribution} {b.version}" for b in same))
+            reason = f"the name {backend_name!r} is declared by {both}; uninstall one"
+            failures += [PluginFailure(backend_name, b.distribution, b.version, reason) for b in same]
+            continue
+        backends[backend_name] = same[0]
+        unusable |= operator_problems(same[0].manifest, operators)
+    return Snapshot(backends, tuple(failures), unusable=unusable)
+
+
+def check_manifest(manifest: object, entry_point_name: str) -> str | None:
+    """What is wrong with a manifest as a whole, or None."""
+    api_version = getattr(manifest, "api_version", None)
+    if not isinstance(manifest, Manifest):
+        return f"its entry point is {type(manifest).__name__}, not a te_dispatch.core.manifest.Manifest"
+    if api_version != API_VERSION:
+        return f"api_version is {api_version!r}, this te_dispatch speaks {API_VERSION}"
+    if not isinstance(manifest.name, str) or not _NAME.fullmatch(manifest.name):
+        return f"its name {manifest.name!r} must be lower-case letters, digits and underscores"
+    if manifest.name != entry_point_name:
+        return f"the manifest is named {manifest.name!r}, the entry point {entry_point_name!r}; they must agree"
+    if manifest.name in ("native", "composite"):
+        return f"the name {manifest.name!r} is reserved"
+    seen: set[str] = set()
+    for implementation in manifest.implementations:
+        if not isinstance(implementation, Implementation):
+            return f"implementations holds {type(implementation).__name__}, not Implementation"
+        where = f"implementation {implementation.name!r}"
+        if not _NAME.fullmatch(implementation.name):
+            return f"{where}: the name must be lower-case letters, digits and underscores"
+        if implementation.name in seen:
+            return f"{where} is declared twice; names are unique within a backend"
+        seen.add(implementation.name)
+        wrong = next((c for c in implementation.requires if not _is_condition(c)), None)
+        if wrong is not None:
+            return f"{where}: requires holds {wrong!r}, which is no condition of te_dispatch.core.requirements"
+        if not isinstance(implementation.rank, int):
+            return f"{where}: rank must be a whole number, got {implementation.rank!r}"
+        if not re.fullmatch(r"[A-Za-z_]\w*@\d+", implementation.op):
+            return f"{where}: op must read 'operator@version', got {implementation.op!r}"
+        if not re.fullmatch(r"[\w.]+:[\w.]+", implementation.target):
+            return f"{where}: target must read 'module:attribute', got {implementation.target!r}"
+        for kind, given, known in (("claim", implementation.claims, CLAIMS), ("trait", implementation.traits, TRAITS)):
+            unknown = sorted(given - set(known))
+            if unknown:
+                return f"{where}: unknown {kind} {unknown[0]!r}; known: {', '.join(known)}"
+    return None
+
+
+def _is_condition(value: object) -> bool:
+    if isinstance(value, (All, AnyOf)):
+        return all(_is_condition(part) for part in value.parts)
+    if isinstance(value, OnVendor):
+        return _is_condition(value.condition)
+    return isinstance(value, (OneOf, NoneOf, Compare, MultipleOf))
+
+
+def operator_problems(manifest: Manifest, operators: Mapping[str, Operator]) -> dict[str, str]:
+    """Implementation id -> why it cannot be used, for operators or versions this runtime does not have."""
+    problems: dict[str, str] = {}
+    for implementation in manifest.implementations:
+        operator = operators.get(implementation.operator)
+        candidate = f"{manifest.name}.{implementation.name}"
+        if operator is None:
+            problems[candidate] = f"operator {implementation.operator!r} does not exist in this te_dispatch"
+        elif operator.version != implementation.operator_version:
+            problems[candidate] = (
+                f"written for {implementation.op}, this te_dispatch has {operator.name}@{operator.version}"
+            )
+        else:
+            unread = {name for c in implementation.requires for name in c.reads() if not name.startswith("device.")}
+            unknown = sorted(unread - set(operator.facts))
+            if unknown:
+                problems[candidate] = f"requires a fact that {operator.name} does not have: {unknown[0]}"
+    return problems
+
+
+def _distribution(entry_point: importlib.metadata.EntryPoint) -> tuple[str, str]:
+    distribution = entry_point.dist
+    if distribution is None:
+        return "unknown distribution", "?"
+    return distribution.metadata["Name"], distribution.version
+
+
+def _failure(entry_point: importlib.metadata.EntryPoint, reason: str) -> PluginFailure:
+    return PluginFailure(entry_point.name, *_distribution(entry_point), reason)
+
+
+def _describe(error: BaseException) -> str:
+    if isinstance(error, PluginLoadError):
+        return f"raised {error} while it was imported"
+    return f"cannot be imported: {type(error).__name__}: {error}"

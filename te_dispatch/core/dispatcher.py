@@ -1,0 +1,376 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Steps 5 to 7 of the dispatch contract for one operator under one policy: bind, call, decline, give up.
+
+A dispatcher owns the callable that its operator's trampoline forwards to. It starts as `Dispatcher.miss`, which
+resolves; afterwards it is either the bound implementation itself, where nothing about a call could change the winner,
+or a generated function that looks the winner up by exactly the facts that resolution read. When a new call reads
+more facts, the function is generated again with the larger key.
+
+`Declined`, raised before anything is written, moves one call on to the next candidate. It is remembered for that
+call's shapes and options alone; the memory is consulted only under keys where something has declined.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from te_dispatch.core import codegen
+from te_dispatch.core.bind import positional
+from te_dispatch.core.decision import Accepted, Decision
+from te_dispatch.core.errors import BindError, Declined, DispatchError, NoImplementation
+from te_dispatch.core.facts import UNKNOWN, DeviceFacts, FactValue
+from te_dispatch.core.operator import OPERATORS, Operator
+from te_dispatch.core.resolve import COMPOSITE, resolve, resolve_recorded
+from te_dispatch.core.snapshot import Snapshot
+from te_dispatch.core.tables import NO_DEVICE, Atom, Table
+
+if TYPE_CHECKING:
+    from te_dispatch.core.bindings import Bindings
+
+#: How many distinct calls one binding remembers declines of before it starts over.
+_MEMORY = 4096
+#: In elements: as coarse as the alignments that kernels ask for.
+_ALIGNMENT = 128
+
+
+class Declines:
+    """Which candidates declined one call, and why; decided again from that call's own facts."""
+
+    __slots__ = ("decision", "last", "reasons", "snapshot")
+
+    def __init__(self) -> None:
+        self.reasons: dict[str, str] = {}
+        self.last: Declined | None = None
+        self.decision: Decision | None = None
+        self.snapshot: Snapshot | None = None
+
+    def add(self, candidate: str, declined: Declined) -> None:
+        self.reasons[candidate] = str(declined) or "no reason given"
+        # Without its frames, which would keep the call's tensors alive.
+        self.last = Declined(*declined.args)
+
+
+class Entry:
+    """What one key resolved to."""
+
+    __slots__ = ("bound", "decision", "memory")
+
+    def __init__(self, decision: Decision, bound: Callable[..., Any]) -> None:
+        self.decision = decision
+        self.bound = bound
+        #: full description of a call -> what declined it
+        self.memory: dict[Any, Declines] = {}
+
+    @property
+    def chosen(self) -> Accepted:
+        return self.decision.accepted[0]
+
+    def remember(self, call: Any, candidate: str, declined: Declined) -> None:
+        if len(self.memory) >= _MEMORY:
+            self.memory.clear()
+        self.memory.setdefault(call, Declines()).add(candidate, declined)
+
+
+class Dispatcher:
+    """One operator under one `Bindings`."""
+
+    def __init__(self, operator: Operator, bindings: Bindings) -> None:
+        self.operator = operator
+        self.bindings = bindings
+        self.manager = bindings.manager
+        self.atoms: list[Atom] = []
+        self.by_device = False
+        self.entries: dict[Any, Entry] = {}
+        #: Entries under smaller keys of the past: their calls were made, so a plan tells of them.
+        self.settled: list[Entry] = []
+        self.table: Table | None = None
+        self._published: Table | None = None
+        #: What the trampoline forwards to.
+        self.callable: Callable[..., Any] = self.miss
+        self._key: Callable[..., Any] | None = None
+        self._device = codegen.reader(operator, self.manager.namespace, operator.device, "device")
+
+    # -- the slow path --------------------------------------------------------------------------------------------
+
+    def miss(self, *args: Any) -> Any:
+        """Resolve, publish the result, and make the call."""
+        device = self._device(*args)
+        if self.manager.imitated(device, args):
+            return self.operator.shape(**dict(zip(self.operator.signature.parameters, args)))
+        entry = self.entry(args, device)
+        try:
+            return entry.bound(*args)
+        except Declined as declined:
+            return self.declined(declined, *args)
+
+    def entry(self, args: tuple[Any, ...], device: Any = None) -> Entry:
+        """The entry a call belongs to, resolved if need be."""
+        with self.manager.lock:
+            if self._key is not None:
+                found = self.entries.get(self._key(*args))
+                if found is not None:
+                    return found
+            self.manager.refuse_during_capture(self.operator.name)
+            facts = self.manager.device_facts(device if device is not None else self._device(*args))
+            decision, reads, bound = self._resolve_and_bind(self.facts(args), facts)
+            reads, by_device = self._elsewhere(decision, reads)
+            return self._publish(args, decision, reads, by_device, bound)
+
+    def facts(self, args: tuple[Any, ...]) -> dict[str, FactValue]:
+        """All facts of a call, canonical. A fact whose expression does not apply to these arguments is unknown."""
+        readers = self.manager.fact_readers(self.operator)
+        out: dict[str, FactValue] = {}
+        for name, fact in self.operator.facts.items():
+            try:
+                out[name] = fact.canonical(readers[name](*args))
+            except (AttributeError, IndexError, TypeError):
+                out[name] = UNKNOWN
+        return out
+
+    def _resolve_and_bind(
+        self, call: dict[str, FactValue], device: DeviceFacts
+    ) -> tuple[Decision, frozenset[Atom], Callable[..., Any]]:
+        while True:
+            snapshot = self.manager.snapshot
+            decision, reads = resolve_recorded(self.operator, call, device, self.bindings.policy, snapshot)
+            if decision.chosen is None:
+                raise NoImplementation(decision.table())
+            try:
+                bound = self.bind(decision.chosen)
+            except BindError:
+                bound = None
+            # A failed import, or a signature found to lack a parameter, made a new snapshot: decide again.
+            if self.manager.snapshot is snapshot:
+                assert bound is not None
+                self.manager.announce(decision)
+                return decision, reads, bound
+
+    def _elsewhere(self, decision: Decision, reads: frozenset[Atom]) -> tuple[frozenset[Atom], bool]:
+        """The facts that matter on any device of this process, and whether the device itself does.
+
+        It does not where the same call has the same winner on all of them and that winner takes meta and fake
+        tensors, as one made of PyTorch operations does.
+        """
+        if not _traceable(decision):
+            return reads, True
+        assert decision.chosen is not None
+        for device in self.manager.seen_devices() if self.manager.several_devices() else ():
+            other, others_reads = resolve_recorded(
+                self.operator, decision.call, device, self.bindings.policy, self.manager.snapshot
+            )
+            if other.chosen is None or not _same(other.chosen, decision.chosen):
+                return reads, True
+            reads |= others_reads
+        return reads, False
+
+    def bind(self, accepted: Accepted) -> Callable[..., Any]:
+        """A callable for a candidate that takes every argument by position.
+
+        Raises:
+            BindError: after recording the failure in a new snapshot.
+        """
+        if not accepted.id.startswith(f"{COMPOSITE}."):
+            return self.manager.bound(self.operator, accepted.id)
+        name = accepted.id.partition(".")[2]
+        decomposition = next(d for d in self.operator.decompositions if d.name == name)
+        pieces = {}
+        for piece_name, piece in accepted.pieces.items():
+            assert piece.chosen is not None
+            dispatcher = self.bindings.dispatcher(OPERATORS[piece.operator])
+            # The whole's key holds every fact that the pieces' resolutions read, so their winners are settled here.
+            pieces[piece_name] = codegen.guarding(
+                dispatcher.operator,
+                self.manager.namespace,
+                dispatcher.bind(piece.chosen),
+                dispatcher.piece_declined(piece.chosen.id),
+            )
+        return positional(self.operator, decomposition.build(**pieces), ())
+
+    def _publish(
+        self,
+        args: tuple[Any, ...],
+        decision: Decision,
+        reads: frozenset[Atom],
+        by_device: bool,
+        bound: Callable[..., Any],
+    ) -> Entry:
+        by_device = by_device or self.by_device
+        grown = [atom for atom in sorted(reads, key=repr) if atom not in self.atoms and atom[0] in self.operator.facts]
+        if self._key is None or grown or by_device != self.by_device:
+            # New objects throughout: a thread may still be running the function that reads the old ones.
+            self.atoms = [*self.atoms, *grown]
+            self.by_device = by_device
+            self.settled += self.entries.values()
+            self.entries = {}
+            expression = codegen.key_expression(self.operator, self.atoms, by_device)
+            self._key = codegen.reader(self.operator, self.manager.namespace, expression, "key")
+            devices = self.manager.device_mode() if by_device else NO_DEVICE
+            self.table = Table(self.operator, self.atoms, devices, self.miss)
+        entry = self.entries[self._key(*args)] = Entry(decision, bound)
+        self._route(args, bound)
+        return entry
+
+    def _route(self, args: tuple[Any, ...], function: Callable[..., Any]) -> None:
+        """Let calls with the same key as this one go to `function`."""
+        assert self.table is not None and self._key is not None
+        if not self.keyed:
+            self.callable = function
+        else:
+            key = self._key(*args)
+            self.table.insert(
+                self._device(*args) if self.by_device else None, key[2:] if self.by_device else key, function
+            )
+            if self.table.atoms and self._published is self.table:
+                return  # the generated function reads the table that has just grown
+            self.callable = codegen.keyed(self.operator, self.manager.namespace, self.table)
+        self.bindings.publish(self)
+        self._published = self.table
+
+    @property
+    def keyed(self) -> bool:
+        return bool(self.atoms) or self.by_device
+
+    # -- declining ------------------------------------------------------------------------------------------------
+
+    def declined(self, declined: Declined, *args: Any) -> Any:
+        """Go on after the first candidate of this call's entry declined."""
+        entry = self.entry(args)
+        return self._fall_back(entry, entry.chosen.id, declined, args)[1]
+
+    def piece_declined(self, candidate: str) -> Callable[..., Any]:
+        """`declined` for a candidate bound into a composite, which need not be first for such a call made directly."""
+
+        def declined(exception: Declined, *args: Any) -> Any:
+            return self._fall_back(self.entry(args), candidate, exception, args)[1]
+
+        return declined
+
+    def _fall_back(
+        self, entry: Entry, candidate: str, declined: Declined, args: tuple[Any, ...]
+    ) -> tuple[Accepted, Any]:
+        if self.operator.backward:
+            # The forward checked the backward's requirements, and gradients of two kernels must not be mixed.
+            message = f"{candidate} declined a backward ({declined}); a backward's conditions belong in its manifest"
+            raise DispatchError(message) from declined
+        call = describe(args)
+        entry.remember(call, candidate, declined)
+        self._guard(args, entry)
+        return self._run(entry, call, args, declined)
+
+    def _guard(self, args: tuple[Any, ...], entry: Entry) -> None:
+        """From now on ask the memory first, under this key only."""
+
+        def guarded(*args: Any) -> Any:
+            call = describe(args)
+            if call in entry.memory:
+                return self._run(entry, call, args)[1]
+            try:
+                return entry.bound(*args)
+            except Declined as declined:
+                entry.remember(call, entry.chosen.id, declined)
+                return self._run(entry, call, args, declined)[1]
+
+        with self.manager.lock:
+            self._route(args, guarded)
+
+    def _run(
+        self, entry: Entry, call: Any, args: tuple[Any, ...], last: Declined | None = None
+    ) -> tuple[Accepted, Any]:
+        """Try the candidates that have not declined this call, in order.
+
+        The entry's own decision speaks of the call that made it. Calls of one key share its winner and may differ in
+        everything else, so what comes after the winner is decided from this call's facts.
+        """
+        device = self._device(*args)
+        if self.manager.imitated(device, args):
+            return entry.chosen, self.operator.shape(**dict(zip(self.operator.signature.parameters, args)))
+        memory = entry.memory.get(call) or Declines()
+        while True:
+            snapshot = self.manager.snapshot
+            if memory.decision is None or memory.snapshot is not snapshot:
+                facts, where = self.facts(args), self.manager.device_facts(device)
+                memory.decision = resolve(self.operator, facts, where, self.bindings.policy, snapshot)
+                memory.snapshot = snapshot
+            accepted = next((a for a in memory.decision.accepted if a.id not in memory.reasons), None)
+            if accepted is None:
+                reasons = "\n".join(f"  {name}  declined: {why}" for name, why in memory.reasons.items())
+                table = memory.decision.table()
+                raise NoImplementation(f"{table}\nevery candidate declined:\n{reasons}") from (last or memory.last)
+            with contextlib.suppress(BindError):
+                bound = self.bind(accepted)
+            # A failed import, or a signature found to lack a parameter, made a new snapshot: decide again.
+            if self.manager.snapshot is not snapshot:
+                continue
+            try:
+                return accepted, bound(*args)
+            except Declined as declined:
+                last = declined
+                memory.add(accepted.id, declined)
+
+    # -- observation ----------------------------------------------------------------------------------------------
+
+    def observed(self, *args: Any) -> Any:
+        """Make a call and tell the bindings' observer which implementation ran."""
+        device = self._device(*args)
+        if self.manager.imitated(device, args):
+            return self.miss(*args)
+        entry = self.entry(args, device)
+        call = describe(args)
+        if call in entry.memory:
+            ran, result = self._run(entry, call, args)
+        else:
+            try:
+                ran, result = entry.chosen, entry.bound(*args)
+            except Declined as declined:
+                ran, result = self._fall_back(entry, entry.chosen.id, declined, args)
+        assert self.bindings.observer is not None
+        self.bindings.observer(self.operator, ran, args, result)
+        return result
+
+
+def _same(one: Accepted, other: Accepted) -> bool:
+    """Whether two candidates are the same implementation, with the same pieces if composite."""
+    if one.id != other.id or one.pieces.keys() != other.pieces.keys():
+        return False
+    pairs = [(piece.chosen, other.pieces[name].chosen) for name, piece in one.pieces.items()]
+    return all(a is not None and b is not None and _same(a, b) for a, b in pairs)
+
+
+def _traceable(decision: Decision) -> bool:
+    """Whether every candidate that may run consists of PyTorch operations, which accept meta and fake tensors."""
+    chosen = decision.chosen
+    if chosen is None:
+        return False
+    if chosen.pieces:
+        return all(_traceable(piece) for piece in chosen.pieces.values())
+    return "plain_torch" in chosen.traits
+
+
+def describe(args: tuple[Any, ...]) -> Any:
+    """Everything about a call's arguments that an implementation may decline for, as a hashable value."""
+    return tuple(_describe(a) for a in args)
+
+
+def _describe(value: Any) -> Any:
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, (bool, int, float)):
+        return (value.__class__, value)  # True, 1 and 1.0 are equal
+    if isinstance(value, (list, tuple)):
+        return tuple(_describe(v) for v in value)
+    if hasattr(value, "stride"):
+        # Implementations decline for alignment too, which views differ in by their offset.
+        offset = getattr(value, "storage_offset", None)
+        aligned = None if offset is None else offset() % _ALIGNMENT
+        return (tuple(value.shape), tuple(value.stride()), value.dtype, value.device, aligned)
+    if hasattr(value, "row_data"):
+        parts = (value.row_data, value.col_data, value.row_scale_inv, value.col_scale_inv)
+        return (tuple(value.shape), value.encoding, value.scaling, value.scale_layout, value.dtype, _describe(parts))
+    if dataclasses.is_dataclass(value):  # a quantizer
+        return (value.__class__, *(_describe(getattr(value, field.name)) for field in dataclasses.fields(value)))
+    if hasattr(value, "implementation"):  # what a forward saved
+        return (value.implementation, value.format, _describe(value.tensors), _describe(value.options))
+    return str(value)

@@ -1,0 +1,447 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""The OpManager: one per process by default, more where a test or a tool wants its own.
+
+One immutable snapshot is the truth and is replaced in one assignment; everything else is a cache of what follows from
+it. The lock guards writers only: nothing on the hot path takes it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import CodeType, SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from te_dispatch.core import codegen
+from te_dispatch.core.bind import BIND_HOOKS, import_target, load, positional
+from te_dispatch.core.bindings import Bindings, Observer
+from te_dispatch.core.decision import Decision
+from te_dispatch.core.devices import is_imitation, probe_device
+from te_dispatch.core.errors import BindError, CaptureError, Declined
+from te_dispatch.core.facts import DeviceFacts
+from te_dispatch.core.operator import OPERATORS, Operator
+from te_dispatch.core.policy import Policy
+from te_dispatch.core.snapshot import Snapshot
+from te_dispatch.core.startup import no_collection
+from te_dispatch.core.tables import ANY, CPU_ONLY
+from te_dispatch.numerics.quantized import Quantized
+
+if TYPE_CHECKING:
+    from te_dispatch.core.dispatcher import Dispatcher
+    from te_dispatch.core.environment import Debug
+    from te_dispatch.core.policy_known import Known
+
+_log = logging.getLogger("te_dispatch")
+_managers: weakref.WeakSet[OpManager] = weakref.WeakSet()
+
+
+class _Mirror(threading.local):
+    """The bindings of the scope this thread is in, for torch.compile, which cannot read a context variable."""
+
+    def __init__(self) -> None:
+        self.bindings: Bindings | None = None
+
+
+class OpManager:
+    """Holds the registry, the policies and the trampolines.
+
+    Args:
+        snapshot: registry to use; None discovers installed backends at the first resolution.
+        environ: environment variables to read; None for the process's, read at the first resolution.
+        label: part of the generated module's name.
+    """
+
+    def __init__(
+        self, snapshot: Snapshot | None = None, environ: Mapping[str, str] | None = None, label: str = "manager"
+    ) -> None:
+        self.lock = threading.RLock()
+        self.namespace = codegen.new_namespace(label)
+        self._snapshot = snapshot
+        self._probed_availability = False
+        self._environ = environ
+        self._environment: tuple[Policy, ...] | None = None
+        self._set_layer: Policy | None = None
+        self._default_layer: Policy | None = None
+        self._devices: dict[tuple[str, int | None], DeviceFacts] = {}
+        self._several: bool | None = None
+        self._known: Known | None = None
+        self._debug: Debug | None = None
+        self._bound: dict[str, Callable[..., Any]] = {}
+        self._readers: dict[str, dict[str, Callable[..., Any]]] = {}
+        self._announced: set[tuple[str, ...]] = set()
+        self._scopes: dict[tuple[str, ...], Bindings] = {}
+        self._forwarding: dict[str, CodeType] = {}
+        self._codes: list[CodeType] = []
+        self._active_scopes = 0
+        self._current: ContextVar[Bindings | None] = ContextVar(f"te_dispatch.{label}.scope", default=None)
+        self.mirror = _Mirror()
+        self.probe_problems: list[str] = []
+        self.bindings = Bindings(self)
+        self.ops = SimpleNamespace()
+        for operator in OPERATORS.values():
+            self._install(operator)
+        _managers.add(self)
+
+    def _install(self, operator: Operator) -> None:
+        name = operator.name
+        variables = self.namespace.__dict__
+        variables[f"_{name}"] = getattr(self.bindings, name)
+
+        def scoped(*args: Any) -> Any:
+            bindings = self._current.get() or self.bindings
+            try:
+                return getattr(bindings, name)(*args)
+            except Declined as declined:
+                return bindings.dispatcher(operator).declined(declined, *args)
+
+        def declined(exception: Any, *args: Any) -> Any:
+            return self.bindings.dispatcher(operator).declined(exception, *args)
+
+        variables[f"_{name}_scoped"] = scoped
+        variables[f"_{name}_declined"] = declined
+        function = codegen.trampoline(operator, self.namespace)
+        self._forwarding[name] = function.__code__
+        setattr(self.ops, name, function)
+
+    # -- registry -------------------------------------------------------------------------------------------------
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The registry, discovered on first use."""
+        with self.lock:
+            if self._snapshot is None:
+                with no_collection():
+                    from te_dispatch.core.discovery import discover
+
+                    self._snapshot = discover(OPERATORS)
+            if not self._probed_availability:
+                self._probed_availability = True
+                self._snapshot = self._with_availability(self._snapshot)
+            return self._snapshot
+
+    def _with_availability(self, snapshot: Snapshot) -> Snapshot:
+        unavailable = dict(snapshot.unavailable)
+        for backend in snapshot.backends.values():
+            if backend.manifest.unavailable is None:
+                continue
+            try:
+                reason = import_target(backend.manifest.unavailable)()
+            except (Exception, SystemExit) as error:
+                reason = f"its check of this machine raised {type(error).__name__}: {error}"
+                self.probe_problems.append(f"backend {backend.name!r}: {reason}")
+                _log.warning("backend %r: %s", backend.name, reason)
+            if reason is not None:
+                unavailable[backend.name] = str(reason)
+        return dataclasses.replace(snapshot, unavailable=unavailable)
+
+    def bound(self, operator: Operator, candidate: str) -> Callable[..., Any]:
+        """An implementation, imported and checked, as a callable that takes every argument by position.
+
+        Raises:
+            BindError: after putting the reason into a new snapshot.
+        """
+        found = self._bound.get(candidate)
+        if found is not None:
+            return found
+        with self.lock:
+            _, implementation = self.snapshot.implementation(candidate)
+            try:
+                function, lacking = load(operator, candidate, implementation.target)
+            except BindError as error:
+                _log.warning("%s", error)
+                self._snapshot = self.snapshot.with_unusable(candidate, str(error))
+                raise
+            if lacking and candidate not in self.snapshot.lacking:
+                self._snapshot = self.snapshot.with_lacking(candidate, lacking)
+            callable_ = positional(operator, function, lacking)
+            for hook in BIND_HOOKS:
+                hook(operator, candidate, implementation.version, callable_, implementation.traits)
+            self._bound[candidate] = callable_
+            return callable_
+
+    def attribute(self, operator: Operator, candidate: str, name: str) -> Any:
+        """An attribute of an implementation's function, e.g. a GEMM's ``operand_format``; None if it has none."""
+        _, implementation = self.snapshot.implementation(candidate)
+        return getattr(import_target(implementation.target), name, None)
+
+    def fact_readers(self, operator: Operator) -> dict[str, Callable[..., Any]]:
+        found = self._readers.get(operator.name)
+        if found is None:
+            found = self._readers[operator.name] = {
+                name: codegen.reader(operator, self.namespace, fact.expression, "fact")
+                for name, fact in operator.facts.items()
+            }
+        return found
+
+    # -- devices --------------------------------------------------------------------------------------------------
+
+    def device_facts(self, device: Any) -> DeviceFacts:
+        """Facts of a ``torch.device`` (or anything with ``type`` and ``index``), probed once."""
+        key = (device.type, device.index)
+        found = self._devices.get(key)
+        if found is None:
+            with self.lock:
+                found, problems = probe_device(self.snapshot, *key)
+                for problem in problems:
+                    _log.warning("%s", problem)
+                self.probe_problems += problems
+                self._devices[key] = found
+        return found
+
+    def seen_devices(self) -> list[DeviceFacts]:
+        """Facts of the CPU, the current accelerator if there is one, and every device met so far."""
+        torch = sys.modules.get("torch")
+        accelerator = getattr(torch, "accelerator", None)
+        if accelerator is not None and accelerator.is_available():
+            self.device_facts(accelerator.current_accelerator())
+        self.device_facts(SimpleNamespace(type="cpu", index=None))
+        return list(self._devices.values())
+
+    def several_devices(self) -> bool:
+        """Whether calls on different kinds of devices may meet in this process."""
+        if self._several is None:
+            torch = sys.modules.get("torch")
+            accelerator = getattr(torch, "accelerator", None)
+            self._several = bool(accelerator is not None and accelerator.is_available())
+        return self._several
+
+    def device_mode(self) -> str:
+        """How a lookup tells this process's devices apart (`te_dispatch.core.tables.Table`)."""
+        torch = sys.modules.get("torch")
+        if torch is None:
+            return ANY
+        self.namespace.__dict__["_REAL"] = frozenset((torch.Tensor, torch.nn.Parameter, Quantized))
+        if not self.several_devices():
+            return CPU_ONLY
+        kind = torch.accelerator.current_accelerator().type
+        attribute = f"is_{kind}"
+        archs = {self.device_facts(torch.device(kind, i)).arch for i in range(torch.accelerator.device_count())}
+        return attribute if len(archs) == 1 and hasattr(torch.Tensor, attribute) else ANY
+
+    def imitated(self, device: Any, args: tuple[Any, ...]) -> bool:
+        return is_imitation(device, args)
+
+    def refuse_during_capture(self, operator: str) -> None:
+        """Resolution imports, allocates and may synchronize: none of it may happen inside a CUDA graph capture."""
+        torch = sys.modules.get("torch")
+        if torch is None or not self.several_devices() or not torch.cuda.is_available():
+            return
+        if torch.cuda.is_current_stream_capturing():
+            raise CaptureError(
+                f"{operator}: this combination of device, dtypes and options has not been called yet, and resolving "
+                "it is not possible during CUDA graph capture; run the step once before capturing it"
+            )
+
+    def announce(self, decision: Decision) -> None:
+        """Warn, once each, of a slow path and of an order that only names decided."""
+        chosen = decision.chosen
+        assert chosen is not None
+        where = decision.device.label()
+        asked_for = any(rejected.where == "policy" for rejected in decision.rejected)
+        if "emulated" in chosen.traits and not asked_for and self._once("emulated", chosen.id, where):
+            _log.warning(
+                "%s runs emulated on %s (%s): no installed backend has a real implementation for this call; "
+                "te-dispatch explain %s shows why",
+                decision.operator, where, chosen.id, decision.operator,
+            )  # fmt: skip
+        debug = self._debug
+        asked = debug is not None and debug.enabled and OPERATORS[decision.operator].family == "attention"
+        if asked and self._once("debug", decision.operator, chosen.id, where):
+            level = 0 if debug is None else debug.level
+            _log.warning("%s", decision.table() if level >= 2 else f"{decision.operator}: {chosen.id}")
+        if decision.tie and self._once("tie", *decision.tie, where):
+            _log.warning(
+                "%s on %s: %s are equally placed and %s was taken by name; set `prefer` in a policy to choose",
+                decision.operator, where, " and ".join(decision.tie), chosen.id,
+            )  # fmt: skip
+
+    def _once(self, *what: str) -> bool:
+        if what in self._announced:
+            return False
+        self._announced.add(what)
+        return True
+
+    # -- policies -------------------------------------------------------------------------------------------------
+
+    def process_layers(self) -> list[Policy]:
+        """The layers below any scope, strongest first: environment, `set_policy`, the shipped default."""
+        with self.lock, no_collection():
+            from te_dispatch.core.environment import debug_setting, environment_layers
+            from te_dispatch.core.policy_file import load_policy
+
+            if self._environment is None:
+                environ = os.environ if self._environ is None else self._environ
+                self._environment = tuple(environment_layers(environ, self.known()))
+                self._debug = debug_setting(environ)
+            if self._default_layer is None:
+                self._default_layer = load_policy("default", self.known())
+            chosen = [self._set_layer] if self._set_layer is not None else []
+            return [*self._environment, *chosen, self._default_layer]
+
+    def known(self) -> Known:
+        """The words that policies may use on this machine."""
+        from te_dispatch.core.policy_known import Known
+
+        if self._known is None:
+            self._known = Known.of([b.manifest for b in self.snapshot.backends.values()], OPERATORS)
+        return self._known
+
+    def _layer(self, policy: Policy | str | os.PathLike[str]) -> Policy:
+        if isinstance(policy, Policy):
+            return policy
+        from te_dispatch.core.policy_file import load_policy
+
+        return load_policy(policy, self.known())
+
+    def set_policy(self, policy: Policy | str | os.PathLike[str] | None) -> None:
+        """Put a policy in force for the whole process, below the environment's; None goes back to the default.
+
+        Calls made afterwards resolve anew; backwards of earlier forwards run under the policy those saw.
+
+        Raises:
+            PolicyError: nothing is changed.
+        """
+        layer = None if policy is None else self._layer(policy)
+        with self.lock:
+            self._settle()
+            self._set_layer = layer
+            self._rebind()
+
+    def reload_environment(self) -> None:
+        """Read TE_DISPATCH_* and NVTE_* again."""
+        with self.lock:
+            self._settle()
+            self._environment = None
+            self._rebind()
+
+    def replace_snapshot(self, snapshot: Snapshot | None = None) -> None:
+        """Take another registry into use, at once and for cached calls too; None discovers what is installed now.
+
+        Scopes that are open keep what they had resolved: their backwards must find their forwards' implementations.
+        """
+        with self.lock:
+            self._settle()
+            self._snapshot = snapshot
+            self._probed_availability = False
+            self._known = None
+            self._environment = self._default_layer = None  # read again: their words are checked against what is known
+            self._devices = {}
+            self._bound = {}
+            self._rebind()
+
+    def _settle(self) -> None:
+        """Bindings that somebody may have captured keep the policy that was in force until now."""
+        if self._default_layer is not None:
+            for bindings in (self.bindings, *self._scopes.values()):
+                bindings.settle()
+
+    def _rebind(self) -> None:
+        self._scopes.clear()
+        bindings = Bindings(self)
+        self.bindings = bindings
+        for name in OPERATORS:
+            self.namespace.__dict__[f"_{name}"] = getattr(bindings, name)
+            self._use_code(name, self._forwarding[name])
+
+    def published(self, bindings: Bindings, dispatcher: Dispatcher) -> None:
+        """A dispatcher's new callable becomes the trampoline's, if its bindings are still those of the process."""
+        if bindings is not self.bindings:
+            return
+        name = dispatcher.operator.name
+        self.namespace.__dict__[f"_{name}"] = dispatcher.callable
+        if dispatcher.keyed and dispatcher.table is not None:
+            self._use_code(name, codegen.inlined_code(dispatcher.operator, self.namespace, dispatcher.table))
+        else:
+            self._use_code(name, self._forwarding[name])
+
+    def _use_code(self, name: str, code: CodeType) -> None:
+        """Replace a trampoline's body. Old code stays alive: torch.compile tells code objects apart by address."""
+        self._codes.append(code)
+        getattr(self.ops, name).__code__ = code
+
+    # -- scopes ---------------------------------------------------------------------------------------------------
+
+    def capture(self) -> Bindings:
+        """The bindings in force here and now; give them to `reenter` elsewhere."""
+        return self._current.get() or self.bindings
+
+    @contextmanager
+    def reenter(self, bindings: Bindings) -> Iterator[None]:
+        """Run a block under bindings captured elsewhere, e.g. a backward under its forward's."""
+        mirrored = self.mirror.bindings
+        token = self._current.set(bindings)
+        self.mirror.bindings = bindings
+        self._count_scopes(1)
+        try:
+            yield
+        finally:
+            self._count_scopes(-1)
+            self.mirror.bindings = mirrored
+            self._current.reset(token)
+
+    def _count_scopes(self, step: int) -> None:
+        with self.lock:
+            self._active_scopes += step
+            # A flag and not the counter: torch.compile guards on its value.
+            self.namespace.__dict__["_scoped"] = self._active_scopes > 0
+
+    def scope(self, layer: Policy, observer: Observer | None = None) -> Bindings:
+        """Bindings of the current scope with one more layer on top. Equal scopes share theirs, and what they bound."""
+        outer = self._current.get()
+        layers = (layer, *(outer.layers if outer is not None else ()))
+        if observer is None and outer is not None:
+            observer = outer.observer  # whoever observes a block observes the scopes inside it
+        if observer is not None:
+            return Bindings(self, layers, observer)
+        key = tuple(f"{one.name}:{one.digest()}" for one in layers)
+        with self.lock:
+            found = self._scopes.get(key)
+            if found is None:
+                found = self._scopes[key] = Bindings(self, layers)
+            return found
+
+    @contextmanager
+    def policy(self, policy: Policy | str | os.PathLike[str]) -> Iterator[None]:
+        """Scope a policy: a shipped name, a file, or a `Policy`."""
+        with self.reenter(self.scope(self._layer(policy))):
+            yield
+
+    @contextmanager
+    def using(self, *, prefer: Mapping[str, Any] | None = None, **require: Any) -> Iterator[None]:
+        """Scope a choice: ``using(gemm="triton")`` requires it, ``using(prefer={"gemm": "triton"})`` prefers it.
+
+        Keys are operators or families; values a backend, an implementation id, ``native``, or a list of these.
+
+        Raises:
+            PolicyError: an unknown operator or backend, with the nearest known word.
+        """
+        from te_dispatch.core.environment import using_layer
+
+        with self.reenter(self.scope(using_layer(self.known(), prefer, **require))):
+            yield
+
+    @contextmanager
+    def observe(self, observer: Observer) -> Iterator[None]:
+        """Call `observer` after every operator call in the block; slower, for counting and checking."""
+        with self.reenter(self.scope(Policy(name="observed"), observer)):
+            yield
+
+    def replace_locks(self) -> None:
+        """In a forked child: another thread may have held the lock, and it does not exist here."""
+        self.lock = threading.RLock()
+
+
+def _after_fork() -> None:
+    for manager in list(_managers):
+        manager.replace_locks()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,108 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""The manifest: everything a backend tells the runtime about itself, as data.
+
+A backend's entry point (group ``te_dispatch.backends``) names a module attribute that is a `Manifest`. The module
+must be light: it is imported on every start, so it imports nothing but this one. Kernels, probes and libraries are
+named by ``"module:attribute"`` strings and imported only when they are about to be used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from te_dispatch.core.facts import Arch
+from te_dispatch.core.requirements import Condition
+
+#: Version of this contract. A manifest with another major number is refused at discovery.
+API_VERSION = 1
+
+#: Promises the conformance kit holds an implementation to.
+CLAIMS = ("deterministic", "batch_invariant", "capturable", "no_host_sync")
+
+#: Descriptions that policies and environment variables select by. `emulated` ranks after every real implementation;
+#: `plain_torch` says that the function consists of PyTorch operations only: torch.compile inlines it, and it accepts
+#: meta and fake tensors because every operation in it does.
+TRAITS = ("fused", "flash", "unfused", "emulated", "plain_torch")
+
+#: `saved_format` of companions that exchange only what the operator's interface spells out.
+CANONICAL = "canonical"
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """One callable that fulfils one operator.
+
+    Attributes:
+        op: the operator's name, with the version it was written against: ``"gemm@1"``.
+        name: unique within the backend; the id is ``<backend>.<name>``.
+        target: ``"module:attribute"`` of the callable, imported when it is first chosen.
+        requires: conditions, all of which must hold; compose OR-sets with `AnyOf` and per-vendor ones with `OnVendor`.
+        rank: place among the candidates that no policy orders, smaller first.
+        claims: of `CLAIMS`.
+        traits: of `TRAITS`.
+        saved_format: what a forward leaves for its backward, and what a backward reads. Companions pair up only
+            when these are equal. Leave it alone where the operator's own results are all the backward needs.
+        inference: a forward that has no backward and serves only calls that need no gradient.
+        version: of the kernel. Enters the plan's digest and the compile cache's key; raise it when results change.
+    """
+
+    op: str
+    name: str
+    target: str
+    requires: tuple[Condition, ...] = ()
+    rank: int = 100
+    claims: frozenset[str] = frozenset()
+    traits: frozenset[str] = frozenset()
+    saved_format: str = CANONICAL
+    inference: bool = False
+    version: str = "1"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "claims", frozenset(self.claims))
+        object.__setattr__(self, "traits", frozenset(self.traits))
+        object.__setattr__(self, "requires", tuple(self.requires))
+
+    @property
+    def operator(self) -> str:
+        return self.op.partition("@")[0]
+
+    @property
+    def operator_version(self) -> int:
+        return int(self.op.partition("@")[2] or 0)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A backend's whole contract.
+
+    Attributes:
+        name: the backend's name: lower case, the first part of every implementation's id.
+        api_version: the `API_VERSION` it was written for.
+        vendors: vendors whose devices this backend is *native* to (``nvidia``, ``amd``, ``acme``). Empty for a
+            portable one. In a policy, ``native`` stands for every backend that declares the device's vendor.
+        devices: PyTorch device type -> ``"module:function"`` of a probe ``probe(index: int) -> DeviceFacts | None``
+            (None where this backend knows nothing of the device). A probe is light: no context, no kernel, and it
+            never ends the process.
+        archs: vendor -> arch -> `Arch`, so that a device that is not here can be asked about by name.
+        implementations: what it offers.
+        doctor: ``"module:function"`` of ``doctor() -> list[tuple[str, str, str]]``: (subject, state, reason), for
+            ``te-dispatch doctor``; state is ``ok``, ``missing`` or ``warning``.
+        unavailable: ``"module:function"`` of ``unavailable() -> str | None``: why nothing of this backend can run on
+            this machine, None if it can. Asked once, at the first resolution.
+        description: one line.
+    """
+
+    name: str
+    api_version: int
+    implementations: tuple[Implementation, ...]
+    vendors: tuple[str, ...] = ()
+    devices: Mapping[str, str] = field(default_factory=dict)
+    archs: Mapping[str, Mapping[str, Arch]] = field(default_factory=dict)
+    doctor: str | None = None
+    unavailable: str | None = None
+    description: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "implementations", tuple(self.implementations))
+        object.__setattr__(self, "vendors", tuple(v.lower() for v in self.vendors))

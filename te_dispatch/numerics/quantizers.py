@@ -1,0 +1,138 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Quantizers: frozen descriptions of one cast. They hold no algorithm; `ops.quantize` carries them out.
+
+Every quantizer has three class-level or instance strings that dispatch reads: `kind` (which algorithm), `scaling`
+(what the result's `Quantized.scaling` will be) and `encoding`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Union
+
+from te_dispatch.numerics.encodings import encoding as find_encoding
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class _Cast:
+    """What all quantizers share.
+
+    Attributes:
+        encoding: target encoding.
+        common: clamp at the encoding's `common_max` and write -0 as +0, so that OCP and FNUZ devices produce equal
+            codes (policy ``fp8_portability: common``).
+        max_value: derived: where the cast saturates, and the numerator of computed scales.
+    """
+
+    encoding: str = "e4m3fn"
+    common: bool = False
+    max_value: float = field(init=False, repr=False, default=0.0)
+
+    kind: ClassVar[str] = ""
+    scaling: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        found = find_encoding(self.encoding)
+        object.__setattr__(self, "max_value", found.common_max if self.common else found.max)
+
+    @property
+    def keeps_negative_zero(self) -> bool:
+        return find_encoding(self.encoding).negative_zero and not self.common
+
+
+@dataclass(frozen=True, eq=False)
+class DelayedQuantizer(_Cast):
+    """Per-tensor cast with a scale from earlier steps: q = encode(RN32(fp32(x) * scale)).
+
+    Attributes:
+        scale: float32 (1,), in force for this cast.
+        amax: float32 (1,), max-accumulated with max |x| (NaN ignored, Inf kept); None to record nothing.
+    """
+
+    scale: torch.Tensor = None  # type: ignore[assignment]  # required; dataclass fields after defaulted ones
+    amax: torch.Tensor | None = None
+
+    kind: ClassVar[str] = "delayed"
+    scaling: ClassVar[str] = "tensor"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.scale is None:
+            raise TypeError("DelayedQuantizer needs scale, a float32 tensor of shape (1,)")
+
+
+@dataclass(frozen=True)
+class CurrentQuantizer(_Cast):
+    """Per-tensor cast with this tensor's own scale: scale = RN32(max_value / max(amax, epsilon)).
+
+    An amax of 0 (with epsilon 0), Inf or NaN gives scale 1; an infinite scale becomes the largest float32.
+
+    Attributes:
+        power_of_two: clear the scale's mantissa, rounding it down to a power of two.
+        epsilon: floor under the amax.
+    """
+
+    power_of_two: bool = False
+    epsilon: float = 0.0
+
+    kind: ClassVar[str] = "current"
+    scaling: ClassVar[str] = "tensor"
+
+
+@dataclass(frozen=True)
+class BlockQuantizer(_Cast):
+    """One scale per block: 1x128 along the contracted dimension (`two_d` False), or 128x128 tiles (`two_d` True).
+
+    The scale of a block follows `CurrentQuantizer`'s rule with the block's amax. Edge blocks are partial.
+
+    Attributes:
+        two_d: 128x128 tiles, for weights; else 1x128, for activations and gradients.
+        power_of_two, epsilon: as in `CurrentQuantizer`; power of two by default.
+    """
+
+    two_d: bool = False
+    power_of_two: bool = True
+    epsilon: float = 0.0
+
+    kind: ClassVar[str] = "block"
+
+    @property
+    def scaling(self) -> str:  # type: ignore[override]
+        return "block_2d" if self.two_d else "block_1d"
+
+
+@dataclass(frozen=True)
+class MXFP8Quantizer(_Cast):
+    """OCP microscaling: 32 elements share an E8M0 scale, its exponent = ceil(log2(RN32(amax / max_value))).
+
+    amax NaN gives exponent code 0xFF, Inf 0xFE, 0 gives 0x00; otherwise the biased exponent is clamped to
+    [0x00, 0xFE]. Values are encode(RN32(x * 2^-exponent)).
+    """
+
+    kind: ClassVar[str] = "mxfp8"
+    scaling: ClassVar[str] = "mxfp8"
+
+
+@dataclass(frozen=True)
+class NVFP4Quantizer(_Cast):
+    """E2M1 values, an e4m3fn scale per 16 and one float32 scale per tensor, all rounded to nearest even.
+
+    S = 448 * 6 / amax(tensor); block scale code b = e4m3fn(amax(block) * S / 6); q = e2m1(x * S / decode(b));
+    global_scale_inv = RN32(1 / S). `two_d` shares one block scale among 16x16 values (weights).
+    No Hadamard transform and no stochastic rounding.
+    """
+
+    encoding: str = "e2m1"
+    two_d: bool = False
+
+    kind: ClassVar[str] = "nvfp4"
+    scaling: ClassVar[str] = "nvfp4"
+
+
+Quantizer = Union[DelayedQuantizer, CurrentQuantizer, BlockQuantizer, MXFP8Quantizer, NVFP4Quantizer]
+
+#: How many elements of the contracted dimension share a scale, by `Quantized.scaling`.
+BLOCK = {"block_1d": 128, "block_2d": 128, "mxfp8": 32, "nvfp4": 16}

@@ -1,0 +1,88 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Building blocks of shape functions: what memory a quantized result takes.
+
+Shape functions run on meta and fake tensors, and inside compiled graphs, where they allocate the outputs. They only
+call `torch.empty` and read shapes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from te_dispatch.numerics.quantized import CANONICAL_SCALES, FakeQuantized
+
+if TYPE_CHECKING:
+    import torch
+
+    from te_dispatch.numerics.quantizers import Quantizer
+
+USAGES = ("row", "column", "both")
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def rows_of(shape: tuple[int, ...]) -> int:
+    """The product of all dimensions but the last."""
+    m = 1
+    for size in shape[:-1]:
+        m *= size
+    return m
+
+
+def data_shapes(shape: tuple[int, ...], scaling: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shapes of row_data and col_data (`Quantized`'s table)."""
+    m, k = rows_of(shape), shape[-1]
+    if scaling == "nvfp4":
+        return (*shape[:-1], ceil_div(k, 2)), (k, ceil_div(m, 2))
+    if scaling == "mxfp8":
+        return tuple(shape), (m, k)
+    return tuple(shape), (k, m)
+
+
+def scale_shapes(shape: tuple[int, ...], scaling: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shapes of canonical row_scale_inv and col_scale_inv (`Quantized`'s table)."""
+    m, k = rows_of(shape), shape[-1]
+    if scaling == "tensor":
+        return (1,), (1,)
+    if scaling == "block_1d":
+        return (m, ceil_div(k, 128)), (k, ceil_div(m, 128))
+    if scaling == "block_2d":
+        return (ceil_div(m, 128), ceil_div(k, 128)), (ceil_div(k, 128), ceil_div(m, 128))
+    if scaling == "mxfp8":
+        return (m, ceil_div(k, 32)), (ceil_div(m, 32), k)
+    if scaling == "nvfp4":
+        return (m, ceil_div(k, 16)), (k, ceil_div(m, 16))
+    raise ValueError(f"scaling must be one of tensor, block_1d, block_2d, mxfp8, nvfp4, got {scaling!r}")
+
+
+def empty_quantized(
+    shape: tuple[int, ...], quantizer: Quantizer, usage: str, dtype: torch.dtype, device: torch.device
+) -> FakeQuantized:
+    """A `Quantized` of the right shapes, uninitialized."""
+    import torch
+
+    scaling = quantizer.scaling
+    data, scales = data_shapes(shape, scaling), scale_shapes(shape, scaling)
+    scale_dtype = torch.uint8 if scaling in ("mxfp8", "nvfp4") else torch.float32
+    row = usage in ("row", "both")
+    column = usage in ("column", "both")
+    row_scale = torch.empty(scales[0], dtype=scale_dtype, device=device) if row else None
+    if scaling == "tensor" and row:
+        col_scale = row_scale  # one tensor, one scale
+    else:
+        col_scale = torch.empty(scales[1], dtype=scale_dtype, device=device) if column else None
+    return FakeQuantized(
+        torch.empty(data[0], dtype=torch.uint8, device=device) if row else None,
+        torch.empty(data[1], dtype=torch.uint8, device=device) if column else None,
+        row_scale,
+        col_scale if column else None,
+        quantizer.encoding,
+        scaling,
+        CANONICAL_SCALES,
+        tuple(shape),
+        dtype,
+        device,
+        torch.empty((1,), dtype=torch.float32, device=device) if scaling == "nvfp4" else None,
+    )

@@ -1,0 +1,38 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""PyTorch modules: Transformer Engine's names, on any accelerator.
+
+``import te_dispatch.pytorch as te`` where a script had ``import transformer_engine.pytorch as te``.
+"""
+
+from te_dispatch.pytorch.attention import DotProductAttention
+from te_dispatch.pytorch.autocast import autocast, fp8_autocast, get_default_recipe
+from te_dispatch.pytorch.checkpoint import checkpoint
+from te_dispatch.pytorch.layernorm_linear import LayerNormLinear
+from te_dispatch.pytorch.layernorm_mlp import LayerNormMLP
+from te_dispatch.pytorch.linear import Linear
+from te_dispatch.pytorch.multi_head_attention import MultiheadAttention
+from te_dispatch.pytorch.normalization import LayerNorm, RMSNorm
+from te_dispatch.pytorch.padding import Fp8Padding, Fp8Unpadding
+from te_dispatch.pytorch.rotary import RotaryPositionEmbedding, apply_rotary_pos_emb
+from te_dispatch.pytorch.sequential import Sequential
+from te_dispatch.pytorch.transformer_layer import TransformerLayer
+
+__all__ = [
+    "DotProductAttention",
+    "Fp8Padding",
+    "Fp8Unpadding",
+    "LayerNorm",
+    "LayerNormLinear",
+    "LayerNormMLP",
+    "Linear",
+    "MultiheadAttention",
+    "RMSNorm",
+    "RotaryPositionEmbedding",
+    "Sequential",
+    "TransformerLayer",
+    "apply_rotary_pos_emb",
+    "autocast",
+    "checkpoint",
+    "fp8_autocast",
+    "get_default_recipe",
+]

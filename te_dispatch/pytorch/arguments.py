@@ -1,0 +1,87 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Checks of module arguments, shared so that every module refuses in the same words.
+
+The modules take Transformer Engine's arguments in full, so that a model file needs one changed import. An argument
+whose effect does not exist here yet is accepted at its default and refused otherwise: never ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+#: Arguments of tensor parallelism and its communication overlap, with the values that ask for nothing.
+PARALLEL_DEFAULTS: dict[str, Any] = {
+    "sequence_parallel": False,
+    "tp_group": None,
+    "tp_size": 1,
+    "get_rng_state_tracker": None,
+    "rng_tracker_name": None,
+    "parallel_mode": None,
+    "set_parallel_mode": False,
+    "fuse_wgrad_accumulation": False,
+    "ub_overlap_ag": False,
+    "ub_overlap_rs": False,
+    "ub_overlap_rs_dgrad": False,
+    "ub_bulk_dgrad": False,
+    "ub_bulk_wgrad": False,
+    "ub_name": None,
+}
+
+
+def reject_unsupported(module_name: str, given: Mapping[str, Any], supported_defaults: Mapping[str, Any]) -> None:
+    """Raise for the first argument that asks for something not built yet.
+
+    Args:
+        module_name: the class, for the message.
+        given: arguments by name, with what the caller passed. Names that `supported_defaults` lacks are not looked at.
+        supported_defaults: the only supported value by name, or a tuple of alternatives wrapped in `OneOf`.
+
+    Raises:
+        NotImplementedError: names the argument, what came and what is supported.
+    """
+    for name, supported in supported_defaults.items():
+        if name not in given:
+            continue
+        value = given[name]
+        values = supported.values if isinstance(supported, OneOf) else (supported,)
+        # `is` first: a tensor compared with == has no truth value.
+        if any(value is v or (type(value) is type(v) and value == v) for v in values):
+            continue
+        expected = " or ".join(repr(v) for v in values)
+        raise NotImplementedError(f"{module_name}: {name}={value!r} is not supported yet, only {name}={expected}")
+
+
+class OneOf:
+    """Several supported values of one argument."""
+
+    __slots__ = ("values",)
+
+    def __init__(self, *values: Any) -> None:
+        self.values = values
+
+
+def require_choice(name: str, value: Any, choices: Iterable[Any]) -> None:
+    """Raise a ValueError that names the argument and lists `choices` unless `value` is one of them."""
+    choices = tuple(choices)
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+
+
+def require_probability(name: str, value: float) -> None:
+    """Raise unless `value` is a probability below 1."""
+    if not 0.0 <= value < 1.0:
+        raise ValueError(f"{name} must be at least 0 and less than 1, got {value!r}")
+
+
+def resolve_device(device: torch.device | str | int | None) -> torch.device:
+    """Where a module puts its parameters: None for the current accelerator, or the CPU on a machine without one."""
+    if device is not None:
+        return torch.device(device)
+    if torch.accelerator.is_available():
+        accelerator = torch.accelerator.current_accelerator()
+        assert accelerator is not None
+        return torch.device(accelerator.type, torch.accelerator.current_device_index())
+    return torch.device("cpu")

@@ -1,0 +1,339 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""`DotProductAttention`: the module around the attention operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+
+from te_dispatch import ops
+from te_dispatch.ops.attention import LAYOUTS, SOFTMAX_TYPES
+from te_dispatch.pytorch.arguments import reject_unsupported, require_choice, require_probability, resolve_device
+from te_dispatch.pytorch.attention_function import AttentionOptions, AttentionTensors, attention
+from te_dispatch.pytorch.attention_inputs import Operands, check_operands, gather_operands
+from te_dispatch.pytorch.attention_lowering import AttentionMask, arbitrary_mask, operator_bias_type, spell_out
+from te_dispatch.pytorch.attention_masks import (
+    UNBOUNDED,
+    canonical_mask_type,
+    canonical_window,
+    mask_to_cu_seqlens,
+    starts_bottom_right,
+)
+from te_dispatch.pytorch.randomness import draw_rng_state
+
+_UNSUPPORTED_INIT: dict[str, Any] = {
+    "sequence_parallel": False,
+    "tp_size": 1,
+    "get_rng_state_tracker": None,
+    "tp_group": None,
+    "cp_group": None,
+    "cp_global_ranks": None,
+    "cp_stream": None,
+    "cp_comm_type": "p2p",
+}
+_UNSUPPORTED_CALL: dict[str, Any] = {
+    "inference_params": None,
+    "fp8_output": False,
+    "bf16_backward": False,
+    "num_splits": 1,
+    "score_mod": None,
+    "score_mod_bprop": None,
+    "score_mod_tensors": None,
+    "score_mod_bprop_tensors": None,
+    "thd_attention_policies": None,
+    "thd_attention_policy_dispatch": "auto",
+}
+
+
+class DotProductAttention(torch.nn.Module):
+    """softmax(q k^T / sqrt(d)) v, with masks, windows, biases, dropout and grouped queries.
+
+    The formulas, in full, are those of `te_dispatch.ops.attention`.
+
+    Args:
+        num_attention_heads: query heads h.
+        kv_channels: head dimension d, or a pair (of query and key, of value).
+        num_gqa_groups: heads of key and value, a divisor of h; None for h.
+        attention_dropout: probability of dropping an attention weight, in training.
+        qkv_format: ``sbhd``, ``bshd`` or ``thd`` (s sequence, b batch, t tokens of all sequences).
+        attn_mask_type: one of `MASK_TYPES`.
+        window_size: (left, right) keys that a query may look at around its own position, -1 for no bound.
+        bottom_right_diagonal: whether windows and ALiBi count from the bottom right corner of the score matrix. None
+            for True; masks with causal in their name decide for themselves.
+        softcap: cap of the logits, 0 for none.
+        layer_number, name: kept as attributes.
+        attention_type: ``self`` or ``cross``.
+        softmax_scale: None for 1 / sqrt(d).
+        softmax_type: ``vanilla``, ``off-by-one`` (1 added to the denominator) or ``learnable`` (exp of the parameter
+            `softmax_offset` (h,), which starts at 0).
+        return_max_logit: also return the largest logit of each head.
+        sequence_parallel, tp_size, tp_group, get_rng_state_tracker, cp_group, cp_global_ranks, cp_stream,
+            cp_comm_type: not supported yet.
+
+    Raises:
+        NotImplementedError: an argument that is not supported yet; it is named.
+        ValueError: a value that does not fit; it is named.
+    """
+
+    softmax_offset: torch.Tensor | None
+
+    def __init__(
+        self,
+        num_attention_heads: int,
+        kv_channels: int | tuple[int, int],
+        num_gqa_groups: int | None = None,
+        attention_dropout: float = 0.0,
+        qkv_format: str = "sbhd",
+        attn_mask_type: str = "causal",
+        window_size: tuple[int, int] | None = None,
+        bottom_right_diagonal: bool | None = None,
+        softcap: float = 0.0,
+        sequence_parallel: bool = False,
+        tp_size: int = 1,
+        get_rng_state_tracker: Callable[..., Any] | None = None,
+        tp_group: Any = None,
+        layer_number: int | None = None,
+        attention_type: str = "self",
+        cp_group: Any = None,
+        cp_global_ranks: Any = None,
+        cp_stream: Any = None,
+        cp_comm_type: str = "p2p",
+        softmax_scale: float | None = None,
+        softmax_type: str = "vanilla",
+        return_max_logit: bool | None = False,
+        name: str | None = None,
+    ) -> None:
+        given = locals()
+        super().__init__()
+        reject_unsupported("DotProductAttention", given, _UNSUPPORTED_INIT)
+        require_choice("qkv_format", qkv_format, LAYOUTS)
+        require_choice("attention_type", attention_type, ("self", "cross"))
+        require_choice("softmax_type", softmax_type, SOFTMAX_TYPES)
+        require_probability("attention_dropout", attention_dropout)
+        if num_attention_heads < 1:
+            raise ValueError(f"num_attention_heads must be positive, got {num_attention_heads}")
+        groups = num_attention_heads if num_gqa_groups is None else num_gqa_groups
+        if groups < 1 or num_attention_heads % groups:
+            raise ValueError(
+                f"num_gqa_groups must divide num_attention_heads={num_attention_heads}, got {num_gqa_groups}"
+            )
+        if softcap < 0.0:
+            raise ValueError(f"softcap must not be negative, got {softcap}")
+        self.num_attention_heads = num_attention_heads
+        self.num_gqa_groups = groups
+        widths = (kv_channels, kv_channels) if isinstance(kv_channels, int) else tuple(kv_channels)
+        self.hidden_size_per_attention_head_k, self.hidden_size_per_attention_head_v = widths
+        self.attention_dropout = attention_dropout
+        self.qkv_format = qkv_format
+        self.attn_mask_type = canonical_mask_type("attn_mask_type", attn_mask_type)
+        canonical_window(self.attn_mask_type, window_size)
+        self.window_size = window_size
+        self.bottom_right_diagonal = bottom_right_diagonal
+        self.softcap = softcap
+        self.layer_number = layer_number
+        self.attention_type = attention_type
+        self.softmax_scale = softmax_scale
+        self.softmax_type = softmax_type
+        self.return_max_logit = bool(return_max_logit)
+        self.name = name
+        self.softmax_offset = None
+        if softmax_type == "learnable":
+            offset = torch.zeros(num_attention_heads, dtype=torch.float32, device=resolve_device(None))
+            self.softmax_offset = torch.nn.Parameter(offset)
+
+    def extra_repr(self) -> str:
+        return (
+            f"heads={self.num_attention_heads}, groups={self.num_gqa_groups}, "
+            f"kv_channels={self.hidden_size_per_attention_head_k}, qkv_format={self.qkv_format!r}, "
+            f"attn_mask_type={self.attn_mask_type!r}"
+        )
+
+    def forward(
+        self,
+        query_layer: torch.Tensor | None = None,
+        key_layer: torch.Tensor | None = None,
+        value_layer: torch.Tensor | None = None,
+        attention_mask: AttentionMask | None = None,
+        qkv_format: str | None = None,
+        cu_seqlens_q: torch.Tensor | None = None,
+        cu_seqlens_kv: torch.Tensor | None = None,
+        cu_seqlens_q_padded: torch.Tensor | None = None,
+        cu_seqlens_kv_padded: torch.Tensor | None = None,
+        max_seqlen_q: int | None = None,
+        max_seqlen_kv: int | None = None,
+        attn_mask_type: str | None = None,
+        window_size: tuple[int, int] | None = None,
+        bottom_right_diagonal: bool | None = None,
+        softcap: float | None = None,
+        checkpoint_core_attention: bool = False,
+        core_attention_bias_type: str = "no_bias",
+        core_attention_bias: torch.Tensor | None = None,
+        alibi_slopes: torch.Tensor | None = None,
+        fast_zero_fill: bool = True,
+        inference_params: Any = None,
+        pad_between_seqs: bool | None = None,
+        fp8_output: bool | None = False,
+        bf16_backward: bool | None = False,
+        num_splits: int | None = 1,
+        score_mod: Callable[..., Any] | None = None,
+        score_mod_bprop: Callable[..., Any] | None = None,
+        score_mod_tensors: Any = None,
+        score_mod_bprop_tensors: Any = None,
+        qkv_layer: torch.Tensor | None = None,
+        kv_layer: torch.Tensor | None = None,
+        qkv_interleave_dim: int = -3,
+        thd_attention_policies: Any = None,
+        thd_attention_policy_dispatch: str = "auto",
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Attend.
+
+        Args:
+            query_layer, key_layer, value_layer: (s, b, h, d), (b, s, h, d) or (t, h, d), as the format says; key and
+                value with their own s and number of heads. float32, bfloat16 or float16.
+            attention_mask: True = masked out. For padding masks bool (b, 1, 1, s), padding after the tokens; cross
+                attention takes a pair (of queries, of keys). For ``arbitrary`` bool broadcastable to
+                (b, h, s_q, s_kv). Other masks do not read it.
+            cu_seqlens_q, cu_seqlens_kv: int32 (b + 1,), cumulative lengths, instead of a padding mask and always for
+                thd; key's default to query's in self attention.
+            cu_seqlens_q_padded, cu_seqlens_kv_padded: int32 (b + 1,), where thd sequences start in memory.
+            max_seqlen_q, max_seqlen_kv: upper bounds for thd; without them they are read from the device.
+            qkv_format, attn_mask_type, window_size, bottom_right_diagonal, softcap: override the constructor's.
+            checkpoint_core_attention: keep nothing for the backward but the inputs, and attend again there.
+            core_attention_bias_type: ``no_bias``, ``pre_scale_bias``, ``post_scale_bias`` or ``alibi``.
+            core_attention_bias: (1 or b, 1 or h, s_q, s_kv); has a gradient.
+            alibi_slopes: float32 (h,) or (b, h), None for the paper's.
+            fast_zero_fill: no effect: outputs are always written in full.
+            pad_between_seqs: thd: whether the padded bounds differ from the lengths'; None for whether they are given.
+            qkv_layer: query, key and value in one tensor, (.., 3, h, d), or (.., h, 3, d) with
+                qkv_interleave_dim=-2; kv_layer: key and value likewise, beside query_layer. The gradient is then one
+                tensor too.
+            inference_params, fp8_output, bf16_backward, num_splits, score_mod, score_mod_bprop, score_mod_tensors,
+                score_mod_bprop_tensors, thd_attention_policies, thd_attention_policy_dispatch: not supported yet.
+
+        Returns:
+            (s, b, h * d), (b, s, h * d) or (t, h * d); with `return_max_logit` a pair with float32 (h,).
+        """
+        # Tested one by one, because a dictionary of ten entries for every call costs more than the tests.
+        if (
+            inference_params is not None or fp8_output or bf16_backward or num_splits != 1 or score_mod is not None
+            or score_mod_bprop is not None or score_mod_tensors is not None or score_mod_bprop_tensors is not None
+            or thd_attention_policies is not None or thd_attention_policy_dispatch != "auto"
+        ):  # fmt: skip
+            reject_unsupported("DotProductAttention.forward", locals(), _UNSUPPORTED_CALL)
+        operands = gather_operands(query_layer, key_layer, value_layer, qkv_layer, kv_layer, qkv_interleave_dim)
+        layout = qkv_format or self.qkv_format
+        check_operands(operands, layout, self.num_attention_heads, self.num_gqa_groups, self._widths())
+        if attn_mask_type is None:
+            mask_type = self.attn_mask_type
+        else:
+            mask_type = canonical_mask_type("attn_mask_type", attn_mask_type)
+        if layout == "thd" and not mask_type.startswith("padding"):
+            raise ValueError(f"attn_mask_type must be a padding type for qkv_format='thd', got {mask_type!r}")
+        window = canonical_window(mask_type, self.window_size if window_size is None else window_size)
+        if bottom_right_diagonal is None:
+            bottom_right_diagonal = self.bottom_right_diagonal
+        bottom_right = starts_bottom_right(mask_type, bottom_right_diagonal)
+        if pad_between_seqs is False:
+            cu_seqlens_q_padded = cu_seqlens_kv_padded = None
+        elif pad_between_seqs and layout == "thd" and (cu_seqlens_q_padded is None or cu_seqlens_kv_padded is None):
+            raise ValueError("pad_between_seqs=True needs cu_seqlens_q_padded and cu_seqlens_kv_padded, got None")
+        bounds = self._cu_seqlens(operands, layout, mask_type, attention_mask, cu_seqlens_q, cu_seqlens_kv)
+        tensors = AttentionTensors(
+            attn_mask=arbitrary_mask(operands, layout, mask_type, attention_mask),
+            cu_seqlens_q=bounds[0],
+            cu_seqlens_kv=bounds[1],
+            cu_seqlens_q_padded=cu_seqlens_q_padded,
+            cu_seqlens_kv_padded=cu_seqlens_kv_padded,
+            alibi_slopes=alibi_slopes,
+        )
+        options = AttentionOptions(
+            layout=layout,
+            joined=operands.joined,
+            packing=operands.packing,
+            mask="none" if mask_type == "no_mask" else mask_type,
+            window=None if window == UNBOUNDED or (window == (-1, 0) and "causal" in mask_type) else window,
+            max_seqlen_q=max_seqlen_q,
+            max_seqlen_kv=max_seqlen_q if max_seqlen_kv is None and bounds[0] is bounds[1] else max_seqlen_kv,
+            bias_type=operator_bias_type(core_attention_bias_type, core_attention_bias),
+            softmax_scale=self.softmax_scale,
+            softmax_type=self.softmax_type,
+            softcap=self.softcap if softcap is None else softcap,
+            dropout_p=self.attention_dropout if self.training else 0.0,
+            deterministic=torch.are_deterministic_algorithms_enabled() or bool(ops.policy_numerics().deterministic),
+            with_max_logit=self.return_max_logit,
+        )
+        options, tensors, bias = spell_out(options, tensors, operands, core_attention_bias, bottom_right)
+        if checkpoint_core_attention and torch.is_grad_enabled():
+            return _checkpointed(self._attend, operands, options, tensors, bias)
+        return self._attend(operands, options, tensors, bias)
+
+    def _widths(self) -> tuple[int, int]:
+        return self.hidden_size_per_attention_head_k, self.hidden_size_per_attention_head_v
+
+    def _attend(
+        self, operands: Operands, options: AttentionOptions, tensors: AttentionTensors, bias: torch.Tensor | None
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        # Drawn here, inside what a checkpoint runs again, so that the recomputation draws the same.
+        if options.dropout_p:
+            tensors = tensors._replace(rng_state=draw_rng_state(operands.q.device))
+        offset = self.softmax_offset
+        if offset is not None and offset.dtype != torch.float32:
+            offset = offset.float()
+        return attention(operands.q, operands.k, operands.v, options, bias, offset, tensors)
+
+    def _cu_seqlens(
+        self,
+        operands: Operands,
+        layout: str,
+        mask_type: str,
+        attention_mask: AttentionMask | None,
+        cu_seqlens_q: torch.Tensor | None,
+        cu_seqlens_kv: torch.Tensor | None,
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        if not mask_type.startswith("padding"):
+            return None, None
+        if cu_seqlens_kv is None and self.attention_type == "self":
+            cu_seqlens_kv = cu_seqlens_q
+        if cu_seqlens_q is not None and cu_seqlens_kv is not None:
+            for name, cu in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_kv", cu_seqlens_kv)):
+                if cu.dtype != torch.int32 or cu.dim() != 1 or cu.device != operands.q.device:
+                    raise ValueError(
+                        f"{name} must be int32 (b + 1,) on {operands.q.device}, "
+                        f"got {cu.dtype} {tuple(cu.shape)} on {cu.device}"
+                    )
+            return cu_seqlens_q, cu_seqlens_kv
+        if layout == "thd":
+            missing = "cu_seqlens_q" if cu_seqlens_q is None else "cu_seqlens_kv"
+            raise ValueError(f"{missing} must be int32 (b + 1,) for qkv_format='thd', got None")
+        if attention_mask is None:
+            raise ValueError(
+                f"attn_mask_type={mask_type!r} needs attention_mask, or cu_seqlens_q and cu_seqlens_kv; got None"
+            )
+        batch, length = layout.index("b"), layout.index("s")
+        b, s_q, s_kv = operands.q_shape[batch], operands.q_shape[length], operands.k_shape[length]
+        if isinstance(attention_mask, torch.Tensor):
+            if s_q != s_kv:
+                raise ValueError(
+                    "attention_mask must be a pair of masks (of queries, of keys) where their lengths differ "
+                    f"({s_q} and {s_kv}), got one tensor"
+                )
+            cu = mask_to_cu_seqlens("attention_mask", attention_mask, b, s_q)
+            return cu, cu
+        return (
+            mask_to_cu_seqlens("attention_mask[0]", attention_mask[0], b, s_q),
+            mask_to_cu_seqlens("attention_mask[1]", attention_mask[1], b, s_kv),
+        )
+
+
+def _checkpointed(attend: Callable[..., Any], *args: Any) -> Any:
+    """`attend(*args)`, run again in the backward instead of keeping what it computes."""
+    if torch.compiler.is_compiling():
+        # A graph has its policy inside: nothing to restore, and an object that notes its runs does not trace.
+        return torch.utils.checkpoint.checkpoint(attend, *args, use_reentrant=False)
+    # Imported here: most models never checkpoint, and the checkpoint module knows all other modules.
+    from te_dispatch.pytorch.checkpoint import checkpoint
+
+    return checkpoint(attend, *args, use_reentrant=False)

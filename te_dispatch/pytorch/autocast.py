@@ -1,0 +1,161 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""`autocast`: the region in which modules compute in 8 or 4 bits."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from te_dispatch.common.recipe import DelayedScaling, Recipe
+from te_dispatch.pytorch import regions, scale_update
+from te_dispatch.pytorch.compile import call_outside_graph, register_call
+
+
+class AutocastState:
+    """What modules read: one per `autocast`, immutable."""
+
+    __slots__ = ("enabled", "calibrating", "recipe", "process_group")
+
+    def __init__(self, enabled: bool, calibrating: bool, recipe: Recipe, process_group: Any) -> None:
+        self.enabled = enabled
+        self.calibrating = calibrating
+        self.recipe = recipe
+        self.process_group = process_group
+
+
+class _Thread(threading.local):
+    # Set in __init__ and not on the class: a traced read of a class-level default would not be guarded.
+    def __init__(self) -> None:
+        self.state: AutocastState | None = None
+
+
+thread = _Thread()
+
+_LEFTOVERS = "backward_scales"
+register_call(_LEFTOVERS, scale_update.update_leftover_backward_scales)
+
+#: Equal recipes become one object, so that modules compare by identity.
+_recipes: dict[Recipe, Recipe] = {}
+
+
+#: Those of them that have been checked, by id: a training loop hashes its recipe once, not at every step.
+_usable: dict[int, Recipe] = {}
+
+
+def _checked(recipe: Recipe) -> Recipe:
+    """The one object for a recipe that this version can carry out.
+
+    Raises:
+        NotImplementedError: names the knob that it cannot.
+    """
+    knob = recipe.unsupported_knob()
+    if knob is not None:
+        raise NotImplementedError(f"autocast: {type(recipe).__name__} asks for {knob}; not supported yet")
+    recipe = _recipes.setdefault(recipe, recipe)
+    _usable[id(recipe)] = recipe
+    return recipe
+
+
+def get_default_recipe() -> Recipe:
+    """The recipe of an autocast that names none: `DelayedScaling()` on every device, so that all ranks agree."""
+    return DelayedScaling()
+
+
+def current_state() -> AutocastState | None:
+    """The innermost autocast of this thread, None outside any."""
+    return thread.state
+
+
+@contextmanager
+def restored(state: AutocastState | None) -> Iterator[None]:
+    """Be inside the autocast that `state` came from; leaving it updates nothing."""
+    previous, thread.state = thread.state, state
+    try:
+        yield
+    finally:
+        thread.state = previous
+
+
+class autocast:
+    """Context manager: modules inside quantize the operands of their GEMMs as `recipe` says.
+
+    It nests; the innermost decides. Leaving the outermost one normally, with gradients enabled, updates the forward
+    scales of delayed scaling.
+
+    Args:
+        enabled: False computes in high precision.
+        calibrating: with ``enabled=False`` and delayed scaling, record amaxes while computing in high precision.
+        recipe: a recipe of `te_dispatch.common.recipe`; None for `get_default_recipe()`.
+        amax_reduction_group: process group over which amaxes are reduced; None for the default group.
+        _graph: reserved for CUDA graph capture; must be False.
+
+    Raises:
+        NotImplementedError: the recipe asks for something not built yet; the message names the knob.
+        TypeError: an argument of another type.
+    """
+
+    def __init__(
+        self,
+        enabled: bool = True,
+        calibrating: bool = False,
+        recipe: Recipe | None = None,
+        amax_reduction_group: Any = None,
+        _graph: bool = False,
+    ) -> None:
+        if _graph:
+            raise NotImplementedError("autocast: _graph=True is not supported yet, only _graph=False")
+        if recipe is None:
+            recipe = get_default_recipe()
+        if not isinstance(recipe, Recipe):
+            raise TypeError(f"autocast: recipe must be a recipe of te_dispatch.common.recipe, got {recipe!r}")
+        known = _usable.get(id(recipe))
+        if known is not recipe:
+            if enabled or calibrating:
+                recipe = _checked(recipe)
+            else:
+                recipe = _recipes.setdefault(recipe, recipe)
+        self._state = AutocastState(bool(enabled), bool(calibrating), recipe, amax_reduction_group)
+        self._previous: list[AutocastState | None] = []
+
+    def __enter__(self) -> None:
+        previous = thread.state
+        self._previous.append(previous)
+        if previous is None:
+            if torch.compiler.is_compiling():
+                call_outside_graph(_LEFTOVERS)
+            elif torch._C._current_graph_task_id() == -1:
+                scale_update.update_leftover_backward_scales()
+        thread.state = self._state
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        thread.state = previous = self._previous.pop()
+        if previous is not None or kind is not None:
+            return
+        if torch.compiler.is_compiling():
+            if torch.is_grad_enabled():
+                scale_update.update_forward_scales()
+            return
+        # Inside a backward this is a checkpoint's recomputation, whose first forward has updated already.
+        if torch._C._current_graph_task_id() != -1 or not scale_update.forward_scales_pending():
+            return
+        # A reentrant checkpoint runs its first forward without gradients although it will have a backward.
+        if torch.is_grad_enabled() or regions.in_reentrant_forward():
+            scale_update.update_forward_scales()
+
+
+def fp8_autocast(
+    enabled: bool = True,
+    calibrating: bool = False,
+    fp8_recipe: Recipe | None = None,
+    fp8_group: Any = None,
+    _graph: bool = False,
+) -> autocast:
+    """`autocast` under its older name and argument names."""
+    return autocast(enabled, calibrating, fp8_recipe, fp8_group, _graph)

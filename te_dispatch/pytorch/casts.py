@@ -1,0 +1,233 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""A recipe made concrete for one module on one device under one policy: quantizers, usages, accumulation modes.
+
+Built once and reused while recipe, policy, device and process group stay the same, so that a call creates nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from te_dispatch import ops
+from te_dispatch.common.recipe import (
+    DelayedScaling,
+    Float8BlockScaling,
+    Float8CurrentScaling,
+    MXFP8BlockScaling,
+    NVFP4BlockScaling,
+    Recipe,
+)
+from te_dispatch.core import scopes
+from te_dispatch.numerics.encodings import device_encoding
+from te_dispatch.numerics.quantizers import (
+    BlockQuantizer,
+    CurrentQuantizer,
+    DelayedQuantizer,
+    MXFP8Quantizer,
+    NVFP4Quantizer,
+    Quantizer,
+)
+from te_dispatch.pytorch.delayed_scales import DelayedScales
+from te_dispatch.pytorch.scale_update import ScaleGroup
+
+if TYPE_CHECKING:
+    from te_dispatch.numerics.quantized import Quantized
+
+
+def _union(*usages: str) -> str:
+    return usages[0] if len(set(usages)) == 1 else "both"
+
+
+class GemmCasts:
+    """The casts around one weight: fprop x W^T, dgrad dy W, wgrad dy^T x.
+
+    Attributes:
+        input, weight, grad: quantizers.
+        input_usage: copies of x, without and with a wgrad to come. weight_usage: of W, without and with a dgrad.
+        grad_usage: of dy, by (dgrad) + 2 (wgrad); entry 0 is never used.
+        fprop, dgrad, wgrad: ((usage, scale layout) of a, the same of b), as the bound GEMMs read them.
+        fprop_split, dgrad_split, wgrad_split: whether partial sums are promoted to full float32.
+    """
+
+    __slots__ = (
+        "input", "weight", "grad", "input_usage", "weight_usage", "grad_usage", "fprop", "dgrad", "wgrad",
+        "fprop_split", "dgrad_split", "wgrad_split",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        input: Quantizer,
+        weight: Quantizer,
+        grad: Quantizer,
+        splits: tuple[bool, bool, bool],
+        formats: tuple[Any, Any, Any],
+    ) -> None:
+        self.input = input
+        self.weight = weight
+        self.grad = grad
+        self.fprop_split, self.dgrad_split, self.wgrad_split = splits
+        self.fprop, self.dgrad, self.wgrad = formats
+        self.input_usage = (self.fprop[0][0], _union(self.fprop[0][0], self.wgrad[1][0]))
+        self.weight_usage = (self.fprop[1][0], _union(self.fprop[1][0], self.dgrad[1][0]))
+        dgrad, wgrad = self.dgrad[0][0], self.wgrad[0][0]
+        self.grad_usage = (dgrad, dgrad, wgrad, _union(dgrad, wgrad))
+
+    def replaced(self, input: Quantizer, weight: Quantizer) -> GemmCasts:
+        """The same with other forward quantizers."""
+        return GemmCasts(
+            input,
+            weight,
+            self.grad,
+            (self.fprop_split, self.dgrad_split, self.wgrad_split),
+            (self.fprop, self.dgrad, self.wgrad),
+        )
+
+
+class Plan:
+    """What a module needs to know for a call in 8 or 4 bits.
+
+    Attributes:
+        recipe, scope, device, process_group: what it was built for.
+        gemms: one per weight, in the order of the forward.
+        forward, backward: states of delayed scaling, None for other recipes.
+        backward_group: of `backward`.
+        replay: whether this plan repeats an earlier forward: fixed scales, no amax.
+        root: of a replay: the graph task whose end updates the backward scales (`scale_update.note_backward_cast`).
+        weights: of a replay: the quantized weights of the first forward where it had them cached.
+    """
+
+    __slots__ = (
+        "recipe", "scope", "device", "process_group", "gemms", "forward", "backward", "forward_group",
+        "backward_group", "replay", "root", "weights",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        scope: Any,
+        device: torch.device,
+        process_group: Any,
+        gemms: Sequence[GemmCasts],
+        forward: DelayedScales | None,
+        backward: DelayedScales | None,
+    ) -> None:
+        self.recipe = recipe
+        self.scope = scope
+        self.device = device
+        self.process_group = process_group
+        self.gemms = tuple(gemms)
+        self.forward = forward
+        self.backward = backward
+        self.forward_group: ScaleGroup | None = None if forward is None else forward.group
+        self.backward_group: ScaleGroup | None = None if backward is None else backward.group
+        self.replay = False
+        self.root: int | None = None
+        self.weights: list[Quantized | None] | None = None
+
+    def fits(self, recipe: Recipe, scope: Any, device: torch.device, process_group: Any) -> bool:
+        return (
+            self.recipe is recipe
+            and self.scope is scope
+            and self.device == device
+            and self.process_group is process_group
+        )
+
+    def as_replay(self) -> Plan:
+        """A plan that repeats this forward bit for bit, whatever the scales are by then, and records nothing."""
+        gemms: Sequence[GemmCasts] = self.gemms
+        if self.forward is not None and not self.replay:
+            scales = self.forward.frozen_scales()
+            gemms = [
+                casts.replaced(_frozen(casts.input, scales[2 * i]), _frozen(casts.weight, scales[2 * i + 1]))
+                for i, casts in enumerate(gemms)
+            ]
+        plan = Plan(self.recipe, self.scope, self.device, self.process_group, gemms, self.forward, self.backward)
+        plan.replay = True
+        plan.weights = self.weights
+        return plan
+
+
+def _frozen(quantizer: Quantizer, scale: torch.Tensor) -> DelayedQuantizer:
+    return DelayedQuantizer(quantizer.encoding, quantizer.common, scale, None)
+
+
+def device_encodings(device: torch.device) -> tuple[str, ...]:
+    """FP8 encodings of a device, best first; empty where it has none or nothing is known about it."""
+    found = scopes.MANAGER.device_facts(device)["encodings"]
+    return found if isinstance(found, tuple) else ()
+
+
+def _splits(recipe: Recipe) -> tuple[bool, bool, bool]:
+    """Split accumulation of fprop, dgrad and wgrad."""
+    if isinstance(recipe, (Float8CurrentScaling, Float8BlockScaling)):
+        gemms = (recipe.fp8_gemm_fprop, recipe.fp8_gemm_dgrad, recipe.fp8_gemm_wgrad)
+        return tuple(gemm.use_split_accumulator for gemm in gemms)  # type: ignore[return-value]
+    return (not isinstance(recipe, DelayedScaling), True, True)
+
+
+def _stateless(recipe: Recipe, role: str, encoding: str, common: bool) -> Quantizer:
+    """The quantizer of a role (``input``, ``weight`` or ``grad``) for a recipe without state."""
+    if isinstance(recipe, (Float8CurrentScaling, Float8BlockScaling)):
+        params = {
+            "input": recipe.fp8_quant_fwd_inp,
+            "weight": recipe.fp8_quant_fwd_weight,
+            "grad": recipe.fp8_quant_bwd_grad,
+        }[role]
+        if isinstance(recipe, Float8CurrentScaling):
+            return CurrentQuantizer(encoding, common, params.power_2_scale, params.amax_epsilon)
+        dims = {
+            "input": recipe.x_block_scaling_dim,
+            "weight": recipe.w_block_scaling_dim,
+            "grad": recipe.grad_block_scaling_dim,
+        }
+        return BlockQuantizer(encoding, common, dims[role] == 2, params.power_2_scale, params.amax_epsilon)
+    if isinstance(recipe, MXFP8BlockScaling):
+        return MXFP8Quantizer(encoding, common)
+    if isinstance(recipe, NVFP4BlockScaling):
+        return NVFP4Quantizer("e2m1", common, role == "weight" and not recipe.disable_2d_quantization)
+    raise NotImplementedError(f"{type(recipe).__name__}: no quantizers for this recipe yet")
+
+
+def build_plan(
+    recipe: Recipe,
+    device: torch.device,
+    process_group: Any,
+    gemm_count: int,
+    forward: DelayedScales | None,
+    backward: DelayedScales | None,
+) -> Plan:
+    """Make a recipe concrete under the policy in force.
+
+    Args:
+        gemm_count: weights of the module.
+        forward, backward: for delayed scaling, states of two tensors (input, weight) and one tensor (gradient) per
+            weight, already in their groups; else None.
+    """
+    scope = scopes.capture()
+    common = ops.policy_numerics().fp8_portability == "common"
+    encodings = device_encodings(device)
+    families = ("e2m1", "e2m1") if recipe.nvfp4() else (recipe.fp8_format.fwd, recipe.fp8_format.bwd)
+    fwd, bwd = (f if f == "e2m1" else device_encoding(f, encodings) for f in families)
+    splits = (True, True, True) if common else _splits(recipe)
+    gemms = []
+    for i in range(gemm_count):
+        if forward is not None and backward is not None:
+            x: Quantizer = DelayedQuantizer(fwd, common, forward.scale_views[2 * i], forward.amax_views[2 * i])
+            w: Quantizer = DelayedQuantizer(fwd, common, forward.scale_views[2 * i + 1], forward.amax_views[2 * i + 1])
+            g: Quantizer = DelayedQuantizer(bwd, common, backward.scale_views[i], backward.amax_views[i])
+        else:
+            x = _stateless(recipe, "input", fwd, common)
+            w = _stateless(recipe, "weight", fwd, common)
+            g = _stateless(recipe, "grad", bwd, common)
+        formats = tuple(
+            ops.gemm_operand_format(device, a.encoding, a.scaling, b.encoding, b.scaling, layout)
+            for a, b, layout in ((x, w, "NT"), (g, w, "NN"), (g, x, "TN"))
+        )
+        gemms.append(GemmCasts(x, w, g, splits, formats))  # type: ignore[arg-type]
+    if forward is not None and backward is not None:
+        forward.retarget([q.max_value for casts in gemms for q in (casts.input, casts.weight)])
+        backward.retarget([casts.grad.max_value for casts in gemms])
+    return Plan(recipe, scope, device, process_group, gemms, forward, backward)

@@ -1,0 +1,87 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Activation checkpointing that replays the autocast, the scales and the policy of the first forward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.utils.checkpoint as torch_checkpoint
+
+from te_dispatch.core import scopes
+from te_dispatch.pytorch import regions
+from te_dispatch.pytorch.arguments import reject_unsupported
+from te_dispatch.pytorch.autocast import current_state, restored
+
+_UNSUPPORTED: dict[str, Any] = {"distribute_saved_activations": False, "get_rng_state_tracker": None}
+_TORCH_ONLY_NON_REENTRANT = ("context_fn", "determinism_check", "debug", "early_stop")
+
+
+class _Checkpointed:
+    """The user's function, run once forward and then again for every backward."""
+
+    __slots__ = ("function", "kwargs", "region", "_scope", "_started", "_state")
+
+    def __init__(self, function: Callable[..., Any], kwargs: dict[str, Any]) -> None:
+        self.function = function
+        self.kwargs = kwargs
+        self.region = regions.Region()
+        self._state = current_state()
+        self._scope = scopes.capture()
+        self._started = False
+
+    def __call__(self, *args: Any) -> Any:
+        replaying = self._started
+        self._started = True
+        if not replaying:
+            return self.function(*args, **self.kwargs)
+        # The engine may recompute in a thread of its own, which sees neither the autocast nor the policy scope.
+        with restored(self._state), scopes.reenter(self._scope):
+            return self.function(*args, **self.kwargs)
+
+
+regions.mark_own(_Checkpointed.__call__.__code__)
+
+
+def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run `function` without keeping its activations, and again during the backward to have them.
+
+    Built on `torch.utils.checkpoint.checkpoint`. The recomputation runs inside the autocast and the policy scope of
+    the first forward and with its scales, so the result equals that without a checkpoint, bit for bit.
+
+    Args:
+        function: any function or module.
+        args: its positional arguments. With ``use_reentrant=True`` gradients flow to these only.
+        use_reentrant: as in PyTorch; True by default, as in Transformer Engine.
+        preserve_rng_state: replay the random state in the recomputation; True by default.
+        determinism_check, context_fn, debug, early_stop: as in PyTorch, with ``use_reentrant=False`` only.
+        distribute_saved_activations, get_rng_state_tracker: not supported yet.
+        tp_group: accepted; it would only matter with `distribute_saved_activations`.
+        kwargs: everything else is passed to `function`.
+
+    Returns:
+        What `function` returns.
+
+    Raises:
+        NotImplementedError, ValueError: an argument that cannot be honoured; the message names it.
+    """
+    use_reentrant = kwargs.pop("use_reentrant", True)
+    preserve_rng_state = kwargs.pop("preserve_rng_state", True)
+    kwargs.pop("tp_group", None)
+    given = {
+        name: kwargs.pop(name) for name in ("distribute_saved_activations", "get_rng_state_tracker") if name in kwargs
+    }
+    reject_unsupported("checkpoint", given, {"distribute_saved_activations": False, "get_rng_state_tracker": None})
+    options = {name: kwargs.pop(name) for name in _TORCH_ONLY_NON_REENTRANT if name in kwargs}
+    if use_reentrant and options:
+        raise ValueError(f"checkpoint: {next(iter(options))} needs use_reentrant=False, got use_reentrant=True")
+    if not torch.is_grad_enabled():
+        return function(*args, **kwargs)
+    return torch_checkpoint.checkpoint(
+        _Checkpointed(function, kwargs),
+        *args,
+        use_reentrant=use_reentrant,
+        preserve_rng_state=preserve_rng_state,
+        **options,
+    )

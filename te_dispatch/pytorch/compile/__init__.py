@@ -1,0 +1,10 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Compiled graphs: what modules and the runtime need so that torch.compile gives eager's bits.
+
+docs/torch_compile.md has the rules.
+"""
+
+from te_dispatch.pytorch.compile.launch import make_opaque
+from te_dispatch.pytorch.compile.state import call_outside_graph, keep_static, register_call, snapshot
+
+__all__ = ["call_outside_graph", "keep_static", "make_opaque", "register_call", "snapshot"]

@@ -1,0 +1,188 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""`te_dispatch::launch`: how an opaque implementation appears in a compiled graph.
+
+One operator serves all: it takes the tensors an implementation reads, those it writes, and a string that says how they
+make up the arguments. The graph allocates results with the operator's shape function, so that the operator itself
+returns nothing and its fake implementation does nothing. Eager calls never come here: dynamo is told to trace
+`Opaque.trace` in place of the bound function.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from te_dispatch.core.operator import Operator
+from te_dispatch.numerics.quantized import FakeQuantized, Quantized
+from te_dispatch.ops.results import Saved
+from te_dispatch.pytorch.compile import hook, outputs
+from te_dispatch.pytorch.compile.flatten import Flat, Values, build, claim_written, encode, parse
+
+_library = torch.library.Library("te_dispatch", "FRAGMENT")
+_library.define("launch(Tensor[] ins, Tensor(a!)[] outs, SymInt[] sizes, float[] numbers, str spec, str impl) -> ()")
+
+
+class Opaque:
+    """An implementation that dynamo must not look into.
+
+    Attributes:
+        key: operator, implementation and their versions; a constant in every graph that calls it.
+        function: what is called with the operator's arguments, in the order of its own signature.
+        operator: its interface.
+        shape: computes results for fake arguments: the implementation's own `output_shape`, where the operator's
+            shape function cannot know (another scale layout, tensors left in `saved`), else the operator's.
+        implementation_id, saved_format: what a forward's `Saved` says.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        operator: Operator,
+        implementation_id: str,
+        version: str,
+        saved_format: str,
+        shape: Callable[..., Any] | None,
+    ) -> None:
+        self.key = f"{operator.name}@{operator.version}:{implementation_id}@{version}"
+        self.function = function
+        self.implementation_id = implementation_id
+        self.saved_format = saved_format
+        self.shape = shape or operator.shape
+        parameters = inspect.signature(function).parameters.values()
+        #: The function's own parameters: (name, passed by keyword), without what it lacks.
+        self.parameters = tuple((p.name, p.kind is p.KEYWORD_ONLY) for p in parameters)
+        self.shape_parameters = tuple(
+            (p.name, p.kind is p.KEYWORD_ONLY, p.default) for p in operator.signature.parameters.values()
+        )
+        #: Parameters written as a whole. What a quantizer accumulates is known from the quantizer.
+        self.written = tuple(name for name in operator.mutates if "." not in name)
+
+    def trace(self, *args: Any, **keywords: Any) -> Any:
+        """What a compiled program does instead of calling `function`. Runs under dynamo only."""
+        given = dict(keywords)
+        for (name, _), value in zip(self.parameters, args):  # noqa: B905  # defaults may be left out
+            given[name] = value
+        positional, named, values = [], {}, []
+        flat = Flat()
+        for name, keyword, default in self.shape_parameters:
+            value = given.get(name, default)
+            claim_written(value, flat, name in self.written)
+            if keyword:
+                named[name] = value
+            else:
+                positional.append(value)
+            given[name] = value
+        for name, _ in self.parameters:
+            values.append(given[name])
+        for value in values:
+            encode(value, flat)
+        results = self.shape(*positional, **named)
+        result = self.adopt(results)
+        encode(result, flat, True)
+        torch.ops.te_dispatch.launch(flat.ins, flat.outs, flat.sizes, flat.numbers, flat.spec(), self.key)
+        return result
+
+    def adopt(self, value: Any) -> Any:
+        """A shape function's result as the implementation would return it."""
+        if value.__class__ is FakeQuantized:
+            return Quantized(
+                value.row_data,
+                value.col_data,
+                value.row_scale_inv,
+                value.col_scale_inv,
+                value.encoding,
+                value.scaling,
+                value.scale_layout,
+                value.shape,
+                value.dtype,
+                value.device,
+                value.global_scale_inv,
+            )
+        if value.__class__ is Saved:
+            return Saved(self.implementation_id, self.saved_format, value.tensors, value.options)
+        if isinstance(value, list):
+            return [self.adopt(item) for item in value]
+        if isinstance(value, tuple):
+            items = [self.adopt(item) for item in value]
+            return value.__class__(*items) if hasattr(value, "_fields") else tuple(items)
+        return value
+
+    def run(self, args: list[Any]) -> Any:
+        positional = [value for (_, keyword), value in zip(self.parameters, args, strict=True) if not keyword]
+        named = {name: value for (name, keyword), value in zip(self.parameters, args, strict=True) if keyword}
+        return self.function(*positional, **named)
+
+
+_OPAQUE: dict[str, Opaque] = {}
+
+
+def make_opaque(
+    function: Callable[..., Any],
+    operator: Operator,
+    implementation_id: str,
+    version: str = "1",
+    saved_format: str = "canonical",
+    shape: Callable[..., Any] | None = None,
+) -> None:
+    """Let compiled graphs call `function` through `te_dispatch::launch`. Costs eager calls nothing.
+
+    Call it for the very function object that trampolines and tables hold (a positional twin, not its original), when
+    an implementation without the trait ``plain_torch`` is bound.
+
+    Args:
+        function: a Python or builtin function with the operator's parameters, newer ones possibly lacking.
+        operator: its interface.
+        implementation_id, version: from the manifest; both are part of the compile caches' keys.
+        saved_format: a forward's, from the manifest.
+        shape: see `Opaque.shape`; signature of the operator.
+    """
+    opaque = Opaque(function, operator, implementation_id, version, saved_format, shape)
+    _OPAQUE[opaque.key] = opaque
+
+    key = opaque.key
+
+    # The table, not the object: dynamo takes a substitute's cells only where they hold constants.
+    def traced(*args: Any, **keywords: Any) -> Any:
+        return _OPAQUE[key].trace(*args, **keywords)
+
+    hook.substitute(function, traced)
+
+
+def _launch(
+    ins: list[torch.Tensor],
+    outs: list[torch.Tensor],
+    sizes: list[int],
+    numbers: list[float],
+    spec: str,
+    impl: str,
+) -> None:
+    opaque = _OPAQUE.get(impl)
+    if opaque is None:
+        raise RuntimeError(
+            f"a compiled graph calls {impl}, which is not bound in this process: the graph was loaded from a cache "
+            "without tracing. Call the operator once, or load the plan, before running it"
+        )
+    *arguments, expected = parse(spec)
+    values = Values(ins, outs, sizes, numbers)
+    args = [build(node, values) for node in arguments]
+    with outputs.handing_out(outs, expected):
+        result = opaque.run(args)
+    outputs.collect(result, expected, values, opaque.key)
+
+
+def _launch_fake(
+    ins: list[torch.Tensor],
+    outs: list[torch.Tensor],
+    sizes: list[int],
+    numbers: list[float],
+    spec: str,
+    impl: str,
+) -> None:
+    return None
+
+
+_library.impl("launch", _launch, "CompositeExplicitAutograd")
+torch.library.register_fake("te_dispatch::launch", _launch_fake, lib=_library)

@@ -1,0 +1,90 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""residual + drop_path(dropout(x + bias)): what joins the halves of a transformer layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from te_dispatch import ops
+from te_dispatch.core import scopes
+from te_dispatch.pytorch.arguments import require_probability
+from te_dispatch.pytorch.randomness import draw_rng_state
+from te_dispatch.pytorch.scoped import in_forward_scope, outside_autocast
+
+
+class _BiasDropoutAdd(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        bias: torch.Tensor | None,
+        residual: torch.Tensor | None,
+        dropout_p: float,
+        rng_state: torch.Tensor | None,
+    ) -> torch.Tensor:
+        out, mask = ops.dropout_add_fwd(x, residual, bias=bias, dropout_p=dropout_p, rng_state=rng_state)
+        ctx.save_for_backward(mask)
+        ctx.dropout_p = dropout_p
+        ctx.bias_dtype = None if bias is None else bias.dtype
+        ctx.scope = scopes.capture()
+        return out
+
+    @staticmethod
+    @in_forward_scope
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (mask,) = ctx.saved_tensors
+        dx = dy if mask is None else ops.dropout_add_bwd(dy.contiguous(), mask, dropout_p=ctx.dropout_p)
+        dbias = None
+        if ctx.needs_input_grad[1]:
+            dbias = dx.reshape(-1, dx.shape[-1]).sum(0, dtype=torch.float32).to(ctx.bias_dtype)
+        return dx, dbias, (dy if ctx.needs_input_grad[2] else None), None, None
+
+
+def bias_dropout_add(
+    x: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None, dropout_p: float
+) -> torch.Tensor:
+    """residual + dropout(x + bias) with gradients, one operator each way.
+
+    Args:
+        x: (..., K); bias: (K,) or None; residual: like x or None. Where dtypes differ (torch.autocast with a float32
+            residual) the residual's counts.
+        dropout_p: probability of dropping, 0 outside training.
+    """
+    if residual is not None and residual.dtype != x.dtype:
+        x = x.to(residual.dtype)
+    if bias is not None and bias.dtype != x.dtype:
+        bias = bias.to(x.dtype)
+    rng_state = draw_rng_state(x.device) if dropout_p else None
+    arguments = x, bias, residual, dropout_p, rng_state
+    return outside_autocast(x.device.type, _BiasDropoutAdd.apply, *arguments)  # type: ignore[no-any-return]
+
+
+class DropPath(torch.nn.Module):
+    """Stochastic depth (Huang et al., 2016): in training, x is zeroed for a sequence with probability `drop_prob`.
+
+    Kept sequences are scaled by 1 / (1 - drop_prob).
+    """
+
+    def __init__(self, drop_prob: float) -> None:
+        super().__init__()
+        require_probability("drop_path_rate", drop_prob)
+        self.drop_prob = drop_prob
+
+    def extra_repr(self) -> str:
+        return f"drop_prob={self.drop_prob}"
+
+    def forward(self, x: torch.Tensor, layout: str, cu_seqlens: torch.Tensor | None = None) -> torch.Tensor:
+        """x: (s, b, K), (b, s, K) or (t, K) as `layout` says; cu_seqlens: int32 (b + 1,), sequence starts for thd."""
+        if not self.training or self.drop_prob == 0.0:
+            return x
+        keep = 1.0 - self.drop_prob
+        if layout != "thd":
+            shape = (1, x.shape[1], 1) if layout == "sbhd" else (x.shape[0], 1, 1)
+            return x * (torch.empty(shape, dtype=x.dtype, device=x.device).bernoulli_(keep) / keep)
+        if cu_seqlens is None:
+            raise ValueError("drop_path_rate with attn_input_format='thd' needs cu_seqlens_q, got None")
+        kept = torch.empty(cu_seqlens.numel(), dtype=x.dtype, device=x.device).bernoulli_(keep) / keep
+        tokens = torch.arange(x.shape[0], dtype=cu_seqlens.dtype, device=x.device)
+        return x * kept[torch.searchsorted(cu_seqlens, tokens, right=True) - 1].unsqueeze(-1)

@@ -1,0 +1,221 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""`LayerNormMLP`: the feed-forward block of a transformer layer as one module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from te_dispatch.ops.activation import CLAMPED_SWIGLU, GATED, KINDS
+from te_dispatch.pytorch.arguments import reject_unsupported, require_choice, resolve_device
+from te_dispatch.pytorch.gemm_steps import as_dtype
+from te_dispatch.pytorch.layernorm_mlp_function import LayerNormMLPFunction, LayerNormMLPOptions
+from te_dispatch.pytorch.module import GemmModule
+from te_dispatch.pytorch.norm_steps import NormOptions, add_norm_parameters, norm_parameter, reset_norm_parameters
+from te_dispatch.pytorch.parameters import (
+    UNSUPPORTED,
+    InitMethod,
+    default_init,
+    empty_result,
+    joined,
+    require_size,
+    without_rows,
+)
+
+
+def _activation_parameters(activation: str, given: Mapping[str, Any] | None) -> tuple[float, float] | None:
+    """(limit, alpha) of ``clamped_swiglu``; None for activations without parameters."""
+    if given is not None and (activation != "clamped_swiglu" or set(given) - {"limit", "alpha"}):
+        raise ValueError(
+            "activation_params must be None, or a dict of limit and alpha for activation='clamped_swiglu', "
+            f"got {dict(given)} for activation={activation!r}"
+        )
+    if activation != "clamped_swiglu":
+        return None
+    limit, alpha = CLAMPED_SWIGLU
+    given = given or {}
+    return float(given.get("limit", limit)), float(given.get("alpha", alpha))
+
+
+class LayerNormMLP(GemmModule):
+    """y = act(norm(x) W1^T + b1) W2^T + b2.
+
+    Args:
+        hidden_size: size of the last dimension of input and output.
+        ffn_hidden_size: size between the two GEMMs; gated activations make ``fc1_weight`` twice as tall.
+        eps: added to the variance.
+        normalization: ``LayerNorm`` or ``RMSNorm``. zero_centered_gamma: the factor is 1 + ``layer_norm_weight``.
+        bias: whether both GEMMs have one. return_bias: do not add the second, return it beside the output.
+        activation: one of `te_dispatch.ops.activation.KINDS`, or ``squared_relu``, another name of ``srelu``.
+        activation_params: limit and alpha of ``clamped_swiglu``.
+        init_method, output_layer_init_method: initialize ``fc1_weight`` and ``fc2_weight`` in place; None for
+            normal(0, 0.023).
+        return_layernorm_output: also return norm(x).
+        checkpoint: keep the input only, and run norm, first GEMM and activation again in the backward.
+        seq_length, micro_batch_size: accepted; nothing here depends on sizes known ahead.
+        params_dtype, device, name: as in `Linear`.
+        return_layernorm_output_gathered and the arguments that `Linear` does not support: not supported yet.
+
+    Forward:
+        inp: (..., hidden_size). is_first_microbatch: as in `Linear`.
+        Returns (..., hidden_size); with `return_bias` and `return_layernorm_output` a tuple of it, ``fc2_bias`` and
+        norm(x), of which each is there where asked for.
+
+    Raises:
+        As `Linear`.
+    """
+
+    gemm_count = 2
+
+    def __init__(
+        self,
+        hidden_size: int,
+        ffn_hidden_size: int,
+        eps: float = 1e-5,
+        sequence_parallel: bool = False,
+        return_bias: bool = False,
+        get_rng_state_tracker: Callable[..., Any] | None = None,
+        tp_group: Any = None,
+        tp_size: int = 1,
+        init_method: InitMethod | None = None,
+        bias: bool = True,
+        normalization: str = "LayerNorm",
+        activation: str = "gelu",
+        activation_params: Mapping[str, Any] | None = None,
+        output_layer_init_method: InitMethod | None = None,
+        fuse_wgrad_accumulation: bool = False,
+        params_dtype: torch.dtype | None = None,
+        return_layernorm_output: bool = False,
+        return_layernorm_output_gathered: bool = False,
+        seq_length: int | None = None,
+        micro_batch_size: int | None = None,
+        set_parallel_mode: bool = False,
+        zero_centered_gamma: bool = False,
+        device: torch.device | str | None = None,
+        ub_overlap_ag: bool = False,
+        name: str | None = None,
+        ub_overlap_rs: bool = False,
+        ub_overlap_rs_dgrad: bool = False,
+        ub_bulk_dgrad: bool = False,
+        ub_bulk_wgrad: bool = False,
+        delay_wgrad_compute: bool = False,
+        symmetric_ar_type: str | None = None,
+        checkpoint: bool = False,
+    ) -> None:
+        reject_unsupported("LayerNormMLP", locals(), UNSUPPORTED)
+        super().__init__()
+        require_size("hidden_size", hidden_size)
+        require_size("ffn_hidden_size", ffn_hidden_size)
+        activation = "srelu" if activation == "squared_relu" else activation
+        require_choice("activation", activation, KINDS)
+        self.hidden_size = hidden_size
+        self.ffn_hidden_size = ffn_hidden_size
+        self.normalization = normalization
+        self.zero_centered_gamma = zero_centered_gamma
+        self.activation = activation
+        self.use_bias = bias
+        self.return_bias = return_bias
+        self.return_layernorm_output = return_layernorm_output
+        self.checkpoint = checkpoint
+        self.eps = eps
+        self.name = name
+        self._activation_params = _activation_parameters(activation, activation_params)
+        self._norm = NormOptions(normalization == "RMSNorm", float(eps), bool(zero_centered_gamma))
+        self._init_methods = (init_method or default_init, output_layer_init_method or default_init)
+        fc1_rows = ffn_hidden_size * (2 if activation in GATED else 1)
+        self._sizes = {"hidden_size": hidden_size, "ffn_hidden_size": ffn_hidden_size}
+        factory: dict[str, Any] = {
+            "device": resolve_device(device),
+            "dtype": params_dtype or torch.get_default_dtype(),
+        }
+        add_norm_parameters(self, normalization, hidden_size, factory)
+        for layer, rows, columns in (("fc1", fc1_rows, hidden_size), ("fc2", hidden_size, ffn_hidden_size)):
+            self.register_parameter(f"{layer}_weight", torch.nn.Parameter(torch.empty(rows, columns, **factory)))
+            if bias:
+                self.register_parameter(f"{layer}_bias", torch.nn.Parameter(torch.empty(rows, **factory)))
+        self.reset_parameters()
+
+    def reset_layer_norm_parameters(self) -> None:
+        """Set the norm's factor to 1 and its shift to 0."""
+        reset_norm_parameters(self, self.zero_centered_gamma)
+
+    def reset_parameters(self, defer_init: bool = False) -> None:
+        """Initialize all parameters; nothing with `defer_init`."""
+        if defer_init:
+            return
+        self.reset_layer_norm_parameters()
+        with torch.no_grad():
+            self._init_methods[0](self.fc1_weight)
+            self._init_methods[1](self.fc2_weight)
+            if self.use_bias:
+                self.fc1_bias.zero_()
+                self.fc2_bias.zero_()
+
+    def extra_repr(self) -> str:
+        return (
+            f"hidden_size={self.hidden_size}, ffn_hidden_size={self.ffn_hidden_size}, "
+            f"activation={self.activation}, normalization={self.normalization}, bias={self.use_bias}, eps={self.eps}"
+        )
+
+    def forward(
+        self, inp: torch.Tensor, is_first_microbatch: bool | None = None
+    ) -> torch.Tensor | tuple[torch.Tensor | None, ...]:
+        if isinstance(inp, torch.Tensor) and inp.dim() == 1:
+            return without_rows(self.forward(inp[None], is_first_microbatch))
+        fc1_weight, fc2_weight = joined(self, ("fc1_weight",)), joined(self, ("fc2_weight",))
+        names = ("fc1_bias",), ("fc2_bias",)
+        fc1_bias, fc2_bias = (joined(self, name if self.use_bias else ()) for name in names)
+        assert fc1_weight is not None and fc2_weight is not None
+        x = self._checked_input(inp, fc1_weight, self.hidden_size)
+        added = None if self.return_bias else fc2_bias
+        normed = None
+        if x.numel() == 0:
+            norm_parameters = (self.layer_norm_weight, self.layer_norm_bias)
+            out = empty_result(x, self.hidden_size, (*norm_parameters, fc1_weight, fc1_bias, fc2_weight, added))
+            normed = x.clone()
+        else:
+            out = self._run(x, fc1_weight, fc1_bias, fc2_weight, added, is_first_microbatch)
+            if self.return_layernorm_output:
+                out, normed = out
+        if not (self.return_bias or self.return_layernorm_output):
+            return out
+        results: tuple[torch.Tensor | None, ...] = (out,)
+        if self.return_bias:
+            results += (as_dtype(fc2_bias, out.dtype),)
+        return (*results, normed) if self.return_layernorm_output else results
+
+    def _run(
+        self,
+        x: torch.Tensor,
+        fc1_weight: torch.Tensor,
+        fc1_bias: torch.Tensor | None,
+        fc2_weight: torch.Tensor,
+        fc2_bias: torch.Tensor | None,
+        is_first_microbatch: bool | None,
+    ) -> Any:
+        plan, record = self._begin(x)
+        weights = None
+        if plan is not None:
+            self._check_alignment(plan.recipe, x, self._sizes)
+            weights = self._quantized_weights(plan, record, (fc1_weight, fc2_weight), is_first_microbatch)
+        options = LayerNormMLPOptions(
+            plan,
+            weights,
+            torch.is_grad_enabled(),
+            self._norm,
+            self.return_layernorm_output,
+            self.activation,
+            self._activation_params,
+            self.checkpoint,
+            self._calibrate if plan is None and self._calibrating() else None,
+        )
+        gamma = norm_parameter(self._parameters.get("layer_norm_weight"), x)
+        beta = norm_parameter(self._parameters.get("layer_norm_bias"), x)
+        tensors = (x, gamma, beta, fc1_weight, fc1_bias, fc2_weight, fc2_bias)
+        surroundings = self._surroundings(plan, x.device.type)
+        if surroundings is None:
+            return LayerNormMLPFunction.apply(*tensors, options)
+        with surroundings:
+            return LayerNormMLPFunction.apply(*tensors, options)

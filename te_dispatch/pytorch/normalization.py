@@ -1,0 +1,268 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""LayerNorm and RMSNorm modules."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+
+from te_dispatch import ops
+from te_dispatch.core import scopes
+from te_dispatch.pytorch.arguments import reject_unsupported, resolve_device
+from te_dispatch.pytorch.scoped import in_forward_scope, outside_autocast
+
+
+class NormOptions(NamedTuple):
+    """What a norm needs besides tensors."""
+
+    eps: float
+    zero_centered_gamma: bool
+
+
+class _LayerNormFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, options: NormOptions
+    ) -> torch.Tensor:
+        result = ops.layernorm_fwd(x, weight, bias, eps=options.eps, zero_centered_gamma=options.zero_centered_gamma)
+        ctx.save_for_backward(x, weight, result.mean, result.rstd)
+        ctx.options = options
+        ctx.scope = scopes.capture()
+        return result.y
+
+    @staticmethod
+    @in_forward_scope
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, weight, mean, rstd = ctx.saved_tensors
+        grads = ops.layernorm_bwd(
+            dy.contiguous(), x, weight, mean, rstd, zero_centered_gamma=ctx.options.zero_centered_gamma
+        )
+        return grads.dx, grads.dgamma, grads.dbeta, None
+
+
+class _RMSNormFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, options: NormOptions) -> torch.Tensor:
+        result = ops.rmsnorm_fwd(x, weight, eps=options.eps, zero_centered_gamma=options.zero_centered_gamma)
+        ctx.save_for_backward(x, weight, result.rstd)
+        ctx.options = options
+        ctx.scope = scopes.capture()
+        return result.y
+
+    @staticmethod
+    @in_forward_scope
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, weight, rstd = ctx.saved_tensors
+        grads = ops.rmsnorm_bwd(dy.contiguous(), x, weight, rstd, zero_centered_gamma=ctx.options.zero_centered_gamma)
+        return grads.dx, grads.dgamma, None
+
+
+def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, options: NormOptions) -> torch.Tensor:
+    """LayerNorm over the last dimension, with gradients: x (..., N), weight and bias (N,) -> (..., N)."""
+    function = _LayerNormFunction.apply
+    return outside_autocast(x.device.type, function, x, weight, bias, options)  # type: ignore[no-any-return]
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, options: NormOptions) -> torch.Tensor:
+    """RMSNorm over the last dimension, with gradients: x (..., N), weight (N,) -> (..., N)."""
+    return outside_autocast(x.device.type, _RMSNormFunction.apply, x, weight, options)  # type: ignore[no-any-return]
+
+
+class _Norm(torch.nn.Module):
+    """Arguments, parameters and checks that both norms share."""
+
+    weight: torch.nn.Parameter
+
+    def __init__(
+        self,
+        normalized_shape: int | Iterable[int] | None,
+        eps: float,
+        sequence_parallel: bool | None,
+        params_dtype: torch.dtype | None,
+        zero_centered_gamma: bool,
+        hidden_size: int | None,
+        kwargs: dict[str, Any],
+    ) -> None:
+        super().__init__()
+        name = type(self).__name__
+        reject_unsupported(name, {"sequence_parallel": sequence_parallel or None}, {"sequence_parallel": None})
+        unknown = sorted(set(kwargs) - {"device", "dtype", "sm_margin"})
+        if unknown:
+            raise TypeError(f"{name}: unexpected argument {unknown[0]!r}, expected device, dtype or sm_margin")
+        reject_unsupported(name, kwargs, {"sm_margin": 0})
+        if hidden_size is not None:
+            if normalized_shape is not None:
+                raise ValueError(f"{name}: give normalized_shape or hidden_size, not both")
+            normalized_shape = hidden_size
+        if normalized_shape is None:
+            raise ValueError(f"{name}: normalized_shape must be an int or a sequence of int, got None")
+        shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+        if not shape or any(size < 1 for size in shape):
+            raise ValueError(f"{name}: normalized_shape must hold positive sizes, got {shape}")
+        dtype = kwargs.get("dtype")
+        if params_dtype is not None and dtype is not None and params_dtype != dtype:
+            raise ValueError(f"{name}: dtype={dtype} contradicts params_dtype={params_dtype}, give one of them")
+        self.normalized_shape = shape
+        self.eps = eps
+        self.zero_centered_gamma = zero_centered_gamma
+        self._options = NormOptions(float(eps), bool(zero_centered_gamma))
+        self._factory: dict[str, Any] = {
+            "device": resolve_device(kwargs.get("device")),
+            "dtype": dtype or params_dtype or torch.get_default_dtype(),
+        }
+        self.weight = torch.nn.Parameter(torch.empty(shape, **self._factory))
+
+    def extra_repr(self) -> str:
+        shape = self.normalized_shape[0] if len(self.normalized_shape) == 1 else self.normalized_shape
+        return f"{shape}, eps={self.eps}, zero_centered_gamma={self.zero_centered_gamma}"
+
+    def reset_parameters(self, defer_init: bool | None = None) -> None:
+        """Set the factor to 1 (parameter 0 if it is zero-centered). On the meta device nothing is written."""
+        if not defer_init:
+            torch.nn.init.constant_(self.weight, 0.0 if self.zero_centered_gamma else 1.0)
+
+    def _rows(self, x: torch.Tensor) -> torch.Tensor:
+        """x checked, in the dtype of torch.autocast if that is on, its normalized dimensions merged into one."""
+        dims = len(self.normalized_shape)
+        if tuple(x.shape[x.dim() - dims :]) != self.normalized_shape:
+            raise ValueError(
+                f"{type(self).__name__}: input must end in the dimensions {self.normalized_shape}, "
+                f"got shape {tuple(x.shape)}"
+            )
+        weight = self.weight
+        if x.device != weight.device:
+            raise ValueError(f"{type(self).__name__}: input is on {x.device}, the parameters are on {weight.device}")
+        if torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))
+        elif weight.dtype != x.dtype and weight.dtype != torch.float32:
+            raise ValueError(
+                f"{type(self).__name__}: input must be {weight.dtype}, the dtype of the parameters, got {x.dtype}"
+            )
+        if dims > 1:
+            x = x.reshape(*x.shape[: x.dim() - dims], math.prod(self.normalized_shape))
+        return x.contiguous()
+
+    def _vector(self, parameter: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """A parameter as the operators take it: one dimension, float32 or x's dtype."""
+        if parameter.dtype not in (x.dtype, torch.float32):
+            parameter = parameter.to(x.dtype)
+        return parameter.reshape(-1) if parameter.dim() > 1 else parameter
+
+
+class LayerNorm(_Norm):
+    """y = (x - mean) / sqrt(var + eps) * weight + bias over the trailing dimensions (Ba et al., 2016).
+
+    Args:
+        normalized_shape: the trailing dimensions of the input, an int or several.
+        eps: added to the variance.
+        sequence_parallel: not supported yet.
+        params_dtype: dtype of the parameters, None for PyTorch's default.
+        zero_centered_gamma: the factor is 1 + weight, with weight starting at 0.
+        hidden_size: another name of `normalized_shape`.
+        kwargs: `device` (None for the current accelerator, or the CPU), `dtype` (as params_dtype), `sm_margin`.
+
+    Forward: input (..., *normalized_shape) of the parameters' dtype, or any dtype if those are float32 -> the same.
+
+    Raises:
+        ValueError: at construction, contradicting arguments; at the call, another shape, dtype or device.
+    """
+
+    def __init__(
+        self,
+        normalized_shape: int | Iterable[int] | None = None,
+        eps: float = 1e-5,
+        sequence_parallel: bool | None = None,
+        params_dtype: torch.dtype | None = None,
+        zero_centered_gamma: bool = False,
+        hidden_size: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            normalized_shape, eps, sequence_parallel, params_dtype, zero_centered_gamma, hidden_size, kwargs
+        )
+        self.bias = torch.nn.Parameter(torch.empty(self.normalized_shape, **self._factory))
+        self.reset_parameters()
+
+    def reset_parameters(self, defer_init: bool | None = None) -> None:
+        """Factor 1, shift 0."""
+        super().reset_parameters(defer_init)
+        if not defer_init:
+            torch.nn.init.zeros_(self.bias)
+
+    def reset_layer_norm_parameters(self) -> None:
+        """The older name of `reset_parameters`."""
+        self.reset_parameters()
+
+    def forward(self, inp: torch.Tensor) -> torch.Tensor:
+        x = self._rows(inp)
+        weight, bias = self._vector(self.weight, x), self._vector(self.bias, x)
+        return layer_norm(x, weight, bias, self._options).view(inp.shape)
+
+
+class RMSNorm(_Norm):
+    """y = x / sqrt(mean(x^2) + eps) * weight over the trailing dimensions (Zhang and Sennrich, 2019).
+
+    Arguments, input and errors as of `LayerNorm`.
+    """
+
+    def __init__(
+        self,
+        normalized_shape: int | Iterable[int] | None = None,
+        eps: float = 1e-5,
+        sequence_parallel: bool | None = None,
+        params_dtype: torch.dtype | None = None,
+        zero_centered_gamma: bool = False,
+        hidden_size: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            normalized_shape, eps, sequence_parallel, params_dtype, zero_centered_gamma, hidden_size, kwargs
+        )
+        self.reset_parameters()
+
+    def reset_rms_norm_parameters(self) -> None:
+        """The older name of `reset_parameters`."""
+        self.reset_parameters()
+
+    def forward(self, inp: torch.Tensor) -> torch.Tensor:
+        x = self._rows(inp)
+        return rms_norm(x, self._vector(self.weight, x), self._options).view(inp.shape)
+
+
+class L2Normalization(torch.nn.Module):
+    """y = x / sqrt(sum(x^2) + eps) over the last dimension, without parameters; for `qk_norm_type`.
+
+    It runs as an RMSNorm: sum(x^2) + eps = N (mean(x^2) + eps / N), so the factor is 1 / sqrt(N) throughout.
+    """
+
+    def __init__(self, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.eps = eps
+
+    def extra_repr(self) -> str:
+        return f"eps={self.eps}"
+
+    def forward(self, inp: torch.Tensor) -> torch.Tensor:
+        size = inp.shape[-1]
+        factor = torch.full((size,), size**-0.5, dtype=torch.float32, device=inp.device)
+        return rms_norm(inp.contiguous(), factor, NormOptions(self.eps / size, False))
+
+
+def make_norm(
+    normalization: str,
+    hidden_size: int,
+    eps: float,
+    params_dtype: torch.dtype | None,
+    device: torch.device | str | int | None,
+    zero_centered_gamma: bool = False,
+) -> LayerNorm | RMSNorm:
+    """The norm that a module's `normalization` argument names: ``LayerNorm`` or ``RMSNorm``."""
+    kinds: dict[str, type[LayerNorm] | type[RMSNorm]] = {"LayerNorm": LayerNorm, "RMSNorm": RMSNorm}
+    if normalization not in kinds:
+        raise ValueError(f"normalization must be one of {', '.join(map(repr, kinds))}, got {normalization!r}")
+    return kinds[normalization](
+        hidden_size, eps=eps, params_dtype=params_dtype, zero_centered_gamma=zero_centered_gamma, device=device
+    )

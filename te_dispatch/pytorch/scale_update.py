@@ -1,0 +1,196 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""The end-of-step update of delayed scaling, for all modules together.
+
+Forward scales update when the outermost autocast exits, backward scales at the end of the backward pass, found
+through a callback of the autograd engine. States are grouped by recipe, process group, device and direction: a group
+is one all-reduce and one launch, whatever the number of modules.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any
+
+import torch
+
+from te_dispatch import ops
+from te_dispatch.common.recipe import DelayedScaling
+from te_dispatch.pytorch.delayed_scales import DelayedScales
+
+_lock = threading.Lock()
+_groups: dict[tuple[Any, ...], ScaleGroup] = {}
+
+#: Graph tasks whose end-of-backward callback is queued and has not run.
+_open_tasks: set[int] = set()
+
+#: Threads that have begun a step.
+_training_threads: set[int] = set()
+
+
+class ScaleGroup:
+    """States that update together.
+
+    Attributes:
+        dirty: a cast recorded an amax since the last update. A state whose row 0 is 0 is left alone by the update
+            itself, so that the flag need not be kept per module.
+    """
+
+    __slots__ = ("recipe", "process_group", "device", "forward", "dirty", "_states")
+
+    def __init__(self, recipe: DelayedScaling, process_group: Any, device: torch.device, forward: bool) -> None:
+        self.recipe = recipe
+        self.process_group = process_group
+        self.device = device
+        self.forward = forward
+        self.dirty = False
+        self._states: list[weakref.ref[DelayedScales]] = []
+
+    def states(self) -> list[DelayedScales]:
+        """Members that are alive, in the order they joined, which is the same on every rank."""
+        alive = [(ref, state) for ref in self._states if (state := ref()) is not None]
+        if len(alive) != len(self._states):
+            self._states = [ref for ref, _ in alive]
+        return [state for _, state in alive]
+
+    def add(self, state: DelayedScales) -> None:
+        with _lock:
+            if state.group is self:
+                return
+            if state.group is not None:
+                state.group._states = [ref for ref in state.group._states if ref() is not state]
+            state.group = self
+            self._states.append(weakref.ref(state))
+
+    def update(self) -> None:
+        """Reduce the amaxes over the process group, then roll histories and recompute scales."""
+        self.dirty = False
+        states = self.states()
+        if not states:
+            return
+        with torch.inference_mode(False), torch.no_grad():
+            if self.recipe.reduce_amax:
+                _reduce_amaxes(states, self.process_group)
+            recipe = self.recipe
+            if callable(recipe.amax_compute_algo) or recipe.scaling_factor_compute_algo is not None:
+                for state in states:
+                    _update_by_callables(state, recipe)
+            else:
+                ops.update_delayed_scales(
+                    # Through .data: a compiled backward that reads them live must not find their version changed.
+                    [s.history.data for s in states],
+                    [s.scale.data for s in states],
+                    [s.max_values for s in states],
+                    algorithm=recipe.amax_compute_algo,
+                    margin=recipe.margin,
+                )
+        for state in states:
+            state.updated()
+
+
+def scale_group(recipe: DelayedScaling, process_group: Any, device: torch.device, forward: bool) -> ScaleGroup:
+    """The group of states with these properties."""
+    key = (recipe, process_group, device, forward)
+    with _lock:
+        found = _groups.get(key)
+        if found is None:
+            found = _groups[key] = ScaleGroup(recipe, process_group, device, forward)
+    return found
+
+
+def _reduce_amaxes(states: list[DelayedScales], process_group: Any) -> None:
+    """Maximum of all ranks' row 0, in one collective."""
+    dist = torch.distributed
+    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size(process_group) == 1:
+        return
+    rows = [state.history.data[0] for state in states]
+    amaxes = torch.cat(rows)
+    dist.all_reduce(amaxes, op=dist.ReduceOp.MAX, group=process_group)
+    torch._foreach_copy_(rows, list(amaxes.split([row.numel() for row in rows])))
+
+
+def _update_by_callables(state: DelayedScales, recipe: DelayedScaling) -> None:
+    """The update with a user's functions, in PyTorch."""
+    history, old = state.history.data, state.scale.data
+    maxima = torch.tensor(state.max_values, dtype=torch.float32, device=old.device)
+    if callable(recipe.amax_compute_algo):
+        amax = recipe.amax_compute_algo(history)
+    elif recipe.amax_compute_algo == "most_recent":
+        amax = history[0].clone()
+    else:
+        amax = torch.where(history.isnan(), 0.0, history).amax(0)
+    if tuple(amax.shape) != tuple(old.shape):
+        raise ValueError(f"amax_compute_algo must return a tensor of shape {tuple(old.shape)}, got {tuple(amax.shape)}")
+    if recipe.scaling_factor_compute_algo is not None:
+        scale = recipe.scaling_factor_compute_algo(amax, old.clone(), maxima, recipe)
+        if tuple(scale.shape) != tuple(old.shape):
+            raise ValueError(
+                f"scaling_factor_compute_algo must return a tensor of shape {tuple(old.shape)}, "
+                f"got {tuple(scale.shape)}"
+            )
+    else:
+        scale = maxima * 2.0**-recipe.margin / amax
+        scale = torch.where(scale.isinf(), torch.finfo(torch.float32).max, scale)
+        scale = torch.where((amax > 0) & amax.isfinite(), scale, old)
+    touched = history[0] != 0
+    rolled = history.roll(-1, 0)
+    rolled[0] = 0
+    old.copy_(torch.where(touched, scale, old))
+    history.copy_(torch.where(touched, rolled, history))
+
+
+def update_forward_scales() -> None:
+    """Update every forward group that saw a cast."""
+    for group in list(_groups.values()):
+        if group.forward and group.dirty:
+            group.update()
+
+
+def update_backward_scales() -> None:
+    """Update every backward group that saw a cast."""
+    for group in list(_groups.values()):
+        if group.dirty and not group.forward:
+            group.update()
+
+
+def forward_scales_pending() -> bool:
+    return any(group.forward and group.dirty for group in list(_groups.values()))
+
+
+def update_leftover_backward_scales() -> None:
+    """Update what a compiled or an interrupted backward left behind; called where a new step begins."""
+    _training_threads.add(threading.get_ident())
+    if _open_tasks and len(_training_threads) == 1:
+        # Only this thread trains and it is in no backward, so these tasks ended without their callback: they raised.
+        _open_tasks.clear()
+    if not _open_tasks:
+        update_backward_scales()
+
+
+def open_task(task: int) -> None:
+    """Have backward scales updated when the graph task `task`, which must be the running one, ends."""
+    if task in _open_tasks:
+        return
+    _open_tasks.add(task)
+
+    def finish() -> None:
+        _open_tasks.discard(task)
+        update_backward_scales()
+
+    torch.autograd.Variable._execution_engine.queue_callback(finish)  # type: ignore[attr-defined]
+
+
+def note_backward_cast(group: ScaleGroup, root: int | None) -> None:
+    """A backward is about to record amaxes.
+
+    Args:
+        group: of the gradients' states.
+        root: the graph task in which this Function's forward was recomputed, if it was. Reentrant checkpoints run a
+            backward inside the backward: its scales wait for the outer one, as without a checkpoint.
+    """
+    group.dirty = True
+    if root is not None and root in _open_tasks:
+        return
+    task = torch._C._current_graph_task_id()
+    if task != -1:
+        open_task(task)

@@ -1,0 +1,42 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""What surrounds the operators that modules call: the forward's policy, and arithmetic that nobody changes.
+
+A backward may run in a device thread of autograd, which sees no context variable, or after the scope of the forward
+was closed. So every autograd Function keeps `scopes.capture()` on its `ctx` as `ctx.scope`, and decorates its
+backward with `in_forward_scope`.
+
+torch.autocast must not reach into an operator: it would lower the precision of single steps inside an implementation
+written in PyTorch. What it asks for, a dtype, is done to the inputs before.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from te_dispatch.core import scopes
+
+
+def outside_autocast(device_type: str, function: Callable[..., Any], *args: Any) -> Any:
+    """`function(*args)` with torch.autocast off."""
+    if not torch.is_autocast_enabled(device_type):
+        return function(*args)
+    with torch.autocast(device_type, enabled=False):
+        return function(*args)
+
+
+def in_forward_scope(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Run `backward(ctx, *gradients)` with the policy bindings of `ctx.scope`, and without torch.autocast."""
+
+    @functools.wraps(backward)
+    def scoped(ctx: Any, *gradients: Any) -> Any:
+        device_type = gradients[0].device.type
+        if scopes.capture() is ctx.scope:
+            return outside_autocast(device_type, backward, ctx, *gradients)
+        with scopes.reenter(ctx.scope):
+            return outside_autocast(device_type, backward, ctx, *gradients)
+
+    return scoped

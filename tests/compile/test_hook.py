@@ -1,0 +1,52 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Substitutions wait for dynamo and take effect whoever comes first. Each in a fresh interpreter."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import sys
+import torch
+import numpy as np
+{before}
+from te_dispatch.pytorch.compile import hook
+
+def opaque(x):
+    return torch.from_numpy(np.negative(x.numpy()))
+
+hook.substitute(opaque, lambda x: x * 7)
+assert ("torch._dynamo" in sys.modules) == {loaded}
+one = torch.ones(1)
+{between}
+compiled = torch.compile(lambda x: opaque(x) + 1, fullgraph=True, backend="eager")
+assert compiled(one).item() == 8, compiled(one)
+assert opaque(one).item() == -1
+
+def later(x):
+    return torch.from_numpy(np.negative(x.numpy()))
+
+hook.substitute(later, lambda x: x * 9)
+assert torch.compile(later, fullgraph=True, backend="eager")(one).item() == 9
+assert not any(type(finder).__module__.startswith("te_dispatch") for finder in sys.meta_path)
+assert type(torch._dynamo.__spec__.loader).__module__ != hook.__name__
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "loaded", "between"),
+    [
+        ("", False, ""),
+        ("", False, "assert opaque(one).item() == -1"),
+        ("import torch._dynamo", True, ""),
+        ("", False, "import importlib.util; importlib.util.find_spec('torch._dynamo')"),
+    ],
+    ids=["compile first", "eager first", "dynamo already there", "spec asked for without importing"],
+)
+def test_substitution(before, loaded, between):
+    program = PROGRAM.format(before=before, loaded=loaded, between=between)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,186 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Freezing: what a plan holds, and every way in which a lock file does not fit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from te_dispatch.core.discovery import register
+from te_dispatch.core.errors import PlanError
+from te_dispatch.core.facts import DeviceFacts
+from te_dispatch.core.manager import OpManager
+from te_dispatch.core.operator import OPERATORS
+from te_dispatch.core.plan import Plan, freeze
+from te_dispatch.core.policy import Policy
+from te_dispatch.core.requirements import MultipleOf, OneOf
+from tests.core.toy import answering, backend, extension, kernel, only_toys, preferring, selectors, target
+
+T = torch.zeros(4, 16)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _world() -> Iterator[None]:
+    with only_toys():
+        yield
+
+
+def world(
+    version: str = "1.0", kernel_version: str = "1", lib: str = "9.1", without: str = "", fuse: bool = True
+) -> OpManager:
+    def probe(index: int) -> DeviceFacts:
+        return DeviceFacts("cpu", "cpu", "cpu", extra={"version.lib": lib})
+
+    manifests = [
+        backend(
+            "a",
+            kernel("mix", "k", answering("mix", "a"), requires=(MultipleOf("k", 16),), version=kernel_version),
+            devices={"cpu": target(probe)},
+        ),
+        backend("b", kernel("mix", "k", answering("mix", "b"), rank=200)),
+        backend("c", kernel("fuse", "f", answering("fuse", "c"), requires=(OneOf("cast", None),))),
+        backend("d", kernel("pack", "p", answering("pack", "d"), rank=1)),
+        backend("e", kernel("pack", "p", answering("pack", "e"))),
+    ]
+    found = [extension(m, version=version) for m in manifests if m.name != without]
+    return OpManager(register(found, OPERATORS), environ={})
+
+
+def step(m: OpManager) -> OpManager:
+    m.ops.mix(T, T)
+    m.ops.mix(torch.zeros(4, 15), T)
+    m.ops.fuse(T, cast="tight")
+    return m
+
+
+@pytest.fixture
+def lock(tmp_path: Path) -> Path:
+    freeze(step(world())).save(tmp_path / "plan.lock")
+    return tmp_path / "plan.lock"
+
+
+def test_a_plan_tells_what_runs_where_it_comes_from_and_under_what() -> None:
+    plan = freeze(step(world()))
+    assert {(c.operator, c.chosen) for c in plan.choices} >= {("mix", "a.k"), ("mix", "b.k")}
+    (fused,) = [c for c in plan.choices if c.operator == "fuse"]
+    assert fused.chosen == "composite.fuse_then_pack" and fused.pieces == {"fuse": "c.f", "pack": "d.p"}
+    assert {"te-dispatch-a", "te-dispatch-b", "te-dispatch-c", "te-dispatch-d", "te-dispatch"} == set(plan.distributions)
+    assert plan.kernels == {"a.k": "1", "b.k": "1", "c.f": "1", "d.p": "1"}
+    assert plan.devices["cpu"]["version.lib"] == "9.1"
+    assert plan.policy["prefer"] == ["native", "triton", "torch"]
+
+
+def test_a_plan_keeps_calls_that_were_made_before_the_key_grew() -> None:
+    """The first call reads less than the second; its choice was made all the same."""
+    m = OpManager(
+        register(
+            [
+                extension(backend("a", kernel("mix", "k", answering("mix", "a"), requires=(OneOf("mode", "plain"),)))),
+                extension(
+                    backend("b", kernel("mix", "k", answering("mix", "b"), requires=(OneOf("fast", True),)))
+                ),
+                extension(backend("c", kernel("mix", "k", answering("mix", "c")))),
+            ],
+            OPERATORS,
+        ),
+        environ={},
+    )
+    assert m.ops.mix(T, T) == "a"
+    assert m.ops.mix(T, T, mode="odd", fast=True) == "b"
+    assert {c.chosen for c in freeze(m).choices} == {"a.k", "b.k"}
+
+
+def test_the_digest_is_stable_and_tells_plans_apart() -> None:
+    digest = freeze(step(world())).digest
+    assert freeze(step(step(world()))).digest == digest
+    other_order = world()
+    other_order.ops.fuse(T, cast="tight")
+    other_order.ops.mix(torch.zeros(4, 15), T)
+    other_order.ops.mix(T, T)
+    assert freeze(other_order).digest == digest
+    others = [world(version="1.1"), world(kernel_version="2"), world(lib="9.2"), world(without="d")]
+    assert len({digest, *(freeze(step(m)).digest for m in others)}) == 5
+    fewer = world()
+    fewer.ops.mix(T, T)
+    assert freeze(fewer).digest != digest
+
+
+def test_a_plan_is_of_the_scope_it_is_frozen_in() -> None:
+    m = step(world())
+    with m.using(mix="b"):
+        m.ops.mix(T, T)
+        assert {c.chosen for c in freeze(m).choices} == {"b.k"}
+    assert "a.k" in {c.chosen for c in freeze(m).choices}
+
+
+def test_a_lock_file_comes_back_equal_on_a_machine_that_agrees(lock: Path) -> None:
+    plan = Plan.load(lock, world())
+    assert plan.digest == freeze(step(world())).digest
+    assert plan.as_data() == freeze(step(world())).as_data()
+    assert [p.name for p in lock.parent.iterdir()] == [lock.name], "no temporary file is left"
+
+
+@pytest.mark.parametrize(
+    ("there", "policy", "difference"),
+    [
+        ({"version": "1.1"}, None, "te-dispatch-a is 1.1, the plan has 1.0"),
+        ({"kernel_version": "2"}, None, "a.k is version 2, the plan has 1"),
+        ({"lib": "9.2"}, None, "cpu: version.lib is '9.2', the plan has '9.1'"),
+        ({"without": "a"}, None, "te-dispatch-a 1.0 is not installed"),
+        ({"without": "a"}, None, "mix would run on b.k, the plan has a.k"),
+        ({"without": "d"}, None, "fuse: pack would run on e.p, the plan has d.p"),
+        ({}, Policy(deny=selectors("a")), "the effective policy differs: deny is ['a'], the plan has []"),
+        ({}, preferring("b"), "mix would run on b.k, the plan has a.k"),
+    ],
+)
+def test_a_lock_file_is_refused_with_the_difference(lock: Path, there: Any, policy: Policy | None, difference: str) -> None:
+    m = world(**there)
+    if policy is not None:
+        m.set_policy(policy)
+    with pytest.raises(PlanError) as refused:
+        Plan.load(lock, m)
+    assert difference in str(refused.value) and str(lock) in str(refused.value)
+
+
+def test_an_operator_that_does_not_exist_here_is_a_difference(lock: Path) -> None:
+    plan = Plan._read(lock)
+    with only_toys():
+        m = world()
+        del OPERATORS["fuse"]
+        assert "operator 'fuse' does not exist here" in plan.differences(m)
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda d: d["choices"][0].update(chosen="b.other"), "digest does not match"),
+        (lambda d: d["distributions"].clear(), "digest does not match"),
+        (lambda d: d.pop("digest"), "digest does not match"),
+        (lambda d: d.update(format=99), "format 99"),
+        (lambda d: d.pop("choices"), "is not a lock file"),
+    ],
+)
+def test_an_edited_lock_file_is_refused(lock: Path, edit: Any, message: str) -> None:
+    data = json.loads(lock.read_text())
+    edit(data)
+    lock.write_text(json.dumps(data))
+    with pytest.raises(PlanError, match=message):
+        Plan.load(lock, world())
+
+
+@pytest.mark.parametrize("content", ["", "not json", "[]", "3", "null", '{"format": 1}', "\x00"])
+def test_what_is_no_lock_file_is_refused(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "plan.lock"
+    path.write_text(content)
+    with pytest.raises(PlanError, match=r"plan\.lock"):
+        Plan.load(path, world())
+
+
+def test_a_missing_lock_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="cannot be read: No such file"):
+        Plan.load(tmp_path / "none.lock", world())

@@ -1,0 +1,105 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Modules on a GPU: Transformer Engine's usage with only the import changed, every recipe, recompute, moves."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import te_dispatch
+import te_dispatch.pytorch as te
+from te_dispatch.common import recipe
+
+RECIPES = {
+    "delayed": recipe.DelayedScaling,
+    "current": recipe.Float8CurrentScaling,
+    "block": recipe.Float8BlockScaling,
+}
+
+
+def test_readme_usage_runs_with_only_the_import_changed():
+    torch.manual_seed(0)
+    model = te.Linear(768, 3072, bias=True)
+    inp = torch.randn(2048, 768, device="cuda")
+    fp8_recipe = recipe.DelayedScaling(margin=0, fp8_format=recipe.Format.E4M3)
+    with te.autocast(enabled=True, recipe=fp8_recipe):
+        out = model(inp)
+    loss = out.sum()
+    loss.backward()
+    assert model.weight.device.type == "cuda"
+    assert torch.isfinite(model.weight.grad).all() and model.weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_layer_trains_in_fp8(name):
+    torch.manual_seed(0)
+    layer = te.TransformerLayer(
+        256, 1024, 8, hidden_dropout=0.0, attention_dropout=0.0, params_dtype=torch.bfloat16, fuse_qkv_params=True
+    )
+    optimizer = torch.optim.AdamW(layer.parameters(), lr=2e-3)
+    x = torch.randn(128, 4, 256, device="cuda", dtype=torch.bfloat16)
+    target = torch.randn_like(x)
+    losses = []
+    for _ in range(30):
+        with te.autocast(enabled=True, recipe=RECIPES[name]()):
+            y = layer(x, attention_mask=None)
+        loss = (y.float() - target.float()).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.9 * losses[0], losses
+
+
+def test_fp8_state_moves_with_the_module_and_ignores_dtype_casts():
+    module = te.Linear(64, 64, device="cpu")
+    with te.autocast(enabled=True, recipe=recipe.DelayedScaling(amax_history_len=4)):
+        module(torch.randn(32, 64)).sum().backward()
+    before = module.get_extra_state()
+    module.cuda().bfloat16()
+    after = module.get_extra_state()
+    tensors = list(_tensors(after))
+    assert tensors and all(t.dtype == torch.float32 for t in tensors if t.is_floating_point())
+    for a, b in zip(_tensors(before), tensors):
+        assert torch.equal(a.cpu(), b.cpu())
+    with te.autocast(enabled=True, recipe=recipe.DelayedScaling(amax_history_len=4)):
+        module(torch.randn(32, 64, device="cuda", dtype=torch.bfloat16)).sum().backward()
+
+
+def _tensors(tree):
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif isinstance(tree, dict):
+        for key in sorted(tree, key=str):
+            yield from _tensors(tree[key])
+    elif isinstance(tree, (list, tuple)):
+        for item in tree:
+            yield from _tensors(item)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("name", RECIPES)
+def test_recompute_equals_no_recompute_by_bits(name, reentrant):
+    found = []
+    for recompute in (False, True):
+        torch.manual_seed(3)
+        layer = te.LayerNormMLP(128, 256, params_dtype=torch.bfloat16)
+        x = torch.randn(64, 128, device="cuda", dtype=torch.bfloat16).requires_grad_()
+        for _ in range(3):
+            with te.autocast(enabled=True, recipe=RECIPES[name]()):
+                y = te.checkpoint(layer, x, use_reentrant=reentrant) if recompute else layer(x)
+            y.float().pow(2).sum().backward()
+        found.append([x.grad, *(p.grad for p in layer.parameters())])
+    for a, b in zip(*found):
+        assert torch.equal(a, b)
+
+
+def test_a_backward_thread_keeps_the_policy_of_its_forward():
+    module = te.Linear(64, 64, params_dtype=torch.bfloat16)
+    x = torch.randn(32, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    ran: list[str] = []
+    with te_dispatch.observe(lambda operator, accepted, args, result: ran.append(f"{operator.name}:{accepted.id}")):
+        y = module(x)
+        forward = len(ran)
+    y.sum().backward()  # the scope is closed, and CUDA backwards run in another thread
+    assert forward > 0 and len(ran) > forward

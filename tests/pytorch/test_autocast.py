@@ -1,0 +1,307 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""`autocast`: nesting, and when delayed scaling's states update."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+import te_dispatch.pytorch as te
+from te_dispatch import ops
+from te_dispatch.common.recipe import DelayedScaling, Float8CurrentScaling
+from te_dispatch.core import scopes
+from te_dispatch.pytorch import scale_update
+from te_dispatch.pytorch.autocast import current_state
+
+RECIPE = DelayedScaling(amax_history_len=3)
+
+
+def _linear(**kwargs: Any) -> te.Linear:
+    torch.manual_seed(0)
+    return te.Linear(32, 32, device="cpu", **kwargs)
+
+
+def _quantizes(layer: te.Linear) -> bool:
+    calls: list[str] = []
+    with scopes.observe(lambda operator, accepted, args, result: calls.append(getattr(operator, "name", operator))):
+        layer(torch.randn(16, 32))
+    return "quantize" in calls
+
+
+def test_innermost_decides_and_outer_is_restored() -> None:
+    layer = _linear()
+    assert not _quantizes(layer)
+    with te.autocast(recipe=RECIPE):
+        assert _quantizes(layer)
+        with te.autocast(enabled=False):
+            assert not _quantizes(layer)
+            with te.autocast(recipe=Float8CurrentScaling()):
+                assert _quantizes(layer)
+                assert current_state().recipe == Float8CurrentScaling()
+            assert not _quantizes(layer)
+        assert _quantizes(layer)
+        assert current_state().recipe == RECIPE
+    assert current_state() is None
+
+
+def test_restored_after_an_exception_without_updating() -> None:
+    layer = _linear()
+    with pytest.raises(KeyError), te.autocast(recipe=RECIPE):
+        layer(torch.randn(16, 32))
+        with te.autocast(enabled=False):
+            raise KeyError
+    assert current_state() is None
+    assert layer._forward_scales.scale.eq(1).all()
+    assert layer._forward_scales.history[0].gt(0).all()
+
+
+def test_one_object_can_be_entered_again() -> None:
+    region = te.autocast(recipe=RECIPE)
+    for _ in range(2):
+        with region, region:
+            assert current_state().enabled
+    assert current_state() is None
+
+
+def test_equal_recipes_share_a_plan() -> None:
+    layer = _linear()
+    plans = []
+    for _ in range(2):
+        with te.autocast(recipe=DelayedScaling(amax_history_len=3)):
+            layer(torch.randn(16, 32))
+        plans.append(layer._plan)
+    assert plans[0] is plans[1]
+
+
+def test_threads_have_their_own() -> None:
+    seen: list[Any] = []
+    with te.autocast(recipe=RECIPE):
+        thread = threading.Thread(target=lambda: seen.append(current_state()))
+        thread.start()
+        thread.join()
+    assert seen == [None]
+
+
+def test_older_name_takes_older_arguments() -> None:
+    with te.fp8_autocast(enabled=True, fp8_recipe=RECIPE, fp8_group=None):
+        assert current_state().recipe == RECIPE
+    with te.autocast():
+        assert current_state().recipe == te.get_default_recipe() == DelayedScaling()
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "error", "words"),
+    [
+        ({"recipe": "delayed"}, TypeError, "recipe must be a recipe.*got 'delayed'"),
+        ({"_graph": True}, NotImplementedError, "_graph=True"),
+    ],
+)
+def test_bad_arguments(kwargs: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        te.autocast(**kwargs)
+
+
+# -- updates ------------------------------------------------------------------------------------------------------
+
+
+def _expected_scale(amax: torch.Tensor, max_value: float, margin: int = 0) -> torch.Tensor:
+    return torch.tensor(max_value * 2.0**-margin, dtype=torch.float32) / amax
+
+
+def test_scales_follow_the_formula_over_steps() -> None:
+    layer = _linear()
+    recipe = DelayedScaling(amax_history_len=3, margin=1)
+    amaxes, grad_amaxes = [], []
+    for step in range(5):
+        x = torch.randn(16, 32) * (5 - step)
+        dy = torch.randn(16, 32) * (step + 1)
+        amaxes.append(x.abs().max())
+        grad_amaxes.append(dy.abs().max())
+        with te.autocast(recipe=recipe):
+            y = layer(x)
+        y.backward(dy)
+        # The largest of the three newest amaxes: row 0 holds one of the three until it rolls.
+        assert torch.equal(layer._forward_scales.scale[0], _expected_scale(max(amaxes[-3:]), 448.0, 1))
+        assert torch.equal(layer._forward_scales.scale[1], _expected_scale(layer.weight.abs().max(), 448.0, 1))
+        assert torch.equal(layer._backward_scales.scale[0], _expected_scale(max(grad_amaxes[-3:]), 57344.0, 1))
+
+
+def test_most_recent_forgets_at_once() -> None:
+    layer = _linear()
+    for factor in (10.0, 1.0):
+        x = torch.randn(16, 32) * factor
+        with te.autocast(recipe=DelayedScaling(amax_history_len=4, amax_compute_algo="most_recent")):
+            layer(x)
+    assert torch.equal(layer._forward_scales.scale[0], _expected_scale(x.abs().max(), 448.0))
+
+
+def test_forward_updates_once_at_the_outermost_exit() -> None:
+    layer = _linear()
+    with te.autocast(recipe=RECIPE):
+        for factor in (1, 3, 2):
+            with te.autocast(recipe=RECIPE):
+                layer(torch.full((16, 32), float(factor)))
+            assert layer._forward_scales.scale[0] == 1
+    history = layer._forward_scales.history
+    assert history[:, 0].tolist() == [0, 0, 3]
+    assert layer._forward_scales.scale[0] == _expected_scale(torch.tensor(3.0), 448.0)
+
+
+def test_no_update_without_gradients_but_nothing_is_lost() -> None:
+    layer = _linear()
+    with torch.no_grad(), te.autocast(recipe=RECIPE):
+        layer(torch.full((16, 32), 5.0))
+    assert layer._forward_scales.scale.eq(1).all()
+    with te.autocast(recipe=RECIPE):
+        layer(torch.full((16, 32), 2.0))
+    assert layer._forward_scales.history[:, 0].tolist() == [0, 0, 5]
+
+
+def test_native_reentrant_checkpoint_under_no_grad_is_inference() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    layer = _linear()
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        with te.autocast(recipe=RECIPE):
+            return layer(x)
+
+    with torch.no_grad():
+        checkpoint(run, torch.randn(16, 32), use_reentrant=True)
+    assert layer._forward_scales.scale.eq(1).all()
+    checkpoint(run, torch.randn(16, 32, requires_grad=True), use_reentrant=True)
+    assert layer._forward_scales.scale.ne(1).all()
+
+
+def test_untouched_modules_keep_their_history_and_scale() -> None:
+    used, idle = _linear(), _linear()
+    with te.autocast(recipe=RECIPE):
+        used(torch.randn(16, 32)), idle(torch.randn(16, 32))
+    history, scale = idle._forward_scales.history.clone(), idle._forward_scales.scale.clone()
+    before = used._forward_scales.history.clone()
+    with te.autocast(recipe=RECIPE):
+        used(torch.randn(16, 32))
+    assert torch.equal(idle._forward_scales.history, history)
+    assert torch.equal(idle._forward_scales.scale, scale)
+    assert not torch.equal(used._forward_scales.history, before)
+
+
+def test_all_modules_update_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    update = ops.update_delayed_scales
+    monkeypatch.setattr(
+        ops, "update_delayed_scales", lambda *args, **kw: (calls.append(len(args[0])), update(*args, **kw))[1]
+    )
+    recipe = DelayedScaling(amax_history_len=2, margin=3)  # a group of its own
+    model = torch.nn.Sequential(te.Linear(32, 32, device="cpu"), te.LayerNormMLP(32, 32, device="cpu"))
+    with te.autocast(recipe=recipe):
+        y = model(torch.randn(16, 32, requires_grad=True))
+    assert calls == [2]
+    y.sum().backward()
+    assert calls == [2, 2]
+
+
+def test_backward_updates_once_per_backward_not_per_module() -> None:
+    model = torch.nn.Sequential(_linear(), _linear())
+    x = torch.randn(16, 32, requires_grad=True)
+    with te.autocast(recipe=RECIPE):
+        a, b = model(x), model(x)
+    (a.sum() + b.sum()).backward()
+    for layer in model:
+        assert (layer._backward_scales.history != 0).sum() == 1
+    with te.autocast(recipe=RECIPE):
+        a, b = model(x), model(x)
+    a.sum().backward()
+    b.sum().backward()
+    for layer in model:
+        assert (layer._backward_scales.history != 0).sum() == 2  # length 3: rows 1 and 2
+
+
+def test_callables_replace_both_formulas() -> None:
+    seen: list[Any] = []
+
+    def mean_amax(history: torch.Tensor) -> torch.Tensor:
+        return history.mean(0)
+
+    def half_scale(amax: torch.Tensor, scale: torch.Tensor, fp8_max: torch.Tensor, recipe: Any) -> torch.Tensor:
+        seen.append((scale.clone(), fp8_max.clone(), recipe))
+        return fp8_max / amax / 2
+
+    recipe = DelayedScaling(amax_history_len=2, amax_compute_algo=mean_amax, scaling_factor_compute_algo=half_scale)
+    layer = _linear()
+    with te.autocast(recipe=recipe):
+        layer(torch.full((16, 32), 4.0))
+    assert layer._forward_scales.scale[0] == 448 / 2.0 / 2
+    assert layer._forward_scales.history[:, 0].tolist() == [0, 4]
+    assert seen[0][0].eq(1).all() and seen[0][1].tolist() == [448, 448] and seen[0][2] == recipe
+
+
+@pytest.mark.parametrize("algorithm", ["max", "most_recent"])
+def test_the_slow_path_equals_the_operator(algorithm: str) -> None:
+    """A custom function that computes the default must give the default, special amaxes included."""
+
+    def default(history: torch.Tensor) -> torch.Tensor:
+        return history[0].clone() if algorithm == "most_recent" else history.nan_to_num(0.0, torch.inf).amax(0)
+
+    results = []
+    for amax_algo in (algorithm, default):
+        recipe = DelayedScaling(amax_history_len=3, margin=1, amax_compute_algo=amax_algo)
+        layer = _linear()
+        layer._build_plan(recipe, torch.device("cpu"), None)
+        state = layer._forward_scales
+        for row in ((2.0, 3.0), (torch.inf, 1e-38), (0.0, 5.0)):
+            state.history[0].copy_(torch.tensor(row))
+            state.group.update()
+        results.append((state.history.clone(), state.scale.clone()))
+    assert torch.equal(results[0][0], results[1][0]) and torch.equal(results[0][1], results[1][1])
+
+
+def test_wrong_shape_from_a_callable_is_refused() -> None:
+    layer = _linear()
+    with (
+        pytest.raises(ValueError, match=r"amax_compute_algo must return a tensor of shape \(2,\), got \(\)"),
+        te.autocast(recipe=DelayedScaling(amax_history_len=2, amax_compute_algo=lambda h: h.max())),
+    ):
+        layer(torch.randn(16, 32))
+
+
+@pytest.mark.parametrize(
+    ("make", "index"),
+    [
+        (lambda: te.Linear(32, 32, device="cpu"), 0),
+        (lambda: te.LayerNormLinear(32, 32, device="cpu"), 0),
+        (lambda: te.LayerNormMLP(32, 32, device="cpu"), 2),
+    ],
+)
+def test_calibrating_records_amaxes_in_high_precision(make: Any, index: int) -> None:
+    torch.manual_seed(0)
+    layer = make()
+    x = torch.randn(16, 32)
+    plain = layer(x)
+    with te.autocast(enabled=False, calibrating=True, recipe=RECIPE):
+        assert torch.equal(layer(x), plain)
+    calibrated = layer._forward_scales.scale.clone()
+    assert calibrated.ne(1).all()
+    with te.autocast(recipe=RECIPE):
+        layer(x)
+    # What calibration saw is what the casts see, up to the rounding of what lies behind the first cast.
+    torch.testing.assert_close(layer._forward_scales.scale, calibrated, rtol=0.2, atol=0)
+    assert torch.equal(layer._forward_scales.scale[: index or 2], calibrated[: index or 2])
+
+
+def test_a_module_dropped_between_steps_leaves_the_group() -> None:
+    import gc
+
+    recipe = DelayedScaling(amax_history_len=2, margin=5)
+    kept, dropped = _linear(), _linear()
+    with te.autocast(recipe=recipe):
+        kept(torch.randn(16, 32)), dropped(torch.randn(16, 32))
+    group = kept._plan.forward_group
+    assert len(group.states()) == 2
+    del dropped
+    gc.collect()
+    assert len(group.states()) == 1
+    assert scale_update.scale_group(kept._plan.recipe, None, torch.device("cpu"), True) is group

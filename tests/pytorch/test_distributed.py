@@ -1,0 +1,274 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Two processes over gloo: amax reduction, DDP, FSDP2."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import te_dispatch.pytorch as te
+from te_dispatch.common.recipe import DelayedScaling
+from te_dispatch.core import scopes
+
+WORLD = 2
+RECIPE = DelayedScaling(amax_history_len=3)
+
+
+def _model() -> torch.nn.Sequential:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(te.LayerNormLinear(32, 32, device="cpu"), te.LayerNormMLP(32, 32, device="cpu"))
+
+
+def _batch(step: int, rank: int) -> torch.Tensor:
+    # Ranks differ in magnitude, so that unreduced amaxes would differ.
+    return torch.randn(16, 32, generator=torch.Generator().manual_seed(10 * step + rank)) * (1 + 3 * rank)
+
+
+def _step(model: torch.nn.Module, x: torch.Tensor, **autocast: Any) -> torch.Tensor:
+    with te.autocast(recipe=autocast.pop("recipe", RECIPE), **autocast):
+        y = model(x)
+    y.square().sum().backward()
+    return y.detach()
+
+
+def _states(model: torch.nn.Module) -> list[torch.Tensor]:
+    found = []
+    for module in model.modules():
+        for name in ("_forward_scales", "_backward_scales"):
+            state = getattr(module, name, None)
+            if state is not None:
+                found += [state.history.clone(), state.scale.clone()]
+    assert found
+    return found
+
+
+def _gathered(tensor: torch.Tensor) -> list[torch.Tensor]:
+    parts = [torch.empty_like(tensor) for _ in range(WORLD)]
+    dist.all_gather(parts, tensor.contiguous())
+    return parts
+
+
+def _run(body: Callable[[int], None], tmp_path: Path) -> None:
+    """Run `body(rank)` in a process per rank: this file as a script, with the paths of this process."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "GLOO_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, __file__, body.__name__, str(tmp_path / "rendezvous")]
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        for rank in range(WORLD)
+    ]
+    try:
+        outputs = [process.communicate(timeout=120)[0] for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+    for rank, process in enumerate(ranks):
+        assert process.returncode == 0, f"rank {rank}:\n{outputs[rank]}"
+
+
+def _main(body: str, rendezvous: str, rank: int) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=WORLD)
+    globals()[body](rank)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+# -- bodies, run on every rank ------------------------------------------------------------------------------------
+
+
+def reduced_amaxes(rank: int) -> None:
+    model = _model()
+    for step in range(3):
+        _step(model, _batch(step, rank))
+    for tensor in _states(model):
+        parts = _gathered(tensor)
+        assert torch.equal(parts[0], parts[1])
+    # The reduced amax is the maximum over the ranks: that of a model that saw both batches.
+    whole = _model()
+    for step in range(3):
+        with te.autocast(recipe=DelayedScaling(amax_history_len=3, reduce_amax=False)):
+            for each in range(WORLD):
+                whole[0](_batch(step, each))
+    assert torch.equal(whole[0]._forward_scales.history, model[0]._forward_scales.history)
+
+
+def unreduced_amaxes(rank: int) -> None:
+    model = _model()
+    _step(model, _batch(0, rank), recipe=DelayedScaling(amax_history_len=3, reduce_amax=False))
+    parts = _gathered(model[0]._forward_scales.scale)
+    assert not torch.equal(parts[0], parts[1])
+
+
+def group_decides_who_reduces(rank: int) -> None:
+    groups = [dist.new_group([0]), dist.new_group([1])]
+    model = _model()
+    _step(model, _batch(0, rank), amax_reduction_group=groups[rank])
+    parts = _gathered(model[0]._forward_scales.scale)
+    assert not torch.equal(parts[0], parts[1])
+    model = _model()
+    _step(model, _batch(0, rank), amax_reduction_group=dist.group.WORLD)
+    parts = _gathered(model[0]._forward_scales.scale)
+    assert torch.equal(parts[0], parts[1])
+
+
+def one_collective_for_all_modules(rank: int) -> None:
+    model = _model()
+    calls: list[int] = []
+    all_reduce = dist.all_reduce
+
+    def counted(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        calls.append(tensor.numel())
+        return all_reduce(tensor, *args, **kwargs)
+
+    dist.all_reduce = counted
+    try:
+        _step(model, _batch(0, rank))
+    finally:
+        dist.all_reduce = all_reduce
+    assert calls == [2 + 4, 1 + 2]  # forward, then backward
+
+
+def data_parallel(rank: int) -> None:
+    model = _model()
+    # State that differs between ranks must survive the broadcasts that DDP makes of parameters and buffers.
+    _step(model, _batch(0, rank), recipe=DelayedScaling(amax_history_len=3, reduce_amax=False))
+    before = _states(model)
+    model.zero_grad()
+    ddp = torch.nn.parallel.DistributedDataParallel(model)
+    for a, b in zip(_states(model), before):
+        assert torch.equal(a, b)
+    for step in range(1, 4):  # as many as the history is long: the step that was not reduced is forgotten
+        ddp.zero_grad()
+        _step(ddp, _batch(step, rank))
+    for tensor in [p.grad for p in model.parameters()] + [m._forward_scales.scale for m in model]:
+        parts = _gathered(tensor)
+        assert torch.equal(parts[0], parts[1])
+
+
+def _reference_gradients(steps: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Gradients averaged over the ranks and states, of plain replicas that reduce amaxes; runs on every rank."""
+    model = _model()
+    rank = dist.get_rank()
+    for step in range(steps):
+        model.zero_grad()
+        _step(model, _batch(step, rank))
+    grads = []
+    for parameter in model.parameters():
+        grad = parameter.grad.clone()
+        dist.all_reduce(grad)
+        grads.append(grad / WORLD)
+    return grads, _states(model)
+
+
+def fully_sharded(rank: int) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    expected, states = _reference_gradients(3)
+    model = _model()
+    mesh = init_device_mesh("cpu", (WORLD,))
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    for step in range(3):
+        model.zero_grad()
+        _step(model, _batch(step, rank))
+    for parameter, grad in zip(model.parameters(), expected):
+        torch.testing.assert_close(parameter.grad.full_tensor(), grad, rtol=1e-5, atol=1e-6)
+    for a, b in zip(_states(model), states):
+        assert torch.equal(a, b)
+    extra = {k for k in model.state_dict() if k.endswith("_extra_state")}
+    assert extra == {"0._extra_state", "1._extra_state"}
+
+
+def sharded_and_checkpointed(rank: int) -> None:
+    """FSDP2 with activation checkpointing: the same states and gradients as without."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    expected, states = _reference_gradients(2)
+    model = _model()
+    mesh = init_device_mesh("cpu", (WORLD,))
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+    class Checkpointed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return te.checkpoint(self.model, x, use_reentrant=False)
+
+    wrapped = Checkpointed()
+    for step in range(2):
+        wrapped.zero_grad()
+        _step(wrapped, _batch(step, rank))
+    for parameter, grad in zip(model.parameters(), expected):
+        torch.testing.assert_close(parameter.grad.full_tensor(), grad, rtol=1e-5, atol=1e-6)
+    for a, b in zip(_states(model), states):
+        assert torch.equal(a, b)
+
+
+def policies_reach_the_backward_of_ddp(rank: int) -> None:
+    """DDP's reducer and autograd hooks leave the forward's policy scope in force in the backward."""
+    model = torch.nn.parallel.DistributedDataParallel(_model())
+    seen: list[str] = []
+
+    def watch(operator: Any, accepted: Any, args: tuple[Any, ...], result: Any) -> None:
+        seen.append(getattr(operator, "name", operator))
+
+    with scopes.observe(watch), te.autocast(recipe=RECIPE):
+        y = model(_batch(0, rank))
+    forward = seen.count("gemm")
+    y.sum().backward()
+    assert (forward, seen.count("gemm")) == (3, 9)
+
+
+# -- tests --------------------------------------------------------------------------------------------------------
+
+
+def test_amaxes_are_reduced_over_the_default_group(tmp_path: Path) -> None:
+    _run(reduced_amaxes, tmp_path)
+
+
+def test_reduction_can_be_switched_off(tmp_path: Path) -> None:
+    _run(unreduced_amaxes, tmp_path)
+
+
+def test_reduction_group(tmp_path: Path) -> None:
+    _run(group_decides_who_reduces, tmp_path)
+
+
+def test_one_collective_for_all_modules(tmp_path: Path) -> None:
+    _run(one_collective_for_all_modules, tmp_path)
+
+
+def test_ddp(tmp_path: Path) -> None:
+    _run(data_parallel, tmp_path)
+
+
+def test_fsdp2(tmp_path: Path) -> None:
+    _run(fully_sharded, tmp_path)
+
+
+def test_fsdp2_with_activation_checkpointing(tmp_path: Path) -> None:
+    _run(sharded_and_checkpointed, tmp_path)
+
+
+def test_ddp_backward_keeps_the_policy(tmp_path: Path) -> None:
+    _run(policies_reach_the_backward_of_ddp, tmp_path)
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

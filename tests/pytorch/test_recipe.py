@@ -1,0 +1,231 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Recipes: names, defaults, predicates, refusals, and how their knobs reach the quantizers."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from te_dispatch.common.recipe import (
+    CustomRecipe,
+    DelayedScaling,
+    Float8BlockScaling,
+    Float8CurrentScaling,
+    Format,
+    MMParams,
+    MXFP8BlockScaling,
+    NVFP4BlockScaling,
+    QParams,
+    Recipe,
+)
+
+RECIPES: dict[str, Recipe] = {
+    "delayed": DelayedScaling(),
+    "float8_current_scaling": Float8CurrentScaling(),
+    "float8_block_scaling": Float8BlockScaling(),
+    "mxfp8": MXFP8BlockScaling(),
+    "nvfp4": NVFP4BlockScaling(),
+    "custom": CustomRecipe(lambda role: None),
+}
+
+#: Positional order and defaults of Transformer Engine 2.20, with no environment variable set.
+ARGUMENTS: dict[type, dict[str, Any]] = {
+    DelayedScaling: {
+        "margin": 0, "fp8_format": Format.HYBRID, "amax_history_len": 1024, "amax_compute_algo": "max",
+        "scaling_factor_compute_algo": None, "reduce_amax": True, "fp8_dpa": False, "fp8_mha": False,
+        "backward_override": None,
+    },
+    Float8CurrentScaling: {
+        "use_power_2_scales": False, "fp8_format": Format.HYBRID, "fp8_gemm_fprop": MMParams(False),
+        "fp8_gemm_dgrad": MMParams(True), "fp8_gemm_wgrad": MMParams(True), "fp8_dpa": False, "fp8_mha": False,
+        "backward_override": None,
+    },
+    MXFP8BlockScaling: {
+        "margin": 0, "fp8_format": Format.E4M3, "fp8_dpa": False, "fp8_mha": False, "backward_override": None,
+        "enable_2d_quantization": False,
+    },
+    Float8BlockScaling: {
+        "use_f32_scales": False, "fp8_format": Format.E4M3, "x_block_scaling_dim": 1, "w_block_scaling_dim": 2,
+        "grad_block_scaling_dim": 1, "fp8_gemm_fprop": MMParams(True), "fp8_gemm_dgrad": MMParams(True),
+        "fp8_gemm_wgrad": MMParams(True), "fp8_dpa": False, "fp8_mha": False, "backward_override": None,
+    },
+    NVFP4BlockScaling: {
+        "disable_rht": False, "disable_stochastic_rounding": False, "disable_2d_quantization": False,
+        "row_scaled_activation": False, "nvfp4_4over6": "none", "nvfp4_4over6_e4m3_use_256": "all",
+        "nvfp4_4over6_err_mode": "MAE", "fp4_format": Format.E2M1, "fp8_format": Format.E4M3, "fp8_dpa": False,
+        "fp8_mha": False, "backward_override": None,
+    },
+    MMParams: {"use_split_accumulator": True},
+    QParams: {
+        "power_2_scale": False, "amax_epsilon": 0.0, "random_hadamard_transform": False,
+        "stochastic_rounding": False, "fp4_2d_quantization": False,
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(__import__("os").environ):
+        if name.startswith("NVTE_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.mark.parametrize("kind", ARGUMENTS, ids=lambda kind: kind.__name__)
+def test_arguments_and_defaults(kind: type) -> None:
+    assert list(inspect.signature(kind).parameters) == list(ARGUMENTS[kind])
+    made = kind()
+    assert {name: getattr(made, name) for name in ARGUMENTS[kind]} == ARGUMENTS[kind]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_predicates_tell_recipes_apart(name: str) -> None:
+    recipe = RECIPES[name]
+    assert [other for other in RECIPES if getattr(recipe, other)()] == [name]
+    assert recipe.float8_per_tensor_scaling() == (name in ("delayed", "float8_current_scaling"))
+    assert getattr(type(recipe), name)()
+
+
+def test_importing_recipes_loads_no_torch() -> None:
+    code = "import sys, te_dispatch.common.recipe; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_formats() -> None:
+    assert (Format.E4M3.value.max_fwd, Format.E4M3.value.max_bwd) == (448, 448)
+    assert (Format.HYBRID.value.max_fwd, Format.HYBRID.value.max_bwd) == (448, 57344)
+    assert Format.E2M1.value == (6, 6)
+    assert (Format.HYBRID.fwd, Format.HYBRID.bwd, Format.E5M2.fwd) == ("e4m3", "e5m2", "e5m2")
+
+
+def test_derived_parameters_follow_the_knobs() -> None:
+    assert Float8CurrentScaling().fp8_quant_fwd_inp == QParams(power_2_scale=False, amax_epsilon=0.0)
+    assert Float8CurrentScaling(use_power_2_scales=True).fp8_quant_bwd_grad.power_2_scale
+    assert Float8BlockScaling().fp8_quant_fwd_weight.power_2_scale
+    assert not Float8BlockScaling(use_f32_scales=True).fp8_quant_fwd_inp.power_2_scale
+
+
+@pytest.mark.parametrize(
+    ("variable", "kind", "attribute", "value"),
+    [
+        ("NVTE_FP8_CURRENT_SCALING_POWER_2_SCALES", Float8CurrentScaling, "use_power_2_scales", True),
+        ("NVTE_FP8_BLOCK_SCALING_FP32_SCALES", Float8BlockScaling, "use_f32_scales", True),
+        ("NVTE_NVFP4_DISABLE_RHT", NVFP4BlockScaling, "disable_rht", True),
+    ],
+)
+def test_defaults_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, variable: str, kind: type, attribute: str, value: Any
+) -> None:
+    assert getattr(kind(), attribute) is False
+    monkeypatch.setenv(variable, "1")
+    assert getattr(kind(), attribute) is value
+
+
+def test_backward_override_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NVTE_BACKWARD_OVERRIDE", "high_precision")
+    assert DelayedScaling().backward_override == "high_precision"
+    assert "backward_override" in (DelayedScaling().unsupported_knob() or "")
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "name"),
+    [
+        (lambda: DelayedScaling(amax_history_len=0), ValueError, "amax_history_len"),
+        (lambda: DelayedScaling(amax_history_len=1.5), TypeError, "amax_history_len"),
+        (lambda: DelayedScaling(margin="1"), TypeError, "margin"),
+        (lambda: DelayedScaling(amax_compute_algo="mean"), ValueError, "amax_compute_algo"),
+        (lambda: DelayedScaling(scaling_factor_compute_algo="x"), TypeError, "scaling_factor_compute_algo"),
+        (lambda: DelayedScaling(fp8_format=Format.E5M2), ValueError, "fp8_format"),
+        (lambda: DelayedScaling(fp8_format="HYBRID"), TypeError, "fp8_format"),
+        (lambda: DelayedScaling(reduce_amax=1), TypeError, "reduce_amax"),
+        (lambda: DelayedScaling(backward_override="fast"), ValueError, "backward_override"),
+        (lambda: Float8CurrentScaling(fp8_gemm_dgrad=True), TypeError, "fp8_gemm_dgrad"),
+        (lambda: Float8BlockScaling(x_block_scaling_dim=3), ValueError, "x_block_scaling_dim"),
+        (lambda: Float8BlockScaling(x_block_scaling_dim=2), ValueError, "2D times 2D"),
+        (lambda: Float8BlockScaling(fp8_gemm_wgrad=MMParams(False)), ValueError, "fp8_gemm_wgrad"),
+        (lambda: NVFP4BlockScaling(fp4_format=Format.E4M3), ValueError, "fp4_format"),
+        (lambda: NVFP4BlockScaling(nvfp4_4over6="some"), ValueError, "nvfp4_4over6"),
+        (lambda: QParams(amax_epsilon=-1.0), ValueError, "amax_epsilon"),
+        (lambda: QParams(power_2_scale=None), TypeError, "power_2_scale"),
+        (lambda: MMParams(use_split_accumulator=None), TypeError, "use_split_accumulator"),
+        (lambda: CustomRecipe("factory"), TypeError, "qfactory"),
+    ],
+)
+def test_bad_values_are_refused_by_name(make: Any, error: type[Exception], name: str) -> None:
+    with pytest.raises(error, match=name):
+        make()
+
+
+def test_recipes_are_frozen_and_compare_by_value() -> None:
+    recipe = DelayedScaling()
+    with pytest.raises(AttributeError):
+        recipe.margin = 1  # type: ignore[misc]
+    assert recipe == DelayedScaling()
+    assert hash(recipe) == hash(DelayedScaling())
+    assert recipe != DelayedScaling(margin=1)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "name"),
+    [
+        (DelayedScaling(fp8_dpa=True), "fp8_dpa"),
+        (Float8CurrentScaling(fp8_mha=True), "fp8_mha"),
+        (Float8BlockScaling(backward_override="high_precision"), "backward_override"),
+        (MXFP8BlockScaling(margin=1), "margin"),
+        (MXFP8BlockScaling(enable_2d_quantization=True), "enable_2d_quantization"),
+        (NVFP4BlockScaling(), "disable_rht=True"),
+        (NVFP4BlockScaling(disable_rht=True), "disable_stochastic_rounding=True"),
+        (
+            NVFP4BlockScaling(disable_rht=True, disable_stochastic_rounding=True, row_scaled_activation=True),
+            "row_scaled_activation",
+        ),
+        (NVFP4BlockScaling(disable_rht=True, disable_stochastic_rounding=True, nvfp4_4over6="all"), "nvfp4_4over6"),
+        (CustomRecipe(lambda role: None), "qfactory"),
+    ],
+)
+def test_knobs_without_effect_are_refused_where_used(recipe: Recipe, name: str) -> None:
+    te = pytest.importorskip("te_dispatch.pytorch")
+    with pytest.raises(NotImplementedError, match=name):
+        te.autocast(recipe=recipe)
+    te.autocast(enabled=False, recipe=recipe)  # asks for nothing
+
+
+def test_knobs_reach_the_quantizers() -> None:
+    import torch
+
+    from te_dispatch.numerics.quantizers import BlockQuantizer, CurrentQuantizer, MXFP8Quantizer, NVFP4Quantizer
+    from te_dispatch.pytorch.casts import build_plan
+
+    def casts(recipe: Recipe) -> Any:
+        return build_plan(recipe, torch.device("cpu"), None, 1, None, None).gemms[0]
+
+    current = casts(Float8CurrentScaling(use_power_2_scales=True, fp8_gemm_fprop=MMParams(True)))
+    assert current.input == CurrentQuantizer("e4m3fn", False, True, 0.0)
+    assert current.grad == CurrentQuantizer("e5m2", False, True, 0.0)
+    assert current.fprop_split and current.dgrad_split and current.wgrad_split
+    default = casts(Float8CurrentScaling())
+    assert (default.fprop_split, default.dgrad_split, default.wgrad_split) == (False, True, True)
+    block = casts(Float8BlockScaling(use_f32_scales=True))
+    assert block.input == BlockQuantizer("e4m3fn", False, False, False, 0.0)
+    assert block.weight.two_d and not block.grad.two_d and block.fprop_split
+    assert casts(MXFP8BlockScaling()).grad == MXFP8Quantizer("e4m3fn")
+    nvfp4 = NVFP4BlockScaling(disable_rht=True, disable_stochastic_rounding=True)
+    assert (casts(nvfp4).input, casts(nvfp4).weight) == (NVFP4Quantizer(), NVFP4Quantizer(two_d=True))
+    flat = NVFP4BlockScaling(disable_rht=True, disable_stochastic_rounding=True, disable_2d_quantization=True)
+    assert casts(flat).weight == NVFP4Quantizer(two_d=False)
+
+
+def test_common_portability_makes_casts_common_and_accumulation_split() -> None:
+    import torch
+
+    from te_dispatch.core import scopes
+    from te_dispatch.core.policy import Numerics, Policy
+    from te_dispatch.pytorch.casts import build_plan
+
+    with scopes.policy(Policy(name="common", numerics=Numerics(fp8_portability="common"))):
+        casts = build_plan(Float8CurrentScaling(), torch.device("cpu"), None, 1, None, None).gemms[0]
+    assert casts.input.common and casts.weight.common and casts.grad.common
+    assert casts.fprop_split and casts.dgrad_split and casts.wgrad_split

@@ -1,0 +1,111 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Rotary position embedding against complex numbers: a rotation is a product with exp(i t)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from te_dispatch.pytorch.rotary import RotaryPositionEmbedding, apply_rotary_pos_emb
+
+S, B, H, D = 7, 2, 3, 8
+
+
+def turned(x: torch.Tensor, positions: torch.Tensor, dim: int, interleaved: bool) -> torch.Tensor:
+    """x (tokens, h, d) float64 rotated by complex multiplication; positions (tokens,)."""
+    theta = positions.double()[:, None] * 10000.0 ** (-torch.arange(0, dim, 2).double() / dim)
+    head, tail = x[..., :dim], x[..., dim:]
+    pairs = head.unflatten(-1, (-1, 2)).unbind(-1) if interleaved else head.chunk(2, -1)
+    z = torch.complex(*pairs) * torch.polar(torch.ones_like(theta), theta)[:, None]
+    parts = torch.stack((z.real, z.imag), -1).flatten(-2) if interleaved else torch.cat((z.real, z.imag), -1)
+    return torch.cat((parts, tail), -1)
+
+
+#: Angles reach 12 and are rounded to float32, as are cos, sin, two products and a sum of magnitude below 4.
+BOUND = 4 * (12 + 4) * 2**-24
+
+
+@pytest.mark.parametrize("percent", [1.0, 0.5])
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("layout", ["sbhd", "bshd", "thd"])
+@pytest.mark.parametrize("start", [False, True])
+def test_rotation_and_its_gradient(layout: str, interleaved: bool, percent: float, start: bool) -> None:
+    torch.manual_seed(0)
+    freqs = RotaryPositionEmbedding(D, percent, interleaved=interleaved)(2 * S)
+    lengths = [4, S] if layout == "thd" else [S, S]
+    first = [2, 5] if start else [0, 0]
+    x = torch.randn(sum(lengths), H, D)
+    dy = torch.randn(sum(lengths), H, D)
+    positions = torch.cat([torch.arange(n) + f for n, f in zip(lengths, first)])
+    exact = x.double().requires_grad_()
+    wanted = turned(exact, positions, int(D * percent), interleaved)
+    wanted.backward(dy.double())
+
+    def arrange(t: torch.Tensor) -> torch.Tensor:
+        if layout == "thd":
+            return t
+        t = t.view(B, S, H, D)
+        return t if layout == "bshd" else t.transpose(0, 1)
+
+    leaf = arrange(x).clone().requires_grad_()
+    y = apply_rotary_pos_emb(
+        leaf, freqs, layout, interleaved=interleaved,
+        start_positions=torch.tensor(first, dtype=torch.int32) if start else None,
+        cu_seqlens=torch.tensor([0, 4, 4 + S], dtype=torch.int32) if layout == "thd" else None,
+    )  # fmt: skip
+    y.backward(arrange(dy))
+    assert (y.double() - arrange(wanted)).abs().max() < BOUND
+    assert (leaf.grad.double() - arrange(exact.grad)).abs().max() < BOUND
+
+
+def test_angles() -> None:
+    halves = RotaryPositionEmbedding(4, rotary_base=100.0)(3, offset=2)
+    assert halves.shape == (3, 1, 1, 4)
+    torch.testing.assert_close(halves[1, 0, 0], torch.tensor([3.0, 0.3, 3.0, 0.3]))
+    pairs = RotaryPositionEmbedding(4, rotary_base=100.0, interleaved=True)(3, offset=2)
+    torch.testing.assert_close(pairs[1, 0, 0], torch.tensor([3.0, 3.0, 0.3, 0.3]))
+
+
+@pytest.mark.parametrize("length, factor", [(16, 4.0), (32, 4.0), (48, 6.0)])
+def test_interpolation(length: int, factor: float) -> None:
+    """Fixed up to pretrained * factor, beyond that just as much as the length needs."""
+    plain = RotaryPositionEmbedding(D)(length)
+    torch.testing.assert_close(RotaryPositionEmbedding(D, 1.0, 4, 8)(length), plain / factor)
+
+
+def test_a_model_in_bfloat16_keeps_its_angles() -> None:
+    module = RotaryPositionEmbedding(D)
+    wanted = module(4096)
+    assert torch.equal(module.bfloat16()(4096), wanted)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"dim": 7}, "dim \\* rotary_percent"),
+        ({"dim": 8, "rotary_percent": 0.0}, "rotary_percent"),
+        ({"dim": 8, "seq_len_interpolation_factor": 2}, "must be given together"),
+    ],
+)
+def test_constructor_errors(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RotaryPositionEmbedding(**arguments)
+
+
+def test_call_errors() -> None:
+    freqs = RotaryPositionEmbedding(D)(S)
+    x = torch.zeros(S, B, H, D)
+    cases: list[tuple[dict[str, Any], type[Exception], str]] = [
+        ({"t": x[0]}, ValueError, "t must have 4 dimensions"),
+        ({"tensor_format": "bhsd"}, ValueError, "tensor_format must be one of"),
+        ({"freqs": freqs[:3]}, ValueError, "freqs must cover 7 positions"),
+        ({"freqs": freqs[:, 0]}, ValueError, r"freqs must be \(s, 1, 1, r\)"),
+        ({"t": x[..., :4]}, ValueError, "at most 4"),
+        ({"t": x[0], "tensor_format": "thd"}, ValueError, "needs cu_seqlens"),
+        ({"cp_size": 2}, NotImplementedError, "cp_size=2"),
+    ]
+    for arguments, error, message in cases:
+        with pytest.raises(error, match=message):
+            apply_rotary_pos_emb(**{"t": x, "freqs": freqs, **arguments})

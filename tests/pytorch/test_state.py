@@ -1,0 +1,228 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Delayed-scaling state as part of a module: dtype casts, device moves, copies, checkpoints."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import te_dispatch.pytorch as te
+from te_dispatch.common.recipe import DelayedScaling
+
+RECIPE = DelayedScaling(amax_history_len=4)
+
+
+def _model() -> torch.nn.Sequential:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        te.Linear(32, 32, device="cpu"), te.LayerNormLinear(32, 32, device="cpu"), te.LayerNormMLP(32, 32, device="cpu")
+    )
+
+
+def _step(model: torch.nn.Module, recipe: DelayedScaling = RECIPE, seed: int = 1) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(16, 32, generator=generator).to(next(model.parameters()).dtype)
+    with te.autocast(recipe=recipe):
+        y = model(x)
+    y.square().sum().backward()
+    return y.detach()
+
+
+def _tensors(model: torch.nn.Module) -> list[torch.Tensor]:
+    states = [s for m in model for s in (m._forward_scales, m._backward_scales)]
+    return [t for s in states for t in (s.history, s.scale)]
+
+
+def _same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
+    return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b))
+
+
+def test_state_is_neither_parameter_nor_buffer() -> None:
+    model = _model()
+    names = {n for n, _ in model.named_parameters()}
+    _step(model)
+    assert {n for n, _ in model.named_parameters()} == names
+    assert not list(model.named_buffers())
+
+
+@pytest.mark.parametrize("cast", ["bfloat16", "half", "double", "float"])
+def test_dtype_casts_do_not_touch_it(cast: str) -> None:
+    model = _model()
+    for seed in range(2):
+        _step(model, seed=seed)
+    before = [t.clone() for t in _tensors(model)]
+    getattr(model, cast)()
+    assert all(t.dtype == torch.float32 for t in _tensors(model))
+    assert _same(_tensors(model), before)
+    if cast != "double":
+        assert _step(model).dtype == next(model.parameters()).dtype
+
+
+def test_it_follows_device_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine with one device: every state is told where its module's parameters went."""
+    from te_dispatch.pytorch.delayed_scales import DelayedScales
+
+    model = _model()
+    _step(model)
+    before = [t.clone() for t in _tensors(model)]
+    moved: list[torch.device] = []
+    monkeypatch.setattr(DelayedScales, "move", lambda self, device: moved.append(device))
+    model.to("cpu")
+    model.to_empty(device="cpu")
+    assert moved == [torch.device("cpu")] * 12
+    model.to("meta")  # holds no values: the state stays where it is
+    assert len(moved) == 12
+    assert _same(_tensors(model), before)
+
+
+def test_moving_rebuilds_the_views() -> None:
+    from te_dispatch.pytorch.delayed_scales import DelayedScales
+
+    state = DelayedScales.fresh(3, 2, torch.device("cpu"))
+    state._adopt(state.history.clone(), state.scale.clone())
+    state.amax_views[1].fill_(7)
+    state.scale_views[0].fill_(3)
+    assert state.history[0].tolist() == [0, 7] and state.scale.tolist() == [3, 1]
+
+
+def test_round_trip_is_bitwise_and_strict(tmp_path: Path) -> None:
+    model = _model()
+    for seed in range(3):
+        _step(model, seed=seed)
+    path = tmp_path / "model.pt"
+    torch.save(model.state_dict(), path)
+    loaded = torch.load(path, weights_only=True)
+    other = _model()
+    assert other.load_state_dict(loaded, strict=True) == torch.nn.modules.module._IncompatibleKeys([], [])
+    assert _same(_tensors(other), _tensors(model))
+    model.zero_grad()
+    for seed in range(3, 6):
+        assert torch.equal(_step(model, seed=seed), _step(other, seed=seed))
+    assert _same(_tensors(other), _tensors(model))
+    for a, b in zip(model.parameters(), other.parameters()):
+        assert torch.equal(a.grad, b.grad)
+
+
+def test_loading_into_a_running_model_keeps_its_memory() -> None:
+    model, other = _model(), _model()
+    _step(model, seed=1)
+    _step(other, seed=2)
+    addresses = [t.data_ptr() for t in _tensors(other)]
+    other.load_state_dict(model.state_dict())
+    assert [t.data_ptr() for t in _tensors(other)] == addresses
+    assert _same(_tensors(other), _tensors(model))
+
+
+def test_saved_state_is_a_snapshot() -> None:
+    model = _model()
+    _step(model)
+    saved = model.state_dict()
+    scale = saved["0._extra_state"]["forward"]["scale"].clone()
+    _step(model, seed=9)
+    assert torch.equal(saved["0._extra_state"]["forward"]["scale"], scale)
+
+
+def test_high_precision_models_have_the_keys_of_their_torch_twins() -> None:
+    layer = te.Linear(16, 16, device="cpu")
+    assert list(layer.state_dict()) == ["weight", "bias"]
+    torch.nn.Linear(16, 16).load_state_dict(layer.state_dict())
+
+
+def test_checkpoint_without_extra_state_loads_strictly() -> None:
+    model = _model()
+    _step(model)
+    state = {k: v for k, v in model.state_dict().items() if not k.endswith("_extra_state")}
+    other = _model()
+    other.load_state_dict(state, strict=True)
+    assert torch.isfinite(_step(other)).all()
+    with pytest.raises(RuntimeError, match="weight"):  # what else is missing is still an error
+        other.load_state_dict({k: v for k, v in state.items() if k != "0.weight"}, strict=True)
+
+
+@pytest.mark.parametrize("length", [1, 2, 4, 9])
+def test_another_history_length_keeps_the_newest_steps(length: int) -> None:
+    model = _model()
+    for seed in range(4):
+        _step(model, seed=seed)
+    other = _model()
+    other.load_state_dict(model.state_dict())
+    old = [t.clone() for t in _tensors(other)]
+    recipe = DelayedScaling(amax_history_len=length)
+    for layer in other:
+        layer._build_plan(DelayedScaling(amax_history_len=length), torch.device("cpu"), None)
+    kept = min(length, 4) - 1
+    for new, before in zip(_tensors(other), old):
+        if new.dim() == 1:
+            assert torch.equal(new, before)
+            continue
+        assert new.shape[0] == length
+        assert torch.equal(new[length - kept :], before[4 - kept :])
+        assert new[: length - kept].eq(0).all()
+    _step(other, recipe)
+    assert other[0]._forward_scales.history.shape[0] == length
+    assert other[0]._forward_scales.history[0].eq(0).all()
+
+
+def test_scales_follow_to_an_encoding_with_another_maximum() -> None:
+    from te_dispatch.pytorch.delayed_scales import DelayedScales
+
+    state = DelayedScales.fresh(2, 2, torch.device("cpu"))
+    state.scale.copy_(torch.tensor([4.0, 8.0]))
+    state.retarget([448.0, 448.0])
+    assert state.scale.tolist() == [4, 8]
+    state.retarget([224.0, 448.0])
+    assert state.scale.tolist() == [2, 8]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda s: s.update(format=99), "format 1, got 99"),
+        (lambda s: s["forward"].update(scale=torch.ones(3)), r"forward: .*scale \(2,\), got .*\(3,\)"),
+        (lambda s: s["backward"].update(amax_history=torch.ones(4)), "backward: amax_history"),
+    ],
+)
+def test_foreign_state_is_refused(change: Any, words: str) -> None:
+    layer = te.Linear(32, 32, device="cpu")
+    _step(layer)
+    state = layer.get_extra_state()
+    change(state)
+    with pytest.raises(RuntimeError, match=words):
+        te.Linear(32, 32, device="cpu").set_extra_state(state)
+
+
+@pytest.mark.parametrize("how", ["deepcopy", "pickle", "torch.save"])
+def test_copies_are_independent(how: str) -> None:
+    model = _model()
+    _step(model)
+    if how == "deepcopy":
+        model.zero_grad()
+        other = copy.deepcopy(model)
+    elif how == "pickle":
+        other = pickle.loads(pickle.dumps(model))
+    else:
+        buffer = io.BytesIO()
+        torch.save(model, buffer)
+        buffer.seek(0)
+        other = torch.load(buffer, weights_only=False)
+    assert _same(_tensors(other), _tensors(model))
+    before = [t.clone() for t in _tensors(model)]
+    first = _step(other, seed=5)
+    assert _same(_tensors(model), before)
+    assert torch.equal(_step(model, seed=5), first)
+    assert _same(_tensors(other), _tensors(model))
+
+
+def test_state_made_in_inference_mode_can_train() -> None:
+    model = _model()
+    with torch.inference_mode(), te.autocast(recipe=RECIPE):
+        model(torch.randn(16, 32))
+    _step(model)
+    assert all(not t.is_inference() for t in _tensors(model))
+    assert all(m._forward_scales.scale.ne(1).all() for m in model)
