@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
+import os
 import platform
 import statistics
 import subprocess
@@ -165,23 +166,29 @@ def cases(options: argparse.Namespace) -> list[Row]:
     return rows
 
 
+def fresh(code: str) -> str:
+    """What a fresh interpreter prints. It may write byte code, so that repetitions measure what users meet."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment
+    ).stdout
+
+
 def process_ms(code: str, repeats: int = 7) -> float:
-    """Median wall time of a fresh interpreter that runs `code`."""
+    """Median wall time of a fresh interpreter that runs `code`, after one that is not counted."""
+    fresh(code)
     times = []
     for _ in range(repeats):
         start = time.perf_counter()
-        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+        fresh(code)
         times.append((time.perf_counter() - start) * 1e3)
     return statistics.median(times)
 
 
 def inner_ms(code: str, repeats: int = 5) -> float:
-    """Median of a duration in ms that `code` itself prints."""
-    times = []
-    for _ in range(repeats):
-        done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-        times.append(float(done.stdout.split()[-1]))
-    return statistics.median(times)
+    """Median of a duration in ms that `code` itself prints, after a run that is not counted."""
+    fresh(code)
+    return statistics.median(float(fresh(code).split()[-1]) for _ in range(repeats))
 
 
 FIRST_RESOLUTION = """
@@ -197,7 +204,6 @@ NO_TORCH = "import sys, te_dispatch; sys.exit('torch' in sys.modules)"
 
 
 def imports() -> dict[str, float]:
-    process_ms(NO_TORCH, 1)
     bare = process_ms("pass")
     return {
         "bare interpreter ms": round(bare, 1),

@@ -89,20 +89,26 @@ def _device(device: DeviceFacts) -> str:
 
 
 def _table(decision: Decision) -> Table:
-    table = Table(show_lines=False)
-    columns = ("", "candidate", "verdict", "reason", "where", "companion", "assumed")
-    for name in columns:
-        table.add_column(name, overflow="fold")
+    rows: list[tuple[str | Text, ...]] = []
     for position, one in enumerate(decision.accepted, 1):
         verdict = Text("chosen", "bold green") if position == 1 else Text("accepts", "green")
         where = str(one.origin) if one.origin else ""
         assumed = Text("\n".join(dict.fromkeys(one.assumed)))
-        table.add_row(str(position), one.id, verdict, Text(one.place), Text(where), one.companion or "", assumed)
+        rows.append((str(position), one.id, verdict, Text(one.place), Text(where), one.companion or "", assumed))
     for other in decision.rejected:
         where = f"{other.where} ({other.origin})" if other.origin else other.where
-        table.add_row("", Text(other.id, "dim"), Text("rejected", "red"), Text(other.reason), Text(where), "", "")
-    if not decision.accepted and not decision.rejected:
-        table.add_row("", "", Text("none", "red"), "no installed backend implements it", "", "", "")
+        rejected = Text("rejected", "red")
+        rows.append(("", Text(other.id, "dim"), rejected, Text(other.reason), Text(where), "", ""))
+    if not rows:
+        rows.append(("", "", Text("none", "red"), "no installed backend implements it", "", "", ""))
+    columns = ("", "candidate", "verdict", "reason", "where", "companion", "assumed")
+    # Width is scarce: what no candidate has gets no column.
+    shown = [i for i, name in enumerate(columns) if name in columns[:5] or any(len(row[i]) for row in rows)]
+    table = Table()
+    for i in shown:
+        table.add_column(columns[i], overflow="fold")
+    for row in rows:
+        table.add_row(*(row[i] for i in shown))
     return table
 
 

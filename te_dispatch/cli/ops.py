@@ -215,16 +215,22 @@ def contract(name: str, as_json: bool) -> int:
 
 def signature(operator: Operator) -> str:
     """As one would write it, one parameter per line where it is long."""
-    parameters = [str(p).replace("'", "") for p in operator.signature.parameters.values()]
+    parameters = [_parameter(p) for p in operator.signature.parameters.values()]
     stars = [i for i, p in enumerate(operator.signature.parameters.values()) if p.kind is p.KEYWORD_ONLY]
     if stars:
         parameters.insert(stars[0], "*")
     returns = operator.signature.return_annotation
-    ending = "" if returns is inspect.Signature.empty else f" -> {str(returns).replace(chr(39), '')}"
+    ending = "" if returns is inspect.Signature.empty else f" -> {returns}"
     line = f"{operator.name}({', '.join(parameters)}){ending}"
     if len(line) <= 100:
         return line
     return f"{operator.name}(\n" + "".join(f"    {p},\n" for p in parameters) + f"){ending}"
+
+
+def _parameter(parameter: inspect.Parameter) -> str:
+    # Annotations are strings in the stubs; str(parameter) would quote them.
+    default = "" if parameter.default is inspect.Parameter.empty else f" = {parameter.default!r}"
+    return f"{parameter.name}: {parameter.annotation}{default}"
 
 
 def _told(fact: Fact) -> bool:

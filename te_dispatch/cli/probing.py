@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from te_dispatch.core.facts import UNKNOWN, FactValue
 from te_dispatch.core.manifest import Manifest
 
 #: Seconds one child may take. An import of PyTorch from a cold network disk is the longest thing in it.
@@ -172,12 +173,14 @@ def _devices(probe: Any, type_: str) -> list[dict[str, Any]]:
         facts = probe(index)
         if facts is None or facts.index not in (None, index):
             break
-        found.append({"index": index, "facts": {name: _plain(facts[name]) for name in facts}})
+        found.append({"index": index, "facts": {name: plain(facts[name]) for name in facts}})
     return found
 
 
-def _plain(value: Any) -> Any:
+def plain(value: FactValue) -> Any:
+    """A fact's value for JSON. One that is unknown shows as the word: JSON's null means "none"."""
+    if value is UNKNOWN:
+        return "unknown"
     if isinstance(value, (tuple, list)):
-        return [_plain(v) for v in value]
-    # An unknown fact shows as the word: JSON's null means "none".
+        return [plain(v) for v in value]
     return value if value is None or isinstance(value, (str, int, float, bool)) else str(value)

@@ -23,12 +23,15 @@ class Bindings:
 
     layers: the scope's own policy layers, strongest first; empty for the process-wide bindings.
     observer: told of every call, or None.
+    token: equal for bindings that resolve alike. Compiled graphs guard on it.
     """
 
     def __init__(self, manager: OpManager, layers: tuple[Policy, ...] = (), observer: Observer | None = None) -> None:
         self.manager = manager
         self.layers = layers
         self.observer = observer
+        self.token = manager.token(layers)
+        manager.tokens[self.token] = self
         self._policy: Policy | None = None
         self.dispatchers: dict[str, Dispatcher] = {}
         for operator in OPERATORS.values():

@@ -57,7 +57,7 @@ def _arguments(operator: Operator) -> str:
     return ", ".join(operator.signature.parameters)
 
 
-def _source(operator: Operator, body: str) -> str:
+def _header(operator: Operator) -> str:
     parameters = []
     keyword_only = False
     for p in operator.signature.parameters.values():
@@ -66,9 +66,13 @@ def _source(operator: Operator, body: str) -> str:
             keyword_only = True
         # Real defaults are set on the function: as text they would only be approximations.
         parameters.append(p.name if p.default is p.empty else f"{p.name}=None")
+    return f"def {operator.name}({', '.join(parameters)}):\n"
+
+
+def _source(operator: Operator, body: str) -> str:
     name, arguments = operator.name, _arguments(operator)
     return (
-        f"def {name}({', '.join(parameters)}):\n"
+        f"{_header(operator)}"
         f"    if _scoped:\n"
         f"        return _{name}_scoped({arguments})\n"
         f"    try:\n"
@@ -78,16 +82,35 @@ def _source(operator: Operator, body: str) -> str:
     )
 
 
-def trampoline(operator: Operator, namespace: ModuleType) -> FunctionType:
-    """The public function. Expects ``_<name>``, ``_<name>_scoped`` and ``_<name>_declined`` in the namespace."""
-    name = operator.name
-    _compile(_source(operator, f"        return _{name}({_arguments(operator)})\n"), name, namespace.__dict__)
-    function: FunctionType = namespace.__dict__[name]
+def _set_defaults(function: FunctionType, operator: Operator) -> None:
     values = list(operator.signature.parameters.values())
     positional = [p.default for p in values if p.kind is not p.KEYWORD_ONLY and p.default is not p.empty]
     function.__defaults__ = tuple(positional) or None
     keywords = {p.name: p.default for p in values if p.kind is p.KEYWORD_ONLY and p.default is not p.empty}
     function.__kwdefaults__ = keywords or None
+
+
+def forwarder(operator: Operator, namespace: ModuleType, target: str) -> FunctionType:
+    """A function with the operator's signature that calls ``target(name, (every argument, in order))``.
+
+    Args:
+        target: a name in the namespace.
+    """
+    scratch: dict[str, Any] = {}
+    call = f"    return {target}({operator.name!r}, ({_arguments(operator)},))\n"
+    _exec_in(_header(operator) + call, f"{operator.name} forwarder", namespace, scratch)
+    function: FunctionType = scratch[operator.name]
+    _set_defaults(function, operator)
+    return function
+
+
+def trampoline(operator: Operator, namespace: ModuleType) -> FunctionType:
+    """The public function. Expects ``_<name>``, ``_<name>_scoped`` and ``_<name>_declined`` in the namespace."""
+    name = operator.name
+    _compile(_source(operator, f"        return _{name}({_arguments(operator)})\n"), name, namespace.__dict__)
+    function: FunctionType = namespace.__dict__[name]
+    values = operator.signature.parameters.values()
+    _set_defaults(function, operator)
     function.__doc__ = operator.doc
     function.__module__ = "te_dispatch.ops"
     function.__annotations__ = {p.name: p.annotation for p in values if p.annotation is not p.empty}

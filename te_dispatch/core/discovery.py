@@ -44,13 +44,14 @@ class _FreshExtensionManager(ExtensionManager):  # type: ignore[type-arg]
         seen: set[str] = set()
         for distribution in importlib.metadata.distributions():
             try:
-                name = distribution.metadata["Name"]
+                ours = [ep for ep in distribution.entry_points if ep.group == self.namespace]
+                if not ours:
+                    continue  # before its name is asked for: parsing everybody's metadata is most of a scan's time
                 # The first one on the path is the one that imports get; a doubled path is not a duplicate backend.
-                canonical = re.sub(r"[-_.]+", "-", name).lower()
-                if canonical in seen:
-                    continue
-                seen.add(canonical)
-                found += [ep for ep in distribution.entry_points if ep.group == self.namespace]
+                canonical = re.sub(r"[-_.]+", "-", distribution.metadata["Name"]).lower()
+                if canonical not in seen:
+                    seen.add(canonical)
+                    found += ours
             except Exception as error:
                 where = getattr(distribution, "_path", "an unreadable place")
                 if _mentions_group(distribution):

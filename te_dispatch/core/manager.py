@@ -47,6 +47,8 @@ class _Mirror(threading.local):
 
     def __init__(self) -> None:
         self.bindings: Bindings | None = None
+        #: A scope was entered in an event loop of this thread, whose tasks the mirror cannot tell apart.
+        self.shared = False
 
 
 class OpManager:
@@ -80,6 +82,9 @@ class OpManager:
         self._forwarding: dict[str, CodeType] = {}
         self._codes: list[CodeType] = []
         self._active_scopes = 0
+        self._generation = 0
+        #: Bindings by what compiled graphs know them by.
+        self.tokens: weakref.WeakValueDictionary[str, Bindings] = weakref.WeakValueDictionary()
         self._current: ContextVar[Bindings | None] = ContextVar(f"te_dispatch.{label}.scope", default=None)
         self.mirror = _Mirror()
         self.probe_problems: list[str] = []
@@ -319,6 +324,7 @@ class OpManager:
         with self.lock:
             self._settle()
             self._environment = None
+            self._generation += 1
             self._rebind()
 
     def replace_snapshot(self, snapshot: Snapshot | None = None) -> None:
@@ -329,6 +335,7 @@ class OpManager:
         with self.lock:
             self._settle()
             self._snapshot = snapshot
+            self._generation += 1
             self._probed_availability = False
             self._known = None
             self._environment = self._default_layer = None  # read again: their words are checked against what is known
@@ -368,6 +375,11 @@ class OpManager:
 
     # -- scopes ---------------------------------------------------------------------------------------------------
 
+    def token(self, layers: tuple[Policy, ...]) -> str:
+        """What tells bindings apart: all that their resolutions depend on, without reading the environment yet."""
+        chosen = layers if self._set_layer is None else (*layers, self._set_layer)
+        return " ".join([f"generation {self._generation}", *(f"{one.name}:{one.digest()}" for one in chosen)])
+
     def capture(self) -> Bindings:
         """The bindings in force here and now; give them to `reenter` elsewhere."""
         return self._current.get() or self.bindings
@@ -378,6 +390,8 @@ class OpManager:
         mirrored = self.mirror.bindings
         token = self._current.set(bindings)
         self.mirror.bindings = bindings
+        if _in_event_loop():
+            self.mirror.shared = True
         self._count_scopes(1)
         try:
             yield
@@ -436,6 +450,12 @@ class OpManager:
     def replace_locks(self) -> None:
         """In a forked child: another thread may have held the lock, and it does not exist here."""
         self.lock = threading.RLock()
+
+
+def _in_event_loop() -> bool:
+    asyncio = sys.modules.get("asyncio")
+    running = getattr(asyncio, "_get_running_loop", None)
+    return running is not None and running() is not None
 
 
 def _after_fork() -> None:

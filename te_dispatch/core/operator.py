@@ -8,6 +8,7 @@ derived from it.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -142,20 +143,20 @@ class Operator:
 
     def default_facts(self) -> dict[str, FactValue]:
         """Facts of a call that gives no optional argument, for ``explain`` and for companions."""
-        out: dict[str, FactValue] = {}
-        for parameter in self.signature.parameters.values():
-            fact = self.facts.get(parameter.name)
-            if fact is not None and parameter.default is not inspect.Parameter.empty:
-                if fact.presence:
-                    out[fact.name] = parameter.default is not None
-                else:
-                    out[fact.name] = fact.canonical(parameter.default)
-                out[f"{fact.name}.default"] = True
-        for fact in self.facts.values():
-            owner = fact.name.partition(".")[0]
-            if "." in fact.name and out.get(owner, "") in (False, None) and fact.name not in out:
-                out[fact.name] = None  # the dtype of an operand that is not given
-        return out
+        return dict(_default_facts(self))
+
+
+@functools.cache
+def _default_facts(operator: Operator) -> Mapping[str, FactValue]:
+    parameters = operator.signature.parameters.values()
+    defaults = {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
+    out: dict[str, FactValue] = {}
+    for fact in operator.facts.values():
+        try:
+            out[fact.name] = fact.canonical(eval(fact.expression, {"__builtins__": {}}, dict(defaults)))
+        except (NameError, AttributeError, TypeError):
+            continue  # it hangs on an argument that has no default
+    return out
 
 
 #: Every declared operator by name. Filled by importing `te_dispatch.ops`.
@@ -230,7 +231,7 @@ def operator(
         shape: same signature as the stub; returns the results for meta or fake arguments.
         device: expression for the call's device.
         operands: parameters that are tensors or `Quantized`; tensors: plain tensors; quantizers: quantizers. Which
-            are optional follows from their defaults.
+            are optional follows from their defaults and annotations.
         options: parameters keyed by value; dtypes: those whose value is a dtype.
         sizes: derived integer facts, name -> expression.
         facts: anything else.
@@ -241,7 +242,8 @@ def operator(
         signature = inspect.signature(stub)
 
         def optional(parameter: str) -> bool:
-            return signature.parameters[parameter].default is None
+            found = signature.parameters[parameter]
+            return found.default is None or "None" in str(found.annotation)  # a required argument may be None too
 
         found: list[Fact] = []
         for p in operands:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from te_dispatch.core.errors import PlanError
 from te_dispatch.core.decision import Accepted
+from te_dispatch.core.errors import PlanError
 from te_dispatch.core.facts import UNKNOWN, DeviceFacts, FactValue
 from te_dispatch.core.operator import OPERATORS
 

@@ -301,7 +301,7 @@ def condition_from_policy(name: str, value: Any) -> Condition:
             raise ValueError(f"{name}: the list of accepted values is empty, so the rule can never match")
         return OneOf(name, *value)
     if isinstance(value, str):
-        match = re.fullmatch(r"\s*(>=|<=|>|<)\s*(\S+)\s*", value)
+        match = re.fullmatch(r"\s*(>=|<=|>|<)\s*([^\s<>=%!]\S*)\s*", value)
         if match:
             # A version stays text: as a number, 9.10 would be less than 9.9.
             bound = match.group(2) if ".version." in f".{name}" else _number(match.group(2))

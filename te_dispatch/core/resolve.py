@@ -365,7 +365,7 @@ class _Resolution:
                     return composite.id
                 if composite is not None:
                     reasons.append(f"{composite.id}: {composite.reason}")
-        why = "; ".join(reasons) or f"none reads the saved format {forward.saved_format!r}"
+        why = "; ".join(sorted(reasons)) or f"none reads the saved format {forward.saved_format!r}"
         return Rejected(candidate, f"no {backward.operator.name} goes with it ({why})", "companion")
 
     def _forward_of(self, backend: InstalledBackend, backward: Implementation) -> str | Rejected | None:

@@ -366,8 +366,9 @@ def _update_shape(*_: Any, **__: Any) -> None:
         Fact("histories", "len(histories)", "size", "how many histories"),
         Fact("scales", "len(scales)", "size"),
         Fact("max_values", "len(max_values)", "size"),
+        Fact("amaxes", "(amaxes is not None)"),
     ),
-    mutates=("histories", "scales"),
+    mutates=("histories", "scales", "amaxes"),
 )
 def update_delayed_scales(
     histories: Sequence[torch.Tensor],
@@ -376,6 +377,7 @@ def update_delayed_scales(
     *,
     algorithm: str = "max",
     margin: int = 0,
+    amaxes: Sequence[torch.Tensor] | None = None,
 ) -> None:
     """End-of-step update of delayed scaling, all histories in as few launches as possible, in place.
 
@@ -390,6 +392,8 @@ def update_delayed_scales(
         max_values: n_i numbers each: where each tensor's cast saturates.
         algorithm: ``max`` or ``most_recent``.
         margin: power of two the scale backs off by.
+        amaxes: float32 (n_i,): receive the amax behind every scale that changes. What crosses between encodings is
+            the amax: a scale made for another maximum cannot be rebuilt from its inverse by bits.
     """
     raise NotImplementedError
 

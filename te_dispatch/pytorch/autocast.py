@@ -14,24 +14,29 @@ import torch
 from te_dispatch.common.recipe import DelayedScaling, Recipe
 from te_dispatch.pytorch import regions, scale_update
 from te_dispatch.pytorch.compile import call_outside_graph, register_call
+from te_dispatch.pytorch.compile.recipes import default_name, intern_group, intern_recipe, recipe_named
 
 
 class AutocastState:
     """What modules read: one per `autocast`, immutable."""
 
-    __slots__ = ("enabled", "calibrating", "recipe", "process_group")
+    __slots__ = ("enabled", "calibrating", "recipe", "process_group", "names")
 
-    def __init__(self, enabled: bool, calibrating: bool, recipe: Recipe, process_group: Any) -> None:
+    def __init__(self, enabled: bool, calibrating: bool, recipe_name: str, process_group: Any) -> None:
         self.enabled = enabled
         self.calibrating = calibrating
-        self.recipe = recipe
+        self.recipe = recipe_named(recipe_name)
         self.process_group = process_group
+        #: Of recipe and process group, for compiled graphs.
+        self.names = (recipe_name, intern_group(process_group))
 
 
 class _Thread(threading.local):
     # Set in __init__ and not on the class: a traced read of a class-level default would not be guarded.
     def __init__(self) -> None:
         self.state: AutocastState | None = None
+        #: Plans that a graph with the outermost autocast inside has run so far, None elsewhere.
+        self.traced: list[Any] | None = None
 
 
 thread = _Thread()
@@ -39,26 +44,15 @@ thread = _Thread()
 _LEFTOVERS = "backward_scales"
 register_call(_LEFTOVERS, scale_update.update_leftover_backward_scales)
 
-#: Equal recipes become one object, so that modules compare by identity.
-_recipes: dict[Recipe, Recipe] = {}
+#: Names of recipes that this version can carry out.
+_usable: set[str] = set()
 
 
-#: Those of them that have been checked, by id: a training loop hashes its recipe once, not at every step.
-_usable: dict[int, Recipe] = {}
-
-
-def _checked(recipe: Recipe) -> Recipe:
-    """The one object for a recipe that this version can carry out.
-
-    Raises:
-        NotImplementedError: names the knob that it cannot.
-    """
+def _require_usable(recipe: Recipe) -> None:
+    """Raise a NotImplementedError that names the knob that this version cannot honour."""
     knob = recipe.unsupported_knob()
     if knob is not None:
         raise NotImplementedError(f"autocast: {type(recipe).__name__} asks for {knob}; not supported yet")
-    recipe = _recipes.setdefault(recipe, recipe)
-    _usable[id(recipe)] = recipe
-    return recipe
 
 
 def get_default_recipe() -> Recipe:
@@ -110,16 +104,17 @@ class autocast:
         if _graph:
             raise NotImplementedError("autocast: _graph=True is not supported yet, only _graph=False")
         if recipe is None:
-            recipe = get_default_recipe()
+            recipe = recipe_named(default_name())
         if not isinstance(recipe, Recipe):
             raise TypeError(f"autocast: recipe must be a recipe of te_dispatch.common.recipe, got {recipe!r}")
-        known = _usable.get(id(recipe))
-        if known is not recipe:
-            if enabled or calibrating:
-                recipe = _checked(recipe)
-            else:
-                recipe = _recipes.setdefault(recipe, recipe)
-        self._state = AutocastState(bool(enabled), bool(calibrating), recipe, amax_reduction_group)
+        name = intern_recipe(recipe)
+        if enabled or calibrating:
+            if torch.compiler.is_compiling():
+                _require_usable(recipe)
+            elif name not in _usable:
+                _require_usable(recipe)
+                _usable.add(name)
+        self._state = AutocastState(bool(enabled), bool(calibrating), name, amax_reduction_group)
         self._previous: list[AutocastState | None] = []
 
     def __enter__(self) -> None:
@@ -128,6 +123,7 @@ class autocast:
         if previous is None:
             if torch.compiler.is_compiling():
                 call_outside_graph(_LEFTOVERS)
+                thread.traced = []
             elif torch._C._current_graph_task_id() == -1:
                 scale_update.update_leftover_backward_scales()
         thread.state = self._state
@@ -136,11 +132,14 @@ class autocast:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         thread.state = previous = self._previous.pop()
-        if previous is not None or kind is not None:
+        if previous is not None:
+            return
+        traced, thread.traced = thread.traced, None
+        if kind is not None:
             return
         if torch.compiler.is_compiling():
-            if torch.is_grad_enabled():
-                scale_update.update_forward_scales()
+            if traced is not None and torch.is_grad_enabled():
+                scale_update.update_traced(traced)
             return
         # Inside a backward this is a checkpoint's recomputation, whose first forward has updated already.
         if torch._C._current_graph_task_id() != -1 or not scale_update.forward_scales_pending():

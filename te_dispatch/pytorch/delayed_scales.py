@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from te_dispatch.pytorch.compile import keep_static
+
 if TYPE_CHECKING:
     from te_dispatch.pytorch.scale_update import ScaleGroup
 
@@ -53,6 +55,7 @@ class DelayedScales:
             self.amax_views = [history[0, i : i + 1] for i in range(scale.numel())]
             self.scale_views = [scale[i : i + 1] for i in range(scale.numel())]
         self._frozen: list[torch.Tensor] | None = None
+        keep_static(history, scale)
 
     @property
     def device(self) -> torch.device:

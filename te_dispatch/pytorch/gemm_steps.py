@@ -17,6 +17,7 @@ from te_dispatch.pytorch import scale_update
 from te_dispatch.pytorch.casts import GemmCasts, Plan
 from te_dispatch.pytorch.compile import snapshot
 from te_dispatch.pytorch.saved import with_layout
+from te_dispatch.pytorch.scoped import outside_autocast
 
 
 def backward_pass(backward: Callable[..., Any]) -> Callable[..., Any]:
@@ -29,7 +30,9 @@ def backward_pass(backward: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(backward)
     def run(ctx: Any, *gradients: Any) -> Any:
         amp = torch.is_autocast_enabled(ctx.device_type)
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():  # traced with its forward, and so under its policy
+            return outside_autocast(ctx.device_type, backward, ctx, *gradients)
+        if torch.is_grad_enabled():
             raise RuntimeError("te_dispatch modules have no second derivative: call backward without create_graph=True")
         if not amp and scopes.capture() is ctx.scope:
             return backward(ctx, *gradients)
@@ -39,9 +42,13 @@ def backward_pass(backward: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def note_backward(plan: Plan, root: int | None) -> None:
-    """Have the backward scales updated when this backward pass ends."""
-    if plan.backward_group is not None and not torch.compiler.is_compiling():
+def note_backward(plan: Plan, root: int | None, dy: torch.Tensor) -> None:
+    """Have the backward scales updated when this backward pass, whose incoming gradient is `dy`, ends."""
+    if plan.backward_group is None:
+        return
+    if torch.compiler.is_compiling():
+        scale_update.note_compiled_backward_cast(plan.backward_group, dy)
+    else:
         scale_update.note_backward_cast(plan.backward_group, root)
 
 

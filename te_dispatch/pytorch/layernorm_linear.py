@@ -140,7 +140,7 @@ class _LayerNormLinear(torch.autograd.Function):
                 dz = ops.gemm(dy, as_dtype(saved[PARTS], dy.dtype), layout="NN").out
             dw, db = plain_weight_grads(dy, saved[0], weight_dtype if needs_wgrad else None, bias_dtype)
         else:
-            note_backward(plan, ctx.root)
+            note_backward(plan, ctx.root, dy)
             casts = plan.gemms[0]
             dyq, db = quantize_gradient(casts.grad, casts.grad_usage[needs_dgrad + 2 * needs_wgrad], dy, bias_dtype)
             if needs_dgrad:

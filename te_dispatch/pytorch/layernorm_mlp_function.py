@@ -213,7 +213,7 @@ class LayerNormMLPFunction(torch.autograd.Function):
         if plan is None:
             step = _plain_backward(dy, w1, w2, operand, z, hidden, options, needs, dtypes)
         else:
-            note_backward(plan, ctx.root)
+            note_backward(plan, ctx.root, dy)
             step = _quantized_backward(dy, w1, w2, operand, z, hidden, options, plan, needs, dtypes, x_dtype)
         dnorm, dw1, db1, dw2, db2 = step
         if not needs.norm:

@@ -115,7 +115,7 @@ class _Linear(torch.autograd.Function):
             return dx, dw, db, None
         if not (needs_dgrad or needs_wgrad):
             return None, None, None if bias_dtype is None else column_sums(dy, bias_dtype), None
-        note_backward(plan, ctx.root)
+        note_backward(plan, ctx.root, dy)
         casts = plan.gemms[0]
         dyq, db = quantize_gradient(casts.grad, casts.grad_usage[needs_dgrad + 2 * needs_wgrad], dy, bias_dtype)
         if needs_dgrad:

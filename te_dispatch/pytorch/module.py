@@ -16,6 +16,8 @@ from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.pytorch import regions, scale_update
 from te_dispatch.pytorch.autocast import AutocastState, thread
 from te_dispatch.pytorch.casts import Plan, build_plan
+from te_dispatch.pytorch.compile import constant, snapshot
+from te_dispatch.pytorch.compile.recipes import group_numbered, recipe_named
 from te_dispatch.pytorch.delayed_scales import DelayedScales
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -25,6 +27,18 @@ _NO_STATE = (
     "the state of the first forward cannot be found: this forward runs inside a backward pass, so it is the "
     "recomputation of a checkpoint, but not of one that is known here; use te_dispatch.pytorch.checkpoint"
 )
+
+
+#: Tokens of bindings, numbered: part of attribute names.
+_policy_numbers: dict[str, int] = {}
+
+
+class TracedPlans:
+    """A module's plans as compiled graphs find them, by name.
+
+    Replaced as a whole when state moves to other memory or is scaled for other maxima: graphs that hold the old plans
+    are then traced anew.
+    """
 
 
 class GemmModule(torch.nn.Module):
@@ -40,6 +54,7 @@ class GemmModule(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self._plan: Plan | None = None
+        self._traced_plans = TracedPlans()
         self._forward_scales: DelayedScales | None = None
         self._backward_scales: DelayedScales | None = None
         self._cached_weights: list[Quantized | None] | None = None
@@ -55,8 +70,9 @@ class GemmModule(torch.nn.Module):
         Raises:
             RuntimeError: a recomputation whose first forward is unknown.
         """
-        compiling = torch.compiler.is_compiling()
-        if not compiling and torch._C._current_graph_task_id() != -1:
+        if torch.compiler.is_compiling():
+            return self._begin_traced(x), None
+        if torch._C._current_graph_task_id() != -1:
             return self._recomputed(x)
         state = thread.state
         if state is None or not (state.enabled or state.calibrating):
@@ -64,13 +80,46 @@ class GemmModule(torch.nn.Module):
         plan = self._current_plan(state, x.device)
         if plan.forward_group is not None:
             plan.forward_group.dirty = True
-            if compiling and torch.is_grad_enabled():
-                plan.backward_group.dirty = True  # type: ignore[union-attr]  # a compiled backward tells nobody
         if not state.enabled:
             return None, None
-        if compiling or not regions.maybe_checkpointed():
+        if not regions.maybe_checkpointed():
             return plan, None
         return plan, self._record(plan, regions.find()[0])
+
+    def _begin_traced(self, x: torch.Tensor) -> Plan | None:
+        """`_begin` in a compiled program, which knows no checkpoint regions."""
+        state = thread.state
+        if state is None or not (state.enabled or state.calibrating):
+            return None
+        plan = self._traced_plan(state, x.device)
+        if plan.forward_group is not None:
+            if thread.traced is None:
+                plan.forward_group.dirty = True
+            else:
+                thread.traced.append(plan)
+        return plan if state.enabled else None
+
+    def _traced_plan(self, state: AutocastState, device: torch.device) -> Plan:
+        """The plan of a call in a compiled program; made outside of it, because a graph cannot make state."""
+        name = self._prepare(*state.names, scopes.capture().token, device.type, device.index)
+        return getattr(self._traced_plans, name)  # type: ignore[no-any-return]
+
+    @constant
+    def _prepare(self, recipe: str, group: int, policy: str, device_type: str, index: int | None) -> str:
+        """Have a plan under the bindings with the token `policy`, and return its name in `_traced_plans`.
+
+        Dynamo calls this while tracing.
+        """
+        bindings = scopes.MANAGER.tokens[policy]
+        device = torch.device(device_type) if index is None else torch.device(device_type, index)
+        found, plan = (recipe_named(recipe), bindings, device, group_numbered(group)), self._plan
+        if plan is None or not plan.fits(*found):
+            with scopes.reenter(bindings):
+                plan = self._build_plan(found[0], device, found[3])
+        where = _policy_numbers.setdefault(policy, len(_policy_numbers))
+        name = f"{recipe}_{group + 1}_{device_type}_{index}_{where}"
+        setattr(self._traced_plans, name, plan)
+        return name
 
     def _record(self, plan: Plan, targets: Sequence[regions.Region]) -> Plan | None:
         if not targets:
@@ -91,12 +140,22 @@ class GemmModule(torch.nn.Module):
 
     def _build_plan(self, recipe: Recipe, device: torch.device, process_group: Any) -> Plan:
         forward = backward = None
+        before = self._scales_identity()
         if isinstance(recipe, DelayedScaling):
             forward, backward = self._scales_for(recipe, device)
             scale_update.scale_group(recipe, process_group, device, True).add(forward)
             scale_update.scale_group(recipe, process_group, device, False).add(backward)
         self._plan = plan = build_plan(recipe, device, process_group, self.gemm_count, forward, backward)
+        if self._scales_identity() != before:
+            self._traced_plans = TracedPlans()
         return plan
+
+    def _scales_identity(self) -> list[Any]:
+        """What a plan of delayed scaling depends on and cannot follow: memory and maxima."""
+        return [
+            None if scales is None else (scales.history.data_ptr(), scales.max_values, scales.group)
+            for scales in (self._forward_scales, self._backward_scales)
+        ]
 
     def _scales_for(self, recipe: DelayedScaling, device: torch.device) -> tuple[DelayedScales, DelayedScales]:
         length = recipe.amax_history_len
@@ -140,7 +199,11 @@ class GemmModule(torch.nn.Module):
 
     def _calibrate(self, index: int, x: torch.Tensor, weight: torch.Tensor) -> None:
         """Record amaxes of a GEMM that runs in high precision."""
-        plan = self._plan
+        if torch.compiler.is_compiling():
+            assert thread.state is not None
+            plan: Plan | None = self._traced_plan(thread.state, x.device)
+        else:
+            plan = self._plan
         if plan is None or plan.forward is None:
             return
         for position, tensor in ((2 * index, x), (2 * index + 1, weight)):
@@ -151,7 +214,9 @@ class GemmModule(torch.nn.Module):
     @staticmethod
     def _calibrating() -> bool:
         state = thread.state
-        return state is not None and state.calibrating and not state.enabled and torch._C._current_graph_task_id() == -1
+        if state is None or not state.calibrating or state.enabled:
+            return False
+        return torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1
 
     # -- quantized weights ----------------------------------------------------------------------------------------
 
@@ -169,7 +234,7 @@ class GemmModule(torch.nn.Module):
         if is_first_microbatch or self._cached_weights is None or self._cached_for is not plan:
             with torch.no_grad():
                 self._cached_weights = [
-                    ops.quantize(w.detach().contiguous(), casts.weight, usage=casts.weight_usage[1])
+                    ops.quantize(w.detach().contiguous(), snapshot(casts.weight, w), usage=casts.weight_usage[1])
                     for w, casts in zip(weights, plan.gemms)
                 ]
             self._cached_for = plan
@@ -217,13 +282,15 @@ class GemmModule(torch.nn.Module):
         elsewhere = plan is not None and plan.replay and plan.scope is not scopes.capture()
         if not amp and not elsewhere:
             return None
+        # Inputs are in the right dtype already, and torch.autocast would change arithmetic inside operators.
+        off = torch.autocast(device_type, enabled=False)
+        if not elsewhere:
+            return off
+        assert plan is not None
         stack = ExitStack()
         if amp:
-            # Inputs are in the right dtype already, and torch.autocast would change arithmetic inside operators.
-            stack.enter_context(torch.autocast(device_type, enabled=False))
-        if elsewhere:
-            assert plan is not None
-            stack.enter_context(scopes.reenter(plan.scope))
+            stack.enter_context(off)
+        stack.enter_context(scopes.reenter(plan.scope))
         return stack
 
     # -- state ----------------------------------------------------------------------------------------------------
@@ -242,13 +309,14 @@ class GemmModule(torch.nn.Module):
 
     def _forget_plan(self) -> None:
         self._plan = None
+        self._traced_plans = TracedPlans()
         self._cached_weights = None
         self._cached_for = None
 
     def __getstate__(self) -> dict[str, Any]:
         # Copies and pickles bind anew: a plan refers to a policy and a process group of this process.
         state = dict(self.__dict__)
-        state.update(_plan=None, _cached_weights=None, _cached_for=None)
+        state.update(_plan=None, _traced_plans=TracedPlans(), _cached_weights=None, _cached_for=None)
         return state
 
     def get_extra_state(self) -> dict[str, Any] | None:

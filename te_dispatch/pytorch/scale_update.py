@@ -16,6 +16,7 @@ import torch
 
 from te_dispatch import ops
 from te_dispatch.common.recipe import DelayedScaling
+from te_dispatch.pytorch.compile import call_outside_graph, register_call
 from te_dispatch.pytorch.delayed_scales import DelayedScales
 
 _lock = threading.Lock()
@@ -34,9 +35,10 @@ class ScaleGroup:
     Attributes:
         dirty: a cast recorded an amax since the last update. A state whose row 0 is 0 is left alone by the update
             itself, so that the flag need not be kept per module.
+        cast_call: of a backward group, what compiled graphs call before they record amaxes.
     """
 
-    __slots__ = ("recipe", "process_group", "device", "forward", "dirty", "_states")
+    __slots__ = ("recipe", "process_group", "device", "forward", "dirty", "cast_call", "_states")
 
     def __init__(self, recipe: DelayedScaling, process_group: Any, device: torch.device, forward: bool) -> None:
         self.recipe = recipe
@@ -44,6 +46,9 @@ class ScaleGroup:
         self.device = device
         self.forward = forward
         self.dirty = False
+        self.cast_call = "" if forward else f"backward_cast_{len(_groups)}"
+        if self.cast_call:
+            register_call(self.cast_call, lambda: note_backward_cast(self, None))
         self._states: list[weakref.ref[DelayedScales]] = []
 
     def states(self) -> list[DelayedScales]:
@@ -153,6 +158,38 @@ def update_backward_scales() -> None:
             group.update()
 
 
+def update_traced(plans: list[Any]) -> None:
+    """`update_forward_scales` for a graph that contains the outermost autocast: of the plans that ran in it.
+
+    Raises:
+        NotImplementedError: amaxes would have to be reduced over ranks, or a user's function computes scales.
+    """
+    groups: list[tuple[ScaleGroup, list[DelayedScales]]] = []
+    for plan in plans:
+        group, state = plan.forward_group, plan.forward
+        states = next((states for other, states in groups if other is group), None)
+        if states is None:
+            groups.append((group, [state]))
+        elif not any(other is state for other in states):
+            states.append(state)
+    for group, states in groups:
+        recipe = group.recipe
+        if recipe.reduce_amax and torch.distributed.is_available() and torch.distributed.is_initialized():
+            raise NotImplementedError(
+                "autocast: DelayedScaling.reduce_amax=True is not supported for an autocast inside a compiled region; "
+                "put the autocast around the compiled call"
+            )
+        ops.update_delayed_scales(
+            [s.history.data for s in states],
+            [s.scale.data for s in states],
+            [s.max_values for s in states],
+            algorithm=recipe.amax_compute_algo,
+            margin=recipe.margin,
+        )
+        for state in states:
+            state.updated()
+
+
 def forward_scales_pending() -> bool:
     return any(group.forward and group.dirty for group in list(_groups.values()))
 
@@ -178,6 +215,11 @@ def open_task(task: int) -> None:
         update_backward_scales()
 
     torch.autograd.Variable._execution_engine.queue_callback(finish)  # type: ignore[attr-defined]
+
+
+def note_compiled_backward_cast(group: ScaleGroup, dy: torch.Tensor) -> None:
+    """`note_backward_cast` in a compiled backward, whose incoming gradient is `dy`: called whenever it runs."""
+    call_outside_graph(group.cast_call, dy)
 
 
 def note_backward_cast(group: ScaleGroup, root: int | None) -> None:

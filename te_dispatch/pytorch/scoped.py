@@ -34,7 +34,8 @@ def in_forward_scope(backward: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(backward)
     def scoped(ctx: Any, *gradients: Any) -> Any:
         device_type = gradients[0].device.type
-        if scopes.capture() is ctx.scope:
+        # A compiled backward was traced with its forward, and so under its policy.
+        if torch.compiler.is_compiling() or scopes.capture() is ctx.scope:
             return outside_autocast(device_type, backward, ctx, *gradients)
         with scopes.reenter(ctx.scope):
             return outside_autocast(device_type, backward, ctx, *gradients)

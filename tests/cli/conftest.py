@@ -52,7 +52,7 @@ def te() -> Command:
     return run
 
 
-def run_process(
+def _run_process(
     folder: Path, *arguments: str, path: Path | None = None, program: str | None = None, **environ: str
 ) -> Answer:
     """Run a verb in a process of its own.
@@ -77,7 +77,13 @@ def run_process(
     return Answer(done.returncode, done.stdout, done.stderr)
 
 
+@pytest.fixture(scope="session")
+def run_process() -> Command:
+    """Run a verb in a process of its own, in a folder that is given first."""
+    return _run_process
+
+
 @pytest.fixture
 def te_process(tmp_path: Path) -> Command:
-    """`run_process` in a temporary folder."""
-    return functools.partial(run_process, tmp_path)
+    """Run a verb in a process of its own, in a temporary folder."""
+    return functools.partial(_run_process, tmp_path)

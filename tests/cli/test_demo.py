@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -12,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
+
+import torch
 
 from te_dispatch import ops
 from te_dispatch.cli.console import CommandError
@@ -43,13 +46,13 @@ _LINEARS = [(64, 192), (64, 64), (64, 256), (256, 64)] * _LAYERS + [(64, 256)]
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
-    """The document of a run in BF16 and with two recipes, and its folder."""
+    """The document of a run in BF16 and with every recipe, and its folder."""
     from typer.testing import CliRunner
 
     from te_dispatch.cli.app import app
 
     folder = tmp_path_factory.mktemp("demo") / "results"
-    result = CliRunner().invoke(app, ["demo", *_ARGUMENTS, "-r", "delayed,block", "-o", str(folder), "-q", "--json"])
+    result = CliRunner().invoke(app, ["demo", *_ARGUMENTS, "-r", "all", "-o", str(folder), "-q", "--json"])
     assert result.exit_code == 0, result.stderr
     return json.loads(result.stdout), folder
 
@@ -72,7 +75,7 @@ def test_files_are_written_and_say_the_same(demo):
 
 def test_all_runs_learn_from_the_same_start(demo):
     document, _ = demo
-    assert [run["name"] for run in document["runs"]] == ["bf16", "delayed", "block"]
+    assert [run["name"] for run in document["runs"]] == ["bf16", "delayed", "current", "block"]
     assert len({run["initial_weights"] for run in document["runs"]}) == 1
     for run in document["runs"]:
         assert run["steps_done"] == len(run["losses"]) == _STEPS
@@ -84,7 +87,7 @@ def test_all_runs_learn_from_the_same_start(demo):
 def test_fp8_is_close_to_bf16_and_not_the_same(demo):
     reference = _run(demo, "bf16")
     assert reference["gap_to_bf16"] is None
-    for name in ("delayed", "block"):
+    for name in ("delayed", "current", "block"):
         run = _run(demo, name)
         assert run["losses"] != reference["losses"]
         assert abs(run["losses"][0] - reference["losses"][0]) < 0.05, "one forward in FP8"
@@ -106,7 +109,7 @@ def test_calls_are_counted_exactly(demo):
 
 def test_casts_are_told_apart_by_role(demo):
     assert _run(demo, "bf16")["casts"] == {}
-    for name in ("delayed", "block"):
+    for name in ("delayed", "current", "block"):
         run = _run(demo, name)
         steps = len(run["watched_steps"])
         assert steps == 10 and run["watched_steps"][0] == 1 and run["watched_steps"][-1] == _STEPS
@@ -156,7 +159,7 @@ def test_a_run_depends_on_its_seed_alone():
 def test_learning_rate_warms_up_and_decays():
     rates = [learning_rate(step, 100, 1.0) for step in range(100)]
     assert rates[0] == 0.1 and rates[9] == 1.0 and max(rates) == 1.0
-    assert all(a >= b for a, b in zip(rates[9:], rates[10:])) and 0.1 <= rates[-1] < 0.11
+    assert all(a >= b for a, b in itertools.pairwise(rates[9:])) and 0.1 <= rates[-1] < 0.11
 
 
 def test_watched_steps():
@@ -327,6 +330,22 @@ def test_a_call_that_nothing_serves_leaves_an_incomplete_document(te, tmp_path):
     document = json.loads((tmp_path / "te_dispatch_demo.json").read_text())
     assert document["complete"] is False and "activation_fwd" in document["error"]
     assert not (tmp_path / "te_dispatch_demo.png").exists()
+
+
+def test_an_unforeseen_error_leaves_an_incomplete_document_too(te, tmp_path, monkeypatch):
+    step = Trainer.step
+
+    def failing(trainer, number):
+        if number == 3:
+            raise RuntimeError("the driver is gone")
+        return step(trainer, number)
+
+    monkeypatch.setattr(Trainer, "step", failing)
+    answer = te("demo", *_ARGUMENTS, "-o", str(tmp_path), "--quiet", "--json")
+    assert answer.code == 2 and "the driver is gone" in answer.json["error"]
+    document = json.loads((tmp_path / "te_dispatch_demo.json").read_text())
+    assert document["complete"] is False and "the driver is gone" in document["error"]
+    assert document["runs"][0]["steps_done"] == 3
 
 
 def test_an_interrupt_leaves_an_incomplete_document(tmp_path):

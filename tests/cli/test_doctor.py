@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import platform
 import sys
 import textwrap
@@ -14,16 +13,6 @@ import pytest
 import te_dispatch
 from te_dispatch.cli.probing import Answer, run_probes
 from te_dispatch.core.shipped import shipped_policies
-
-_CONFTEST = Path(__file__).with_name("conftest.py")
-
-
-def _run_process():
-    """The helper of the neighbouring conftest, which importlib mode does not put on the path."""
-    specification = importlib.util.spec_from_file_location("cli_conftest", _CONFTEST)
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module.run_process
 
 
 def _plugin(folder: Path, name: str, source: str) -> None:
@@ -59,23 +48,29 @@ _HALF = _source(
     "Implementation(op='gemm@1', name='other', target='half_backend:gemm'))",
 )
 _ACME = _source(
-    "def unavailable(): return 'no acme device in this machine'",
-    "name='acme', implementations=(Implementation(op='gemm@1', name='gemm', target='only_on_acme:gemm'),), "
+    """
+    from te_dispatch.core.facts import UNKNOWN, DeviceFacts
+    def unavailable(): return 'no acme kernel in this machine'
+    def devices(index):
+        extra = {"version.acme": UNKNOWN, "memory": 2**30}
+        return DeviceFacts("acme", "acme", "x1", "Acme X1", index, None, extra) if index < 2 else None
+    """,
+    "name='acme', vendors=('acme',), devices={'acme': 'acme_backend:devices'}, "
+    "implementations=(Implementation(op='gemm@1', name='gemm', target='only_on_acme:gemm'),), "
     "unavailable='acme_backend:unavailable'",
 )
 
 
 @pytest.fixture(scope="module")
-def troubled(tmp_path_factory):
+def troubled(tmp_path_factory, run_process):
     """Doctor's (JSON, tables) beside four plugins with troubles of their own, and a bad variable."""
     folder = tmp_path_factory.mktemp("plugins")
     _plugin(folder, "dying", _DYING)
     _plugin(folder, "broken", "raise RuntimeError('no such driver')\n")
     _plugin(folder, "half", _HALF)
     _plugin(folder, "acme", _ACME)
-    run = _run_process()
     environ = {"TE_DISPATCH_POLICY": "no_such_policy"}
-    return run(folder, "doctor", "--json", path=folder, **environ), run(folder, "doctor", path=folder, **environ)
+    return tuple(run_process(folder, "doctor", *more, path=folder, **environ) for more in (["--json"], []))
 
 
 def _backend(answer, name):
@@ -130,9 +125,17 @@ def test_plugins_and_implementations_that_fail(troubled):
 def test_an_unavailable_backend_is_not_broken(troubled):
     answer, _ = troubled
     acme = _backend(answer, "acme")
-    assert acme["reason"] == "no acme device in this machine" and not acme["available"]
+    assert acme["reason"] == "no acme kernel in this machine" and not acme["available"]
     assert acme["unusable"] == {}
     assert not any("'acme'" in problem for problem in answer.json["problems"])
+
+
+def test_every_device_is_told_with_what_is_unknown(troubled):
+    answer, shown = troubled
+    found = [d for d in answer.json["devices"] if d["type"] == "acme"]
+    assert [(d["device"], d["index"]) for d in found] == [("acme:x1", 0), ("acme:x1", 1)]
+    assert found[1]["facts"]["version.acme"] == found[1]["facts"]["encodings"] == "unknown"
+    assert "version.acme = unknown" in shown.out and "memory = 1.0 GiB" in shown.out
 
 
 def test_a_bad_variable_is_told(troubled):

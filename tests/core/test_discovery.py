@@ -35,7 +35,10 @@ def reasons(snapshot: Snapshot) -> dict[str, str]:
 
 @pytest.mark.parametrize("between", [0, 3])
 def test_duplicate_names_are_an_error_that_names_both_and_registers_neither(between: int) -> None:
-    same = [extension(backend("twin", kernel("mix", "k")), distribution=d, version=v) for d, v in (("acme-a", "1"), ("acme-b", "2"))]
+    same = [
+        extension(backend("twin", kernel("mix", "k")), distribution=d, version=v)
+        for d, v in (("acme-a", "1"), ("acme-b", "2"))
+    ]
     others = [extension(backend(f"other{i}", kernel("mix", "k"))) for i in range(between)]
     snapshot = register([same[0], *others, same[1]], OPERATORS)
     assert set(snapshot.backends) == {f"other{i}" for i in range(between)}
@@ -50,7 +53,10 @@ def test_duplicate_names_are_an_error_that_names_both_and_registers_neither(betw
         ({"name": "a"}, "its entry point is dict, not a"),
         (None, "its entry point is NoneType"),
         (Manifest, "its entry point is type"),
-        (backend("a", api_version=API_VERSION + 1), f"api_version is {API_VERSION + 1}, this te_dispatch speaks {API_VERSION}"),
+        (
+            backend("a", api_version=API_VERSION + 1),
+            f"api_version is {API_VERSION + 1}, this te_dispatch speaks {API_VERSION}",
+        ),
         (backend("a", api_version="1"), "api_version is '1'"),
         (backend("b"), "the manifest is named 'b', the entry point 'a'"),
         (backend("a", kernel("mix", "k"), kernel("pack", "k")), "'k' is declared twice"),
@@ -167,7 +173,9 @@ def test_a_plugin_is_found_with_its_distribution(path: Path) -> None:
         ("MANIFEST = lambda: None", "its entry point is function"),
     ],
 )
-def test_a_plugin_that_fails_is_loud_and_alone(path: Path, source: str, reason: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_plugin_that_fails_is_loud_and_alone(
+    path: Path, source: str, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
     plugin(path, "bad", source)
     plugin(path, "good")
     with caplog.at_level(logging.WARNING, "te_dispatch"):

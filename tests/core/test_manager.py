@@ -24,7 +24,17 @@ from te_dispatch.core.policy import Policy
 from te_dispatch.core.requirements import OneOf
 from te_dispatch.core.snapshot import Snapshot
 from tests.core.toy import (
-    answering, answers, backend, installed, kernel, manager, only_toys, preferring, rule, selectors, target,
+    answering,
+    answers,
+    backend,
+    installed,
+    kernel,
+    manager,
+    only_toys,
+    preferring,
+    rule,
+    selectors,
+    target,
 )  # fmt: skip
 
 T = torch.zeros(4, 16)
@@ -86,7 +96,8 @@ def test_the_strongest_allow_wins_and_denies_accumulate() -> None:
 
 def test_using_requires() -> None:
     m = manager(
-        backend("a", kernel("mix", "k", answering("mix", "a"), requires=(OneOf("mode", "odd"),))), *answers("mix", ["b"])
+        backend("a", kernel("mix", "k", answering("mix", "a"), requires=(OneOf("mode", "odd"),))),
+        *answers("mix", ["b"]),
     )
     with m.using(mix="a"):
         assert m.ops.mix(T, T, mode="odd") == "a"
@@ -97,7 +108,9 @@ def test_using_requires() -> None:
 
 
 def test_using_a_family_speaks_of_its_operators_only() -> None:
-    m = manager(*(backend(n, kernel("mix", "m", answering("mix", n)), kernel("pack", "p", answering("pack", n))) for n in ABC))
+    m = manager(
+        *(backend(n, kernel("mix", "m", answering("mix", n)), kernel("pack", "p", answering("pack", n))) for n in ABC)
+    )
     with m.using(mix="c"):
         assert (m.ops.mix(T, T), m.ops.pack(T)) == ("c", "a")
 
@@ -161,7 +174,8 @@ def test_calls_stay_right_while_other_threads_grow_the_key() -> None:
         )
         half = T.half()
         calls = [
-            (T, {}, "a"), (half, {"mode": "odd"}, "b"), (half, {"fast": True}, "c"), (half, {}, "d"), (T, {"fast": True}, "a"),
+            (T, {}, "a"), (half, {"mode": "odd"}, "b"), (half, {"fast": True}, "c"), (half, {}, "d"),
+            (T, {"fast": True}, "a"),
         ]  # fmt: skip
         wrong: list[Any] = []
         barrier = threading.Barrier(5)
@@ -202,7 +216,12 @@ def test_tasks_see_their_own_scopes_only() -> None:
 
 def test_a_backward_in_another_thread_runs_under_its_forwards_policy() -> None:
     m = manager(
-        *(backend(n, kernel("turn_fwd", "f", answering("turn_fwd", n)), kernel("turn_bwd", "b", answering("turn_bwd", n))) for n in ABC)
+        *(
+            backend(
+                n, kernel("turn_fwd", "f", answering("turn_fwd", n)), kernel("turn_bwd", "b", answering("turn_bwd", n))
+            )
+            for n in ABC
+        )
     )
     ran: list[str] = []
 
@@ -279,7 +298,11 @@ def test_a_fork_while_another_thread_holds_the_lock_does_not_hang_the_child() ->
     root = Path(te_dispatch.__file__).parent.parent
     environ = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
     run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(_FORK)], env=environ, cwd=root, timeout=60, capture_output=True
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(_FORK)],
+        env=environ,
+        cwd=root,
+        timeout=60,
+        capture_output=True,
     )
     assert run.returncode == 0, run.stderr.decode()
 
@@ -388,12 +411,17 @@ def test_probes_are_asked_once_and_a_broken_one_costs_its_facts_only() -> None:
 
     requires = (OneOf("device.vendor", "Acme"), OneOf("device.arch", "x1"))
     m = manager(
-        backend("a", kernel("mix", "k", answering("mix", "a"), requires=requires), vendors=("acme",), devices={"cpu": target(probe)}),
+        backend(
+            "a",
+            kernel("mix", "k", answering("mix", "a"), requires=requires),
+            vendors=("acme",),
+            devices={"cpu": target(probe)},
+        ),
         backend("b", devices={"cpu": target(crash)}),
         backend("c", devices={"cpu": target(lambda index: None)}),
     )
     assert m.ops.mix(T, T) == m.ops.mix(T, T, mode="odd") == "a"
     assert asked == [0] and len(m.probe_problems) == 1 and "'b'" in m.probe_problems[0]
-    with m.policy(Policy(rules=(rule("mix", when=(OneOf("device.vendor", "ACME"),), deny=("a",)),))):
-        with pytest.raises(NoImplementation):
-            m.ops.mix(T, T)
+    denying = Policy(rules=(rule("mix", when=(OneOf("device.vendor", "ACME"),), deny=("a",)),))
+    with m.policy(denying), pytest.raises(NoImplementation):
+        m.ops.mix(T, T)

@@ -69,7 +69,9 @@ def test_a_plan_tells_what_runs_where_it_comes_from_and_under_what() -> None:
     assert {(c.operator, c.chosen) for c in plan.choices} >= {("mix", "a.k"), ("mix", "b.k")}
     (fused,) = [c for c in plan.choices if c.operator == "fuse"]
     assert fused.chosen == "composite.fuse_then_pack" and fused.pieces == {"fuse": "c.f", "pack": "d.p"}
-    assert {"te-dispatch-a", "te-dispatch-b", "te-dispatch-c", "te-dispatch-d", "te-dispatch"} == set(plan.distributions)
+    assert {"te-dispatch-a", "te-dispatch-b", "te-dispatch-c", "te-dispatch-d", "te-dispatch"} == set(
+        plan.distributions
+    )
     assert plan.kernels == {"a.k": "1", "b.k": "1", "c.f": "1", "d.p": "1"}
     assert plan.devices["cpu"]["version.lib"] == "9.1"
     assert plan.policy["prefer"] == ["native", "triton", "torch"]
@@ -81,9 +83,7 @@ def test_a_plan_keeps_calls_that_were_made_before_the_key_grew() -> None:
         register(
             [
                 extension(backend("a", kernel("mix", "k", answering("mix", "a"), requires=(OneOf("mode", "plain"),)))),
-                extension(
-                    backend("b", kernel("mix", "k", answering("mix", "b"), requires=(OneOf("fast", True),)))
-                ),
+                extension(backend("b", kernel("mix", "k", answering("mix", "b"), requires=(OneOf("fast", True),)))),
                 extension(backend("c", kernel("mix", "k", answering("mix", "c")))),
             ],
             OPERATORS,
@@ -138,7 +138,9 @@ def test_a_lock_file_comes_back_equal_on_a_machine_that_agrees(lock: Path) -> No
         ({}, preferring("b"), "mix would run on b.k, the plan has a.k"),
     ],
 )
-def test_a_lock_file_is_refused_with_the_difference(lock: Path, there: Any, policy: Policy | None, difference: str) -> None:
+def test_a_lock_file_is_refused_with_the_difference(
+    lock: Path, there: Any, policy: Policy | None, difference: str
+) -> None:
     m = world(**there)
     if policy is not None:
         m.set_policy(policy)

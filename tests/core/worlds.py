@@ -61,7 +61,9 @@ def conditions(operator: Operator) -> st.SearchStrategy[Condition]:
         parts.append(st.builds(Compare, st.sampled_from(sizes), st.sampled_from((">=", "<", ">", "<=")), bounds))
         parts.append(st.builds(MultipleOf, st.sampled_from(sizes), st.sampled_from((8, 16))))
     parts += [
-        st.builds(lambda v: OneOf("device.vendor", *v), st.lists(st.sampled_from(("nvidia", "amd", "cpu")), min_size=1)),
+        st.builds(
+            lambda v: OneOf("device.vendor", *v), st.lists(st.sampled_from(("nvidia", "amd", "cpu")), min_size=1)
+        ),
         st.just(Compare("device.arch", ">=", "sm_100")),
         st.just(OneOf("device.encodings", "e4m3fn")),
         st.just(Compare("device.version.lib", ">=", "9.2")),

@@ -284,3 +284,14 @@ def test_padding_names_bad_arguments() -> None:
 def test_decode_tables_are_read_only() -> None:
     with pytest.raises(ValueError, match="read-only"):
         decode_table("e4m3fn")[0] = 1.0
+
+
+def test_update_delayed_scales_reports_the_amax_behind_every_scale_that_changes() -> None:
+    # columns: a plain one, one without a cast, one that saw Inf, one that saw NaN only
+    history = torch.tensor([[2.0, 0.0, math.inf, math.nan], [8.0, 4.0, 1.0, 0.0]])
+    scale, amaxes = torch.full((4,), 3.0), torch.full((4,), -1.0)
+    update_delayed_scales([history], [scale], [[448.0] * 4], amaxes=[amaxes])
+    assert amaxes.tolist() == [8.0, -1.0, -1.0, -1.0]
+    assert scale.tolist() == [448.0 / 8.0, 3.0, 3.0, 3.0]
+    with pytest.raises(ValueError, match="amaxes"):
+        update_delayed_scales([history], [scale], [[448.0] * 4], amaxes=[torch.zeros(3)])

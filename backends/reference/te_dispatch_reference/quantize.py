@@ -227,6 +227,7 @@ def update_delayed_scales(
     *,
     algorithm: str = "max",
     margin: int = 0,
+    amaxes: Sequence[torch.Tensor] | None = None,
 ) -> None:
     if algorithm not in ("max", "most_recent"):
         raise ValueError(f"algorithm: got {algorithm!r}, expected max or most_recent")
@@ -246,12 +247,19 @@ def update_delayed_scales(
             )
         if len(max_values[i]) != history.shape[1]:
             raise ValueError(f"max_values[{i}]: got {len(max_values[i])} numbers, expected {history.shape[1]}")
-    for history, scale, max_value in zip(histories, scales, max_values, strict=True):
-        _update(history, scale, max_value, algorithm, margin)
+        if amaxes is not None and amaxes[i].shape != scales[i].shape:
+            raise ValueError(f"amaxes[{i}]: got {tuple(amaxes[i].shape)}, expected {tuple(scales[i].shape)}")
+    for i, (history, scale, max_value) in enumerate(zip(histories, scales, max_values, strict=True)):
+        _update(history, scale, max_value, algorithm, margin, None if amaxes is None else amaxes[i])
 
 
 def _update(
-    history: torch.Tensor, scale: torch.Tensor, max_value: Sequence[float], algorithm: str, margin: int
+    history: torch.Tensor,
+    scale: torch.Tensor,
+    max_value: Sequence[float],
+    algorithm: str,
+    margin: int,
+    used: torch.Tensor | None,
 ) -> None:
     old, old_scale = host.single(history), host.single(scale)
     seen = old[0] != 0  # NaN counts as seen
@@ -260,6 +268,8 @@ def _update(
     usable = seen & np.isfinite(amax) & (amax > 0)
     with np.errstate(over="ignore"):
         computed = np.minimum(numerator / np.where(usable, amax, np.float32(1)), casts.LARGEST)
+    if used is not None:
+        host.write(used, np.where(usable, amax, host.single(used)))
     rolled = np.roll(old, -1, axis=0)
     rolled[0] = 0
     host.write(scale, np.where(usable, computed, old_scale))

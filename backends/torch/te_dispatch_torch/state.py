@@ -81,6 +81,7 @@ def update_delayed_scales(
     *,
     algorithm: str = "max",
     margin: int = 0,
+    amaxes: Sequence[torch.Tensor] | None = None,
 ) -> None:
     """End-of-step update of delayed scaling, in place, without reading anything back."""
     if algorithm not in ("max", "most_recent"):
@@ -96,11 +97,20 @@ def update_delayed_scales(
                 f"histories (length, n) need scales (n,) and n max_values, got {tuple(history.shape)}, "
                 f"{tuple(scale.shape)} and {len(maxima)}"
             )
-    for history, scale, maxima in zip(histories, scales, max_values, strict=True):
-        _update(history, scale, maxima, algorithm, margin)
+    if amaxes is not None and [tuple(a.shape) for a in amaxes] != [tuple(s.shape) for s in scales]:
+        raise ValueError(f"amaxes must have the scales' shapes, got {[tuple(a.shape) for a in amaxes]}")
+    for i, (history, scale, maxima) in enumerate(zip(histories, scales, max_values, strict=True)):
+        _update(history, scale, maxima, algorithm, margin, None if amaxes is None else amaxes[i])
 
 
-def _update(history: torch.Tensor, scale: torch.Tensor, maxima: Sequence[float], algorithm: str, margin: int) -> None:
+def _update(
+    history: torch.Tensor,
+    scale: torch.Tensor,
+    maxima: Sequence[float],
+    algorithm: str,
+    margin: int,
+    used: torch.Tensor | None,
+) -> None:
     recent = history[0]
     amax = block_amax(history, 0).squeeze(0) if algorithm == "max" else recent
     cast_seen = recent != 0
@@ -108,6 +118,8 @@ def _update(history: torch.Tensor, scale: torch.Tensor, maxima: Sequence[float],
     new_scale = new_scale.clamp_max(torch.finfo(torch.float32).max)
     usable = cast_seen & (amax > 0) & (amax < float("inf"))
     scale.copy_(torch.where(usable, new_scale, scale))
+    if used is not None:
+        used.copy_(torch.where(usable, amax, used))
     rolled = torch.cat((torch.zeros_like(history[:1]), history[2:], history[:1]))[: history.shape[0]]
     history.copy_(torch.where(cast_seen, rolled, history))
 

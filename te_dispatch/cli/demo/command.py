@@ -56,11 +56,12 @@ def run(arguments: Mapping[str, Any], as_json: bool, quiet: bool) -> int:
         display = Display(options, quiet)
         display.header(corpus, effective)
         runs: list[Run] = []
-        code, message = _train_all(options, corpus, runs, display)
-        data = report.document(options, corpus, runs, te_dispatch.freeze().digest if runs else None)
-        if message:
-            data["error"] = message
-        _save(data, options.out, display)
+        try:
+            code, message = _train_all(options, corpus, runs, display)
+        except Exception as error:
+            _save(options, corpus, runs, f"{type(error).__name__}: {error}", display)
+            raise
+        data = _save(options, corpus, runs, message, display)
     if as_json:
         emit(data)
     elif runs:
@@ -90,19 +91,24 @@ def _train_all(options: Options, corpus: Corpus, runs: list[Run], display: Displ
     return 0, None
 
 
-def _save(data: dict[str, Any], folder: Path, display: Display) -> None:
-    target = folder / JSON_NAME
+def _save(options: Options, corpus: Corpus, runs: list[Run], message: str | None, display: Display) -> dict[str, Any]:
+    """Write the document, and the picture of a complete one. Returns the document."""
+    data = report.document(options, corpus, runs, te_dispatch.freeze().digest)
+    if message:
+        data |= {"complete": False, "error": message}
+    target = options.out / JSON_NAME
     with _replacing(target) as temporary:
         temporary.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     saved = [str(target)]
     if data["complete"]:
         from te_dispatch.cli.demo import plot
 
-        picture = folder / PNG_NAME
+        picture = options.out / PNG_NAME
         with _replacing(picture) as temporary:
             plot.draw(data, temporary)
         saved.append(str(picture))
     display.say(f"saved {' and '.join(saved)}")
+    return data
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from te_dispatch.numerics.encodings import encoding as find_encoding
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.numerics.quantizers import BLOCK
 
-#: What a cast is for. Weights are the float32 tensors: under torch.autocast everything else is bfloat16.
+#: What a cast is for. Weights are the float32 tensors given to a cast: under torch.autocast all others are bfloat16.
 ROLES = ("activation", "weight", "gradient")
 
 #: A quantized result -> the result that has the same values before the cast.
@@ -30,8 +30,6 @@ _BEFORE = {"y_quantized": "y", "out_quantized": "out", "dx_quantized": "dx"}
 
 #: Beyond this factor of the largest value a value was clipped; below, it may be the rounding of 1 / scale_inv.
 _CLIPPED = 1 + 2.0**-20
-#: The same for the values that another operator cast: run again, it rounds them to bfloat16 (2^-9) first.
-_CLIPPED_ROUNDED = 1 + 2.0**-8
 
 
 class Observer:
@@ -70,9 +68,9 @@ class Observer:
                 given = dict(zip(operator.signature.parameters, args))
                 source = _source(operator, given, name)
                 if source is not None:
-                    factor = _CLIPPED if source is given["x"] else _CLIPPED_ROUNDED
-                    counts = lost(source, quantized, given["quantizer"].max_value * factor)
-                    self._casts.setdefault(_role(source), []).append(counts)
+                    role = _role(source, source is given["x"])
+                    counts = lost(source, quantized, given["quantizer"].max_value * _CLIPPED)
+                    self._casts.setdefault(role, []).append(counts)
 
     def casts(self) -> dict[str, dict[str, int]]:
         """Role -> how many values were cast, saturated, and became zero, in the steps that were watched."""
@@ -115,14 +113,21 @@ def _source(operator: Operator, given: dict[str, Any], name: str) -> torch.Tenso
         return given["x"]  # type: ignore[no-any-return]
     if name not in _BEFORE:
         return None  # moves or converts what was cast before
-    plain = getattr(ops, operator.name)(**given | {"quantizer": None})
+    # In float32: these operators cast what they compute without rounding it to a dtype in between.
+    changed: dict[str, Any] = {"quantizer": None}
+    if "out_dtype" in given:
+        changed["out_dtype"] = torch.float32
+    else:
+        changed |= {k: given[k].float() for k in ("x", "dy") if isinstance(given.get(k), torch.Tensor)}
+    plain = getattr(ops, operator.name)(**given | changed)
     return getattr(plain, _BEFORE[name])  # type: ignore[no-any-return]
 
 
-def _role(source: torch.Tensor) -> str:
+def _role(source: torch.Tensor, argument: bool) -> str:
+    """`argument`: the source was given to the operator that cast it, rather than computed by it."""
     if torch._C._current_graph_task_id() != -1:
         return "gradient"
-    return "weight" if source.dtype == torch.float32 else "activation"
+    return "weight" if argument and source.dtype == torch.float32 else "activation"
 
 
 def lost(source: torch.Tensor, quantized: Quantized, largest: float) -> torch.Tensor:

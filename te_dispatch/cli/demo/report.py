@@ -17,6 +17,7 @@ import te_dispatch
 from te_dispatch.cli.demo.data import Corpus
 from te_dispatch.cli.demo.options import Options
 from te_dispatch.cli.demo.train import BF16, VALIDATION_BATCHES, WARM_UP, Run
+from te_dispatch.cli.probing import plain
 from te_dispatch.core.scopes import MANAGER
 
 FORMAT = 1
@@ -72,7 +73,7 @@ def document(options: Options, corpus: Corpus, runs: Sequence[Run], plan_digest:
             "torch": str(torch.__version__),
             "backends": {b.distribution: b.version for b in MANAGER.snapshot.backends.values()},
         },
-        "device": {name: _plain(device[name]) for name in device},
+        "device": {name: plain(device[name]) for name in device},
         "cpu_threads": torch.get_num_threads(),
         "policy": {"name": policy.name, "digest": policy.digest(), "content": policy.as_data()},
         "plan_digest": plan_digest,
@@ -113,12 +114,6 @@ def _run(run: Run, reference: Run | None, over: int) -> dict[str, Any]:
 def _finite(value: float) -> float | None:
     """JSON has no NaN: a loss that diverged is null."""
     return value if math.isfinite(value) else None
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, (tuple, list)):
-        return [_plain(v) for v in value]
-    return value if value is None or isinstance(value, (str, int, float, bool)) else str(value)
 
 
 # -- for people ------------------------------------------------------------------------------------------------------

@@ -48,7 +48,7 @@ class Run:
         initial_weights: fingerprint before the first step.
         watched_steps: steps in which casts were looked at.
         observer: what was counted.
-        peak_memory: bytes on an accelerator, None on a CPU.
+        peak_memory: bytes that PyTorch held at most in the timed steps; None on a CPU.
     """
 
     name: str
@@ -79,7 +79,7 @@ class Trainer:
         self._device = options.device
         self._train = Batches(corpus.train, options.seq, options.batch, self._device)
         self._validation = Batches(corpus.validation, options.seq, options.batch, self._device)
-        self._order = self._train.order(options.steps, options.seed)
+        self._order = self._train.order(options.steps, options.seed).to(self._device)
         self._model = build(options)
         self.run.initial_weights = fingerprint(self._model)
         self._optimizer = _optimizer(self._model, options)
@@ -88,8 +88,6 @@ class Trainer:
     def train(self, progress: Progress | None = None) -> Run:
         """All steps under an observer, then validation, then the timing."""
         options, run, observer = self.options, self.run, self.run.observer
-        if self._device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self._device)
         run.watched_steps = watched(options.steps) if self.recipe is not None else []
         pending: list[torch.Tensor] = []
         try:
@@ -99,9 +97,12 @@ class Trainer:
                 run.validation = self.validate()
         finally:
             self._fetch(pending)
+        # Like the time, the memory of steps that nobody looks into.
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+        run.timed_steps, run.tokens_per_second = self.time_steps()
         if self._device.type == "cuda":
             run.peak_memory = torch.cuda.max_memory_allocated(self._device)
-        run.timed_steps, run.tokens_per_second = self.time_steps()
         return run
 
     def _train_observed(self, pending: list[torch.Tensor], progress: Progress | None) -> None:

@@ -4,7 +4,8 @@
 docs/torch_compile.md has the rules.
 """
 
+from te_dispatch.pytorch.compile.dispatch import constant
 from te_dispatch.pytorch.compile.launch import make_opaque
 from te_dispatch.pytorch.compile.state import call_outside_graph, keep_static, register_call, snapshot
 
-__all__ = ["call_outside_graph", "keep_static", "make_opaque", "register_call", "snapshot"]
+__all__ = ["call_outside_graph", "constant", "keep_static", "make_opaque", "register_call", "snapshot"]

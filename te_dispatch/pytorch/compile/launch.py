@@ -10,6 +10,7 @@ returns nothing and its fake implementation does nothing. Eager calls never come
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,7 @@ from te_dispatch.ops.results import Saved
 from te_dispatch.pytorch.compile import hook, outputs
 from te_dispatch.pytorch.compile.flatten import Flat, Values, build, claim_written, encode, parse
 
+_serial = itertools.count()
 _library = torch.library.Library("te_dispatch", "FRAGMENT")
 _library.define("launch(Tensor[] ins, Tensor(a!)[] outs, SymInt[] sizes, float[] numbers, str spec, str impl) -> ()")
 
@@ -116,7 +118,12 @@ class Opaque:
         return self.function(*positional, **named)
 
 
+class _Named:
+    """What traced code finds by attribute: dynamo takes a dict as it first saw it, and this one grows meanwhile."""
+
+
 _OPAQUE: dict[str, Opaque] = {}
+_traced = _Named()
 
 
 def make_opaque(
@@ -140,13 +147,13 @@ def make_opaque(
         shape: see `Opaque.shape`; signature of the operator.
     """
     opaque = Opaque(function, operator, implementation_id, version, saved_format, shape)
+    name = f"{operator.name}_{next(_serial)}"
     _OPAQUE[opaque.key] = opaque
+    setattr(_traced, name, opaque)
 
-    key = opaque.key
-
-    # The table, not the object: dynamo takes a substitute's cells only where they hold constants.
+    # The name, not the object: dynamo takes a substitute's cells only where they hold constants.
     def traced(*args: Any, **keywords: Any) -> Any:
-        return _OPAQUE[key].trace(*args, **keywords)
+        return getattr(_traced, name).trace(*args, **keywords)
 
     hook.substitute(function, traced)
 

@@ -17,12 +17,14 @@ from te_dispatch.pytorch.compile import hook
 
 _library = torch.library.Library("te_dispatch", "FRAGMENT")
 _library.define("snapshot(Tensor state, Tensor after) -> Tensor")
-_library.define("call(Tensor(a!) ticket, str name) -> ()")
+_library.define("call(Tensor(a!) ticket, Tensor? after, str name) -> ()")
 
 _calls: dict[str, Callable[[], None]] = {}
 
-#: Written by every `te_dispatch::call`, so that the compiler keeps the calls and their order.
+#: Written by every `te_dispatch::call` of a forward, so that the compiler keeps the calls and their order.
 _ticket = torch.zeros(1)
+#: The same for backwards: a graph must not write one tensor in both.
+_backward_ticket = torch.zeros(1)
 
 
 def snapshot(quantizer: Any, after: torch.Tensor) -> Any:
@@ -77,11 +79,15 @@ def register_call(name: str, function: Callable[[], None]) -> None:
     _calls[name] = function
 
 
-def call_outside_graph(name: str) -> None:
+def call_outside_graph(name: str, after: torch.Tensor | None = None) -> None:
     """Call the function registered as `name`: now in eager; in a compiled program at this point of every run.
 
     It takes and returns nothing, and tensors it writes must not be read or written elsewhere in the same graph: the
     compiler knows nothing of them. Writes go through ``.data``, so that saved state keeps its version.
+
+    Args:
+        name: as registered.
+        after: in a backward, the incoming gradient, which pins the call to that pass; None in a forward.
 
     Raises:
         KeyError: nothing is registered under this name.
@@ -89,17 +95,20 @@ def call_outside_graph(name: str) -> None:
     _calls[name]()
 
 
-def _call_traced(name: str) -> None:
-    torch.ops.te_dispatch.call(_ticket, name)
+def _call_traced(name: str, after: torch.Tensor | None = None) -> None:
+    if after is None:
+        torch.ops.te_dispatch.call(_ticket, None, name)
+    else:
+        torch.ops.te_dispatch.call(_backward_ticket, after.detach(), name)
 
 
-def _call(ticket: torch.Tensor, name: str) -> None:
+def _call(ticket: torch.Tensor, after: torch.Tensor | None, name: str) -> None:
     _calls[name]()
 
 
 _library.impl("snapshot", lambda state, after: state.clone(), "CompositeExplicitAutograd")
 _library.impl("call", _call, "CompositeExplicitAutograd")
 torch.library.register_fake("te_dispatch::snapshot", lambda state, after: torch.empty_like(state), lib=_library)
-torch.library.register_fake("te_dispatch::call", lambda ticket, name: None, lib=_library)
+torch.library.register_fake("te_dispatch::call", lambda ticket, after, name: None, lib=_library)
 hook.substitute(snapshot, _snapshot_traced)
 hook.substitute(call_outside_graph, _call_traced)

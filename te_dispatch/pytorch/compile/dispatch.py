@@ -1,0 +1,239 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""What dynamo traces in place of the trampolines: the choice of an implementation as constants and guards.
+
+A trampoline's code and tables change as calls are made, and it reads a context variable; a graph must depend on
+neither. Its substitute reads the bindings in force and the facts that resolution asks for, which become guards, and
+then calls the bound implementation, inlined if it is plain PyTorch and else through `te_dispatch::launch`.
+
+The functions marked as constant run outside the trace. They take and return strings and plain values only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from te_dispatch.core import codegen, scopes
+from te_dispatch.core.bindings import Bindings
+from te_dispatch.core.decision import Accepted
+from te_dispatch.core.dispatcher import Dispatcher
+from te_dispatch.core.errors import BindError, Declined, DispatchError, NoImplementation
+from te_dispatch.core.manifest import CANONICAL
+from te_dispatch.core.operator import OPERATORS, Operator
+from te_dispatch.core.requirements import MultipleOf
+from te_dispatch.core.scopes import MANAGER
+from te_dispatch.core.tables import Atom, atom_expression
+from te_dispatch.pytorch.compile import hook
+from te_dispatch.pytorch.compile.asking import Answers, Lacking, decide
+from te_dispatch.pytorch.compile.launch import make_opaque
+
+#: Opaque whatever their traits: as tensor code, inductor computes wrong scales (docs/torch_compile.md).
+_ALWAYS_OPAQUE = frozenset(("update_delayed_scales",))
+
+_SHARED_MIRROR = (
+    "torch.compile: a scoped policy was entered in an asyncio task of this thread, and a compiled graph cannot tell "
+    "tasks apart; compile in another thread, or use te_dispatch.set_policy instead of scopes"
+)
+
+
+class _Named:
+    """Functions by name. Attributes, not a dict: dynamo would guard on a dict's length, which grows."""
+
+
+_readers = _Named()
+_bound = _Named()
+_shapes = _Named()
+
+_atoms: dict[str, Atom] = {}
+_reader_names: dict[tuple[str, Atom], str] = {}
+#: For an operator, what its last resolution asked for, so that the next need not ask one by one.
+_usual: dict[str, tuple[str, ...]] = {}
+#: Candidates and their names in `_bound`.
+_bound_names: dict[str, str] = {}
+_hidden: dict[int, Callable[..., Any]] = {}
+
+
+def constant(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark a function that dynamo calls while tracing, keeping the result as a constant.
+
+    It is what ``torch.compiler.assume_constant_result`` does, without importing dynamo for it.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+def bindings_in_force() -> Bindings:
+    """Traced in place of `scopes.capture`."""
+    mirror = MANAGER.mirror
+    if mirror.shared:
+        _refuse_shared()
+    bindings = mirror.bindings
+    return MANAGER.bindings if bindings is None else bindings
+
+
+@constant
+def _refuse_shared() -> None:
+    raise DispatchError(_SHARED_MIRROR)
+
+
+def _dispatch(name: str, args: tuple[Any, ...]) -> Any:
+    """A call of the operator `name`. Runs under dynamo only."""
+    token = bindings_in_force().token
+    device = getattr(_readers, name + "_device")(*args)
+    if device.type == "meta":
+        return getattr(_shapes, name)(*args)
+    answers: tuple[tuple[str, Any], ...] = ()
+    declined: tuple[str, ...] = ()
+    while True:
+        verdict = _ask(name, token, device.type, device.index, answers, declined)
+        if verdict[0] == "?":
+            for reader in verdict[1:].split("\n"):
+                answers = (*answers, (reader, getattr(_readers, reader)(*args)))
+        else:
+            try:
+                return getattr(_bound, verdict)(*args)
+            except Declined:
+                declined = (*declined, verdict)
+
+
+@constant
+def _ask(
+    name: str,
+    token: str,
+    device_type: str,
+    device_index: int | None,
+    answers: tuple[tuple[str, Any], ...],
+    declined: tuple[str, ...],
+) -> str:
+    """The implementation for a call, as a name in `_bound`; or ``?`` and the names of readers of what decides it.
+
+    Raises:
+        NoImplementation: nothing is left; the message is the decision's table.
+    """
+    operator = OPERATORS[name]
+    usual = _usual.get(name, ())
+    if not answers and usual:
+        return "?" + "\n".join(usual)
+    bindings = MANAGER.tokens[token]
+    known: Answers = {_atoms[reader]: value for reader, value in answers}
+    device = MANAGER.device_facts(_Device(device_type, device_index))
+    try:
+        with MANAGER.lock:
+            found = _decide_and_bind(operator, known, device, bindings, declined)
+    except Lacking as lacking:
+        return "?" + _reader(operator, lacking.atom)
+    # Sizes are asked for each time: one that this call's resolution does not need would only add a guard.
+    _usual[name] = tuple(reader for reader, _ in answers if _atoms[reader][1] is None and _cheap(operator, reader))
+    return found
+
+
+class _Device:
+    """What `OpManager.device_facts` reads of a ``torch.device``."""
+
+    def __init__(self, type: str, index: int | None) -> None:
+        self.type = type
+        self.index = index
+
+
+def _cheap(operator: Operator, reader: str) -> bool:
+    return operator.facts[_atoms[reader][0]].kind != "size"
+
+
+def _reader(operator: Operator, atom: Atom) -> str:
+    """The name in `_readers` of a function that reads `atom` off a call's arguments."""
+    found = _reader_names.get((operator.name, atom))
+    if found is None:
+        fact, condition = atom
+        expression = atom_expression(operator, atom)
+        if isinstance(condition, MultipleOf):  # without the bit trick, which symbolic sizes do not take
+            expression = f"({operator.facts[fact].expression} % {condition.factor} == 0)"
+        if condition is not None:
+            expression = f"(True if {expression} else False)"
+        found = f"{operator.name}_{len(_reader_names)}"
+        setattr(_readers, found, codegen.reader(operator, MANAGER.namespace, expression, "traced"))
+        _atoms[found] = atom
+        _reader_names[operator.name, atom] = found
+    return found
+
+
+def _decide_and_bind(
+    operator: Operator, known: Answers, device: Any, bindings: Bindings, declined: tuple[str, ...]
+) -> str:
+    while True:
+        snapshot = MANAGER.snapshot
+        decision = decide(operator, known, device, bindings.policy, snapshot)
+        left = [accepted for accepted in decision.accepted if _name(operator, bindings, accepted) not in declined]
+        if not left:
+            full = {short: text for text, short in _bound_names.items()}
+            gone = "".join(f"\n  {full[one]}  declined while tracing" for one in declined)
+            raise NoImplementation(decision.table() + gone)
+        if declined and operator.backward:
+            raise DispatchError(f"{declined[0]} declined a backward; a backward's conditions belong in its manifest")
+        try:
+            function = bindings.dispatcher(operator).bind(left[0])
+        except BindError:
+            continue
+        if MANAGER.snapshot is snapshot:
+            MANAGER.announce(decision)
+            _hide(bindings.dispatcher(operator), left[0])
+            name = _name(operator, bindings, left[0])
+            setattr(_bound, name, function)
+            return name
+
+
+def _name(operator: Operator, bindings: Bindings, accepted: Accepted) -> str:
+    """A candidate's name in `_bound`: an identifier, since dynamo takes no other attributes."""
+
+    def tree(accepted: Accepted) -> str:
+        pieces = [f"{name}={piece.chosen and tree(piece.chosen)}" for name, piece in accepted.pieces.items()]
+        return f"{accepted.id}({', '.join(pieces)})" if pieces else accepted.id
+
+    # A composite's pieces fall back under its own bindings.
+    where = f" under {bindings.token}" if accepted.pieces else ""
+    text = f"{operator.name} {tree(accepted)}{where}"
+    return _bound_names.setdefault(text, f"{operator.name}_{len(_bound_names)}")
+
+
+def _hide(dispatcher: Dispatcher, accepted: Accepted) -> None:
+    """Keep dynamo out of the implementations of a candidate that it cannot or must not trace."""
+    if accepted.pieces:
+        for piece in accepted.pieces.values():
+            assert piece.chosen is not None
+            _hide(dispatcher.bindings.dispatcher(OPERATORS[piece.operator]), piece.chosen)
+        return
+    operator = dispatcher.operator
+    if "plain_torch" in accepted.traits and operator.name not in _ALWAYS_OPAQUE or accepted.id.startswith("composite."):
+        return
+    function = MANAGER.bound(operator, accepted.id)
+    if id(function) in _hidden:
+        return
+    _hidden[id(function)] = function
+    _, implementation = MANAGER.snapshot.implementation(accepted.id)
+    make_opaque(
+        function,
+        operator,
+        accepted.id,
+        f"{implementation.version}@{accepted.version}",
+        implementation.saved_format or CANONICAL,
+        MANAGER.attribute(operator, accepted.id, "output_shape"),
+    )
+
+
+def _install() -> None:
+    namespace = codegen.new_namespace("traced")
+    namespace.__dict__["_dispatch"] = _dispatch
+    for name, operator in OPERATORS.items():
+        reader = codegen.reader(operator, MANAGER.namespace, operator.device, "device")
+        setattr(_readers, name + "_device", reader)
+        setattr(_shapes, name, codegen.reader(operator, MANAGER.namespace, _shape_call(operator), "shape"))
+        hook.substitute(getattr(MANAGER.ops, name), codegen.forwarder(operator, namespace, "_dispatch"))
+    hook.substitute(scopes.capture, bindings_in_force)
+
+
+def _shape_call(operator: Operator) -> str:
+    variable = f"_{operator.name}_shape"
+    MANAGER.namespace.__dict__[variable] = operator.shape
+    return f"{variable}({', '.join(f'{name}={name}' for name in operator.signature.parameters)})"
+
+
+_install()

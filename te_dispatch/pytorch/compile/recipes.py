@@ -1,0 +1,109 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Recipes and process groups as names: what a compiled graph can hand to a function that runs outside of it.
+
+Equal recipes become one object, so that modules compare by identity. A recipe that compiled code makes or receives is
+known by its fields, which become guards.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from typing import Any
+
+import torch
+
+from te_dispatch.common import recipe as recipes
+from te_dispatch.common.recipe import DelayedScaling, MMParams, Recipe
+from te_dispatch.pytorch.compile import hook
+from te_dispatch.pytorch.compile.dispatch import constant
+
+
+class _Named:
+    """Recipes by name, as attributes: dynamo takes a dict as it first saw it, and this one grows."""
+
+
+_lock = threading.Lock()
+_named = _Named()
+_names: dict[Recipe, str] = {}
+#: By id, for the recipes that `_named` keeps alive: a training loop hashes its recipe once, not at every step.
+_by_id: dict[int, str] = {}
+_groups: list[Any] = []
+
+_CLASSES = {c.__name__: c for c in vars(recipes).values() if dataclasses.is_dataclass(c) and isinstance(c, type)}
+_FIELDS = {name: tuple(field.name for field in dataclasses.fields(c) if field.init) for name, c in _CLASSES.items()}
+
+
+def intern_recipe(recipe: Recipe) -> str:
+    """The name of the recipe that stands for all equal ones, for `recipe_named`."""
+    name = _by_id.get(id(recipe))
+    if name is not None:
+        return name
+    with _lock:
+        name = _names.get(recipe)
+        if name is None:
+            name = f"recipe_{len(_names)}"
+            setattr(_named, name, recipe)
+            _by_id[id(recipe)] = _names[recipe] = name
+        return name
+
+
+def recipe_named(name: str) -> Recipe:
+    return getattr(_named, name)  # type: ignore[no-any-return]
+
+
+def intern_group(process_group: Any) -> int:
+    """A number for a process group, -1 for None, for `group_numbered`.
+
+    Raises:
+        NotImplementedError: under tracing, for any but None.
+    """
+    if process_group is None:
+        return -1
+    if torch.compiler.is_compiling():
+        raise NotImplementedError(
+            "autocast: amax_reduction_group must be None inside a compiled region; put the autocast around the "
+            "compiled call"
+        )
+    for i, group in enumerate(_groups):
+        if group is process_group:
+            return i
+    _groups.append(process_group)
+    return len(_groups) - 1
+
+
+def group_numbered(number: int) -> Any:
+    return None if number < 0 else _groups[number]
+
+
+def _intern_traced(recipe: Recipe) -> str:
+    kind = recipe.__class__.__name__
+    values: tuple[Any, ...] = ()
+    for name in _FIELDS[kind]:
+        value = getattr(recipe, name)
+        if isinstance(value, MMParams):
+            value = value.use_split_accumulator
+        elif callable(value):
+            raise NotImplementedError(
+                f"autocast: {kind}.{name} must not be a function inside a compiled region; put the autocast around the "
+                "compiled call"
+            )
+        values = (*values, value)
+    return _name_of(kind, values)  # type: ignore[no-any-return]
+
+
+@constant
+def _name_of(kind: str, values: tuple[Any, ...]) -> str:
+    given = {}
+    for field, value in zip((f for f in dataclasses.fields(_CLASSES[kind]) if f.init), values, strict=True):
+        given[field.name] = MMParams(value) if isinstance(field.default, MMParams) else value
+    return intern_recipe(_CLASSES[kind](**given))
+
+
+@constant
+def default_name() -> str:
+    """The name of the recipe that an autocast has if it names none."""
+    return intern_recipe(DelayedScaling())
+
+
+hook.substitute(intern_recipe, _intern_traced)
