@@ -18,7 +18,8 @@ from te_dispatch.cli.ops import find_operator
 from te_dispatch.core.decision import Accepted, Decision
 from te_dispatch.core.facts import DeviceFacts
 from te_dispatch.core.operator import Operator
-from te_dispatch.core.resolve import COMPOSITE, resolve
+from te_dispatch.core.policy import COMPOSITE
+from te_dispatch.core.resolve import resolve
 from te_dispatch.core.scopes import MANAGER
 
 

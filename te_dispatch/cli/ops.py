@@ -13,10 +13,10 @@ from te_dispatch.cli.console import CommandError, emit, out
 from te_dispatch.cli.devices import find_device
 from te_dispatch.core.facts import CallFacts, DeviceFacts
 from te_dispatch.core.operator import OPERATORS, Fact, Operator
-from te_dispatch.core.policy import Policy
+from te_dispatch.core.policy import COMPOSITE, Policy
 from te_dispatch.core.policy_known import did_you_mean
 from te_dispatch.core.requirements import DEVICE_PREFIX
-from te_dispatch.core.resolve import COMPOSITE, resolve
+from te_dispatch.core.resolve import resolve
 from te_dispatch.core.scopes import MANAGER
 from te_dispatch.core.snapshot import Snapshot
 

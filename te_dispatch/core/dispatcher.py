@@ -23,7 +23,8 @@ from te_dispatch.core.decision import Accepted, Decision
 from te_dispatch.core.errors import BindError, Declined, DispatchError, NoImplementation
 from te_dispatch.core.facts import UNKNOWN, DeviceFacts, FactValue
 from te_dispatch.core.operator import OPERATORS, Operator
-from te_dispatch.core.resolve import COMPOSITE, resolve, resolve_recorded
+from te_dispatch.core.policy import COMPOSITE
+from te_dispatch.core.resolve import resolve, resolve_recorded
 from te_dispatch.core.snapshot import Snapshot
 from te_dispatch.core.tables import NO_DEVICE, Atom, Table
 

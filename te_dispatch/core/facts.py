@@ -23,6 +23,8 @@ class Unknown(enum.Enum):
     def __repr__(self) -> str:
         return "unknown"
 
+    __str__ = __repr__
+
     def __bool__(self) -> bool:
         return False
 

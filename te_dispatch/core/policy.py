@@ -18,6 +18,8 @@ from te_dispatch.core.requirements import Condition
 #: In a list of selectors: every backend whose manifest declares the device's vendor.
 NATIVE = "native"
 TRAIT_PREFIX = "trait:"
+#: The pseudo-backend of decompositions.
+COMPOSITE = "composite"
 
 
 @dataclass(frozen=True)

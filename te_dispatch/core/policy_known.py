@@ -13,13 +13,11 @@ from dataclasses import dataclass, field
 
 from te_dispatch.core.manifest import TRAITS, Implementation, Manifest
 from te_dispatch.core.operator import Operator
-from te_dispatch.core.policy import NATIVE, TRAIT_PREFIX
+from te_dispatch.core.policy import COMPOSITE, NATIVE, TRAIT_PREFIX
 from te_dispatch.core.requirements import DEVICE_PREFIX, NoneOf, OneOf, atoms
 
 FIRST_PARTY_BACKENDS = ("cuda", "reference", "rocm", "torch", "triton")
 FIRST_PARTY_VENDORS = ("amd", "cpu", "nvidia")
-#: The pseudo-backend of decompositions.
-COMPOSITE = "composite"
 
 DEVICE_FACTS = (
     "type",

@@ -19,7 +19,6 @@ Steps 5 to 7 (bind, decline, no implementation) are `te_dispatch.core.manager`'s
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -27,28 +26,10 @@ from te_dispatch.core.decision import Accepted, Decision, Rejected
 from te_dispatch.core.facts import CallFacts, DeviceFacts, Recording
 from te_dispatch.core.manifest import CANONICAL, Implementation
 from te_dispatch.core.operator import OPERATORS, Decomposition, Operator
-from te_dispatch.core.policy import NATIVE, TRAIT_PREFIX, Origin, Policy, Rule, Selector
+from te_dispatch.core.policy import COMPOSITE, Policy, Selector
+from te_dispatch.core.policy_view import LAST, Place, PolicyView, candidate_id
 from te_dispatch.core.requirements import DEVICE_PREFIX, Compare, Condition, OneOf
 from te_dispatch.core.snapshot import InstalledBackend, Snapshot
-
-COMPOSITE = "composite"
-_LAST = math.inf
-
-
-@dataclasses.dataclass(frozen=True)
-class _Place:
-    """Where a candidate stands. Compares by tier, rule, policy, compositeness, rank; the name breaks what is left."""
-
-    tier: int
-    rule: float
-    policy: float
-    composite: int
-    rank: float
-    text: str = dataclasses.field(compare=False, default="")
-    origin: Origin | None = dataclasses.field(compare=False, default=None)
-
-    def key(self) -> tuple[float, ...]:
-        return (self.tier, self.rule, self.policy, self.composite, self.rank)
 
 
 def resolve(operator: Operator, call: CallFacts, device: DeviceFacts, policy: Policy, snapshot: Snapshot) -> Decision:
@@ -102,30 +83,18 @@ def _keyable(operator: Operator, reads: set[tuple[str, object]]) -> frozenset[tu
     return frozenset(kept | {(name, None) for name in by_value})
 
 
-class _Resolution:
-    def __init__(
-        self, operator: Operator, call: CallFacts, device: DeviceFacts, policy: Policy, snapshot: Snapshot
-    ) -> None:
-        self.operator = operator
-        self.call = call
-        self.device = device
-        self.policy = policy
-        self.snapshot = snapshot
-        self.rules = [rule for rule in policy.rules if self._matches(rule)]
-        self.ordering = next((rule for rule in self.rules if rule.prefer), None)
-        self.companion = OPERATORS[operator.companion] if operator.companion else None
-
-    def run(self) -> tuple[Decision, dict[str, _Place]]:
+class _Resolution(PolicyView):
+    def run(self) -> tuple[Decision, dict[str, Place]]:
         """The decision, and every placed candidate's place."""
         accepted: list[Accepted] = []
         rejected: list[Rejected] = []
-        places: dict[str, _Place] = {}
+        places: dict[str, Place] = {}
         for backend, implementation in self.snapshot.candidates(self.operator.name):
-            candidate = _id(backend, implementation)
+            candidate = candidate_id(backend, implementation)
             with self._section(candidate):
                 outcome = self._consider(backend, implementation)
             partner = outcome.companion if isinstance(outcome, Accepted) else None
-            places[candidate] = self._place(backend, implementation, partner)
+            places[candidate] = self.place(backend, implementation, partner)
             if isinstance(outcome, Accepted):
                 place = places[candidate]
                 accepted.append(dataclasses.replace(outcome, place=place.text, origin=place.origin))
@@ -138,7 +107,7 @@ class _Resolution:
                 accepted.append(composite)
             elif composite is not None:
                 rejected.append(composite)
-        rejected += self._absent()
+        rejected += self.absent()
         accepted.sort(key=lambda item: (places[item.id].key(), item.id))
         rejected.sort(key=lambda item: item.id)
         best = places[accepted[0].id].key() if accepted else None
@@ -156,7 +125,7 @@ class _Resolution:
         )
         return decision, places
 
-    def earliest(self) -> dict[str, _Place]:
+    def earliest(self) -> dict[str, Place]:
         """Where each candidate could stand at best, whatever the call; where nothing can be said it is left out.
 
         A preference may name a companion that this call's facts kept a candidate from. A composite's pieces may be
@@ -168,37 +137,24 @@ class _Resolution:
         named = {selector.text for selector in prefer}
         partners: set[str] = set()
         if self.companion is not None:
-            partners = {_id(b, i) for b, i in self.snapshot.candidates(self.companion.name)} & named
+            partners = {candidate_id(b, i) for b, i in self.snapshot.candidates(self.companion.name)} & named
         found = {
-            _id(backend, implementation): min(
-                (self._place(backend, implementation, partner) for partner in (None, *partners)), key=_Place.key
+            candidate_id(backend, implementation): min(
+                (self.place(backend, implementation, partner) for partner in (None, *partners)), key=Place.key
             )
             for backend, implementation in self.snapshot.candidates(self.operator.name)
         }
-        best = min(found.values(), key=_Place.key, default=None)
+        best = min(found.values(), key=Place.key, default=None)
         steady = not any(rule.prefer and rule.when for rule in self.policy.rules)
         for decomposition in self.operator.decompositions:
             candidate = f"{COMPOSITE}.{decomposition.name}"
             if {candidate, COMPOSITE} & named:
                 continue
             if decomposition.materializes:
-                found[candidate] = _Place(2, 0, 0, 0, -_LAST)
+                found[candidate] = Place(2, 0, 0, 0, -LAST)
             elif decomposition.simplifies and best is not None and steady:
-                found[candidate] = dataclasses.replace(best, composite=1, rank=-_LAST)
+                found[candidate] = dataclasses.replace(best, composite=1, rank=-LAST)
         return found
-
-    def _absent(self) -> list[Rejected]:
-        """Backends that the policy names and that are not installed: shown, so that nobody wonders."""
-        named = [self.policy.prefer, self.policy.allow or (), *self.policy.require]
-        for rule in self.rules:
-            named += [rule.prefer, rule.allow or (), rule.require]
-        found: dict[str, Rejected] = {}
-        for selector in (s for group in named for s in group):
-            backend = selector.text.partition(".")[0]
-            if backend in (NATIVE, COMPOSITE) or backend.startswith(TRAIT_PREFIX) or backend in self.snapshot.backends:
-                continue
-            found.setdefault(selector.text, Rejected(selector.text, "not installed", "absence", selector.origin))
-        return list(found.values())
 
     @contextmanager
     def _section(self, name: str) -> Iterator[None]:
@@ -212,70 +168,11 @@ class _Resolution:
         finally:
             self.call.section = previous
 
-    # -- policy ---------------------------------------------------------------------------------------------------
-
-    def _matches(self, rule: Rule) -> bool:
-        names = [self.operator.name] + ([self.operator.companion] if self.operator.companion else [])
-        if not any(rule.speaks_of(name, self.operator.family) for name in names):
-            return False
-        return all(condition.check(self.call, self.device).holds is True for condition in rule.when)
-
-    def _native(self, backend: InstalledBackend) -> bool:
-        return self.device.vendor in backend.manifest.vendors
-
-    def _filtered(self, backend: InstalledBackend, implementation: Implementation) -> tuple[str, Origin | None] | None:
-        """The reason a policy gives against a candidate, and the line it stands on."""
-        candidate, native = _id(backend, implementation), self._native(backend)
-
-        def selected(selectors: tuple[Selector, ...]) -> Selector | None:
-            return next((s for s in selectors if s.matches(candidate, native, implementation.traits)), None)
-
-        for deny in (self.policy.deny, *(rule.deny for rule in self.rules)):
-            hit = selected(deny)
-            if hit is not None:
-                return f"denied by {hit.text!r}", hit.origin
-        allowing = next((rule for rule in self.rules if rule.allow is not None), None)
-        allow = allowing.allow if allowing else self.policy.allow
-        if allow is not None and selected(allow) is None:
-            listed = ", ".join(s.text for s in allow) or "nothing"
-            origin = allow[0].origin if allow else (allowing.origin if allowing else self.policy.origin)
-            return f"not among the allowed: {listed}", origin
-        for group in (*self.policy.require, *(rule.require for rule in self.rules if rule.require)):
-            if group and selected(group) is None:
-                return f"required: {' or '.join(s.text for s in group)}", group[0].origin
-        if self.policy.numerics.deterministic and "deterministic" not in implementation.claims:
-            return "numerics.deterministic is set and it does not claim to be deterministic", self.policy.origin
-        return None
-
-    def _place(self, backend: InstalledBackend, implementation: Implementation, partner: str | None) -> _Place:
-        candidate, native = _id(backend, implementation), self._native(backend)
-
-        def index(selectors: tuple[Selector, ...]) -> tuple[float, Selector | None]:
-            for position, selector in enumerate(selectors):
-                # A preference that names one of two companions places both.
-                if selector.text == partner or selector.matches(candidate, native, implementation.traits):
-                    return position, selector
-            return _LAST, None
-
-        rule_index, by_rule = index(self.ordering.prefer) if self.ordering else (_LAST, None)
-        policy_index, by_policy = index(self.policy.prefer)
-        named = any(s is not None and s.text in (candidate, partner) for s in (by_rule, by_policy))
-        tier = 1 if "emulated" in implementation.traits and not named else 0
-        selector = by_rule or by_policy
-        if selector is not None:
-            text = f"{'rule' if by_rule else 'policy'} prefers {selector.text}"
-        else:
-            text = f"rank {implementation.rank}"
-        if tier:
-            text += ", after real ones because it is emulated"
-        origin = selector.origin if selector else None
-        return _Place(tier, rule_index, policy_index, 0, implementation.rank, text, origin)
-
     # -- one implementation ---------------------------------------------------------------------------------------
 
     def _consider(self, backend: InstalledBackend, implementation: Implementation) -> Rejected | Accepted:
-        candidate = _id(backend, implementation)
-        filtered = self._filtered(backend, implementation)
+        candidate = candidate_id(backend, implementation)
+        filtered = self.filtered(backend, implementation)
         if filtered is not None:
             return Rejected(candidate, filtered[0], "policy", filtered[1])
         failed, assumed = self._requirements(backend, implementation)
@@ -303,7 +200,7 @@ class _Resolution:
         self, backend: InstalledBackend, implementation: Implementation
     ) -> tuple[tuple[str, str] | None, list[str]]:
         """((where, reason) of the first step that fails, or None; what unknown facts left open)."""
-        candidate = _id(backend, implementation)
+        candidate = candidate_id(backend, implementation)
         if candidate in self.snapshot.unusable:
             return ("bind", self.snapshot.unusable[candidate]), []
         if backend.name in self.snapshot.unavailable:
@@ -334,7 +231,7 @@ class _Resolution:
 
     def _backward_of(self, backend: InstalledBackend, forward: Implementation) -> str | Rejected | None:
         """The backward a forward is bound with: one that reads what it saves, of its own backend if possible."""
-        candidate = _id(backend, forward)
+        candidate = candidate_id(backend, forward)
         if self.call.get("inference") is True:
             return None
         if forward.inference:
@@ -345,15 +242,15 @@ class _Resolution:
         for other, implementation in self.snapshot.candidates(backward.operator.name):
             if implementation.saved_format != forward.saved_format:
                 continue
-            reader = _id(other, implementation)
-            filtered = backward._filtered(other, implementation)
+            reader = candidate_id(other, implementation)
+            filtered = backward.filtered(other, implementation)
             failed, _ = backward._requirements(other, implementation)
             if filtered is not None:
                 reasons.append(f"{reader}: {filtered[0]}")
             elif failed is not None:
                 reasons.append(f"{reader}: {failed[1]}")
             else:
-                place = backward._place(other, implementation, candidate)
+                place = backward.place(other, implementation, candidate)
                 readers.append(((float(other.name != backend.name), *place.key(), reader), reader))
         if readers:
             return min(readers)[1]
@@ -371,7 +268,7 @@ class _Resolution:
     def _forward_of(self, backend: InstalledBackend, backward: Implementation) -> str | Rejected | None:
         """The forward a backward belongs to: the one that saved, where the call says which; else any that could."""
         assert self.companion is not None
-        candidate = _id(backend, backward)
+        candidate = candidate_id(backend, backward)
         if self.operator.saved is not None:
             saved = self.call.get("saved")
             if isinstance(saved, str):
@@ -381,7 +278,7 @@ class _Resolution:
                     return Rejected(candidate, reason, "companion")
                 return saved
         forwards = [
-            (other.name, _id(other, forward))
+            (other.name, candidate_id(other, forward))
             for other, forward in self.snapshot.candidates(self.companion.name)
             if forward.saved_format == backward.saved_format and not forward.inference
         ]
@@ -416,9 +313,7 @@ class _Resolution:
             for name, piece in pieces.items()
         }
 
-    def _consider_composite(
-        self, decomposition: Decomposition, places: dict[str, _Place]
-    ) -> Rejected | Accepted | None:
+    def _consider_composite(self, decomposition: Decomposition, places: dict[str, Place]) -> Rejected | Accepted | None:
         candidate = f"{COMPOSITE}.{decomposition.name}"
         pieces = self._pieces(decomposition)
         if pieces is None:
@@ -487,7 +382,7 @@ class _Resolution:
         if piece.chosen.pieces:
             return all(self._consists_of(inner, group) for inner in piece.chosen.pieces.values())
         backend, implementation = self.snapshot.implementation(piece.chosen.id)
-        return any(s.matches(piece.chosen.id, self._native(backend), implementation.traits) for s in group)
+        return any(s.matches(piece.chosen.id, self.native(backend), implementation.traits) for s in group)
 
     def _composite_companion(self, decomposition: Decomposition, candidate: str) -> str | Rejected | None:
         if self.companion is None or self.operator.backward or self.call.get("inference") is True:
@@ -505,16 +400,16 @@ class _Resolution:
             return Rejected(candidate, f"no {self.companion.name} goes with it", "companion")
         return chosen.id
 
-    def _composite_place(self, decomposition: Decomposition, candidate: str, pieces: Mapping[str, Decision]) -> _Place:
+    def _composite_place(self, decomposition: Decomposition, candidate: str, pieces: Mapping[str, Decision]) -> Place:
         for kind, selectors in (
             ("rule", self.ordering.prefer if self.ordering else ()),
             ("policy", self.policy.prefer),
         ):
             for position, selector in enumerate(selectors):
                 if selector.text in (candidate, COMPOSITE):
-                    rule, policy = (position, _LAST) if kind == "rule" else (_LAST, position)
+                    rule, policy = (position, LAST) if kind == "rule" else (LAST, position)
                     tier = 2 if decomposition.materializes and selector.text == COMPOSITE else 0
-                    return _Place(tier, rule, policy, 0, 0, f"{kind} prefers {selector.text}", selector.origin)
+                    return Place(tier, rule, policy, 0, 0, f"{kind} prefers {selector.text}", selector.origin)
         name, worst = max(
             ((name, self._place_of_piece(piece)) for name, piece in pieces.items()), key=lambda item: item[1].key()
         )
@@ -524,7 +419,7 @@ class _Resolution:
             text += ", after real ones because it materializes"
         return dataclasses.replace(worst, tier=tier, composite=1, text=text)
 
-    def _place_of_piece(self, piece: Decision) -> _Place:
+    def _place_of_piece(self, piece: Decision) -> Place:
         assert piece.chosen is not None
         inner = _Resolution(OPERATORS[piece.operator], piece.call, self.device, self.policy, self.snapshot)
         if piece.chosen.id.startswith(f"{COMPOSITE}."):
@@ -532,11 +427,7 @@ class _Resolution:
             decomposition = next(d for d in inner.operator.decompositions if d.name == name)
             return inner._composite_place(decomposition, piece.chosen.id, piece.chosen.pieces)
         backend, implementation = self.snapshot.implementation(piece.chosen.id)
-        return inner._place(backend, implementation, piece.chosen.companion)
-
-
-def _id(backend: InstalledBackend, implementation: Implementation) -> str:
-    return f"{backend.name}.{implementation.name}"
+        return inner.place(backend, implementation, piece.chosen.companion)
 
 
 def _device_only(condition: Condition) -> bool:

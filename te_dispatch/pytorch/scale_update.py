@@ -16,6 +16,7 @@ import torch
 
 from te_dispatch import ops
 from te_dispatch.common.recipe import DelayedScaling
+from te_dispatch.core import scopes
 from te_dispatch.pytorch.compile import call_outside_graph, register_call
 from te_dispatch.pytorch.delayed_scales import DelayedScales
 
@@ -210,9 +211,13 @@ def open_task(task: int) -> None:
         return
     _open_tasks.add(task)
 
+    # The engine calls back from whichever thread ends the task; the update belongs to the backward's policy.
+    scope = scopes.capture()
+
     def finish() -> None:
         _open_tasks.discard(task)
-        update_backward_scales()
+        with scopes.reenter(scope):
+            update_backward_scales()
 
     torch.autograd.Variable._execution_engine.queue_callback(finish)  # type: ignore[attr-defined]
 

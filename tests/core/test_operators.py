@@ -16,8 +16,8 @@ from te_dispatch.core.facts import UNKNOWN
 from te_dispatch.core.manager import OpManager
 from te_dispatch.core.manifest import Implementation, Manifest
 from te_dispatch.core.operator import OPERATORS, Fact, dtype_name, operator
-from te_dispatch.core.policy import Policy
-from te_dispatch.core.resolve import COMPOSITE, resolve, resolve_recorded
+from te_dispatch.core.policy import COMPOSITE, Policy
+from te_dispatch.core.resolve import resolve, resolve_recorded
 from te_dispatch.core.snapshot import InstalledBackend, Snapshot
 from tests.core.operator_calls import Call, calls, flatten
 from tests.core.toy import CPU, target

@@ -11,6 +11,8 @@ import pytest
 
 from .workshop import SOURCES, Environment, create_environment
 
+pytestmark = pytest.mark.slow
+
 EXERCISE = Path(__file__).with_name("exercise.py")
 PORTABLE = ("reference", "torch")
 #: What the x1 has no primitive for.

@@ -16,6 +16,8 @@ import pytest
 from .broken import OLDER, PROBES, REFUSED, UNUSABLE, Plugin
 from .workshop import Environment, create_environment
 
+pytestmark = pytest.mark.slow
+
 EXERCISE = Path(__file__).with_name("exercise.py")
 HEALTHY = ["reference", "torch"]
 

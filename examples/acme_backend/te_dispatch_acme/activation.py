@@ -78,7 +78,8 @@ def _check(x: torch.Tensor, kind: str, params: tuple[float, float] | None) -> No
 def _logistic(x: F32) -> F32:
     # exp overflows to Inf for very negative x, where 1 / (1 + Inf) = 0 is right.
     with np.errstate(over="ignore"):
-        return 1 / (1 + np.exp(-x))
+        s: F32 = np.float32(1) / (np.float32(1) + np.exp(-x))
+    return s
 
 
 def _gelu(x: F32) -> tuple[F32, F32]:

@@ -65,4 +65,5 @@ def _values(encoding: str) -> F32:
 
 def decode(codes: U8, encoding: str) -> F32:
     """The value of every code; exact in float32."""
-    return _values(encoding)[codes]
+    values: F32 = _values(encoding)[codes]
+    return values

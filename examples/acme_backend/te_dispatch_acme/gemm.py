@@ -62,13 +62,18 @@ def fp8_matmul(
     k = gemm_sizes(a, b, layout)[2]
     if k % _STEP:
         raise Declined(f"the FP8 unit needs a contracted size in multiples of {_STEP}, got {k}")
-    for name, x in (("a", a), ("b", b)):
-        if x.row_data is None or x.row_scale_inv is None:
-            raise Declined(f"{name} has no row-wise copy, the only one the x1 reads")
-    scale = memory.single("a.row_scale_inv", a.row_scale_inv) * memory.single("b.row_scale_inv", b.row_scale_inv)
+    a_values, a_scale = _read(a, "a")
+    b_values, b_scale = _read(b, "b")
     # Codes are exact in fp32 and the scales factor out of the sum.
-    product = _product(decode(a.row_data.numpy(), a.encoding), decode(b.row_data.numpy(), b.encoding), layout) * scale
+    product = _product(a_values, b_values, layout) * (a_scale * b_scale)
     return _finish(product, a, b, layout, alpha, out, accumulate, bias, out_dtype)
+
+
+def _read(x: Quantized, name: str) -> tuple[F32, F32]:
+    """Values without their scale, and the scale."""
+    if x.row_data is None or x.row_scale_inv is None:
+        raise Declined(f"{name} has no row-wise copy, the only one the x1 reads")
+    return decode(x.row_data.numpy(), x.encoding), memory.single(f"{name}.row_scale_inv", x.row_scale_inv)
 
 
 def _row_copies(layout: str, operand: str, scaling: str) -> tuple[str, str]:
@@ -113,7 +118,8 @@ def _product(a: F32, b: F32, layout: str) -> F32:
     """(m, n) of the flattened operands."""
     a2, b2 = a.reshape(-1, a.shape[-1]), b.reshape(-1, b.shape[-1])
     with np.errstate(over="ignore", invalid="ignore"):
-        return np.matmul(a2.T if layout[0] == "T" else a2, b2.T if layout[1] == "T" else b2)
+        product: F32 = np.matmul(a2.T if layout[0] == "T" else a2, b2.T if layout[1] == "T" else b2)
+    return product
 
 
 def _finish(

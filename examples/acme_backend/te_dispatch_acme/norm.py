@@ -146,7 +146,8 @@ def _check(x: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor | None = Non
 
 
 def _inverse_root(centered: F32, eps: float) -> F32:
-    return 1 / np.sqrt(np.square(centered).mean(-1, keepdims=True) + np.float32(eps))
+    inverse: F32 = 1 / np.sqrt(np.square(centered).mean(-1, keepdims=True) + np.float32(eps))
+    return inverse
 
 
 def _factor(gamma: torch.Tensor, zero_centered: bool) -> F32:

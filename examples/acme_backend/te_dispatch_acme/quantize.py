@@ -66,7 +66,8 @@ def quantize(
 
 def _amax(values: F32) -> F32:
     """max |x|, NaN ignored, Inf kept, 0 for an empty tensor: float32 (1,)."""
-    return np.fmax.reduce(np.abs(values), axis=None, initial=np.float32(0)).reshape(1).astype(np.float32)
+    amax: F32 = np.fmax.reduce(np.abs(values), axis=None, initial=np.float32(0)).reshape(1).astype(np.float32)
+    return amax
 
 
 def _scale(values: F32, quantizer: Quantizer, amax: torch.Tensor | None) -> F32:
@@ -89,7 +90,7 @@ def _current_scale(amax: F32, quantizer: CurrentQuantizer) -> F32:
     if not np.isfinite(amax[0]) or floor[0] == 0:
         return _ONE
     with np.errstate(over="ignore"):
-        scale = np.minimum(np.float32(quantizer.max_value) / floor, _LARGEST)
+        scale: F32 = np.minimum(np.float32(quantizer.max_value) / floor, _LARGEST)
     if quantizer.power_of_two:
         scale = (scale.view(np.int32) & np.int32(0x7F800000)).view(np.float32)
     return scale

@@ -8,7 +8,7 @@ import torch
 import te_dispatch.pytorch as te
 from te_dispatch.cli.demo.options import ALIGNMENT, Options
 
-#: One token per byte, rounded up so that the head's GEMMs may run in FP8.
+#: One token per byte, rounded up so that the head's GEMMs meet every backend's alignment.
 VOCABULARY = -(-256 // ALIGNMENT) * ALIGNMENT
 
 
@@ -50,7 +50,10 @@ class ByteGPT(torch.nn.Module):
             hidden = hidden.to(torch.get_autocast_dtype(x.device.type))
         for layer in self.layers:
             hidden = layer(hidden)
-        return self.head(self.norm(hidden))  # type: ignore[no-any-return]
+        hidden = self.norm(hidden)
+        # The head stays in high precision, as is usual in FP8 training: its output is the loss's input.
+        with te.autocast(enabled=False):
+            return self.head(hidden)  # type: ignore[no-any-return]
 
 
 def build(options: Options) -> ByteGPT:

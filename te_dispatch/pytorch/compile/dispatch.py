@@ -10,7 +10,9 @@ The functions marked as constant run outside the trace. They take and return str
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
+from operator import index
 from typing import Any
 
 from te_dispatch.core import codegen, scopes
@@ -19,7 +21,7 @@ from te_dispatch.core.decision import Accepted
 from te_dispatch.core.dispatcher import Dispatcher
 from te_dispatch.core.errors import BindError, Declined, DispatchError, NoImplementation
 from te_dispatch.core.manifest import CANONICAL
-from te_dispatch.core.operator import OPERATORS, Operator
+from te_dispatch.core.operator import OPERATORS, Fact, Operator
 from te_dispatch.core.requirements import MultipleOf
 from te_dispatch.core.scopes import MANAGER
 from te_dispatch.core.tables import Atom, atom_expression
@@ -46,8 +48,9 @@ _shapes = _Named()
 
 _atoms: dict[str, Atom] = {}
 _reader_names: dict[tuple[str, Atom], str] = {}
-#: For an operator, what its last resolution asked for, so that the next need not ask one by one.
-_usual: dict[str, tuple[str, ...]] = {}
+#: For an operator, facts to read before asking, so that fewer need to be asked for one by one. They never change:
+#: dynamo may start a trace over, and must then take the same path.
+_first: dict[str, str] = {}
 #: Candidates and their names in `_bound`.
 _bound_names: dict[str, str] = {}
 _hidden: dict[int, Callable[..., Any]] = {}
@@ -111,20 +114,16 @@ def _ask(
         NoImplementation: nothing is left; the message is the decision's table.
     """
     operator = OPERATORS[name]
-    usual = _usual.get(name, ())
-    if not answers and usual:
-        return "?" + "\n".join(usual)
+    if not answers and _first[name]:
+        return "?" + _first[name]
     bindings = MANAGER.tokens[token]
     known: Answers = {_atoms[reader]: value for reader, value in answers}
     device = MANAGER.device_facts(_Device(device_type, device_index))
     try:
         with MANAGER.lock:
-            found = _decide_and_bind(operator, known, device, bindings, declined)
+            return _decide_and_bind(operator, known, device, bindings, declined)
     except Lacking as lacking:
         return "?" + _reader(operator, lacking.atom)
-    # Sizes are asked for each time: one that this call's resolution does not need would only add a guard.
-    _usual[name] = tuple(reader for reader, _ in answers if _atoms[reader][1] is None and _cheap(operator, reader))
-    return found
 
 
 class _Device:
@@ -135,8 +134,9 @@ class _Device:
         self.index = index
 
 
-def _cheap(operator: Operator, reader: str) -> bool:
-    return operator.facts[_atoms[reader][0]].kind != "size"
+def _read_first(fact: Fact) -> bool:
+    """Whether resolution is likely to read a fact, and reading it makes no guard that the graph lacks anyway."""
+    return fact.kind == "dtype" or fact.presence or fact.name.endswith(".scaling")
 
 
 def _reader(operator: Operator, atom: Atom) -> str:
@@ -147,8 +147,11 @@ def _reader(operator: Operator, atom: Atom) -> str:
         expression = atom_expression(operator, atom)
         if isinstance(condition, MultipleOf):  # without the bit trick, which symbolic sizes do not take
             expression = f"({operator.facts[fact].expression} % {condition.factor} == 0)"
-        if condition is not None:
+        # Both make a guard of a symbolic value.
+        if condition is not None or isinstance(ast.parse(expression, mode="eval").body, (ast.Compare, ast.BoolOp)):
             expression = f"(True if {expression} else False)"
+        elif operator.facts[fact].kind == "size":
+            expression = f"_index({expression})"
         found = f"{operator.name}_{len(_reader_names)}"
         setattr(_readers, found, codegen.reader(operator, MANAGER.namespace, expression, "traced"))
         _atoms[found] = atom
@@ -220,12 +223,15 @@ def _hide(dispatcher: Dispatcher, accepted: Accepted) -> None:
 
 
 def _install() -> None:
+    MANAGER.namespace.__dict__["_index"] = index
     namespace = codegen.new_namespace("traced")
     namespace.__dict__["_dispatch"] = _dispatch
     for name, operator in OPERATORS.items():
         reader = codegen.reader(operator, MANAGER.namespace, operator.device, "device")
         setattr(_readers, name + "_device", reader)
         setattr(_shapes, name, codegen.reader(operator, MANAGER.namespace, _shape_call(operator), "shape"))
+        facts = [fact.name for fact in operator.facts.values() if _read_first(fact)]
+        _first[name] = "" and "\n".join(_reader(operator, (fact, None)) for fact in facts)
         hook.substitute(getattr(MANAGER.ops, name), codegen.forwarder(operator, namespace, "_dispatch"))
     hook.substitute(scopes.capture, bindings_in_force)
 

@@ -1,0 +1,129 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""What a policy says of the candidates for one call: which it filters out, and where it places the others."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from te_dispatch.core.decision import Rejected
+from te_dispatch.core.facts import CallFacts, DeviceFacts
+from te_dispatch.core.manifest import Implementation
+from te_dispatch.core.operator import OPERATORS, Operator
+from te_dispatch.core.policy import COMPOSITE, NATIVE, TRAIT_PREFIX, Origin, Policy, Rule, Selector
+from te_dispatch.core.snapshot import InstalledBackend, Snapshot
+
+#: The place of what no preference names.
+LAST = math.inf
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a candidate stands. Compares by tier, rule, policy, compositeness, rank; the name breaks what is left."""
+
+    tier: int
+    rule: float
+    policy: float
+    composite: int
+    rank: float
+    text: str = dataclasses.field(compare=False, default="")
+    origin: Origin | None = dataclasses.field(compare=False, default=None)
+
+    def key(self) -> tuple[float, ...]:
+        return (self.tier, self.rule, self.policy, self.composite, self.rank)
+
+
+class PolicyView:
+    """A policy seen from one call: the rules that match it, steps 2 and 4 of the dispatch contract.
+
+    Attributes:
+        rules: those that speak of the operator or its companion and whose conditions hold.
+        ordering: the first of them that sets an order.
+        companion: the operator's companion, if it has one.
+    """
+
+    def __init__(
+        self, operator: Operator, call: CallFacts, device: DeviceFacts, policy: Policy, snapshot: Snapshot
+    ) -> None:
+        self.operator = operator
+        self.call = call
+        self.device = device
+        self.policy = policy
+        self.snapshot = snapshot
+        self.rules = [rule for rule in policy.rules if self.matches(rule)]
+        self.ordering = next((rule for rule in self.rules if rule.prefer), None)
+        self.companion = OPERATORS[operator.companion] if operator.companion else None
+
+    def matches(self, rule: Rule) -> bool:
+        names = [self.operator.name] + ([self.operator.companion] if self.operator.companion else [])
+        if not any(rule.speaks_of(name, self.operator.family) for name in names):
+            return False
+        return all(condition.check(self.call, self.device).holds is True for condition in rule.when)
+
+    def native(self, backend: InstalledBackend) -> bool:
+        return self.device.vendor in backend.manifest.vendors
+
+    def filtered(self, backend: InstalledBackend, implementation: Implementation) -> tuple[str, Origin | None] | None:
+        """The reason a policy gives against a candidate, and the line it stands on."""
+        candidate, native = candidate_id(backend, implementation), self.native(backend)
+
+        def selected(selectors: tuple[Selector, ...]) -> Selector | None:
+            return next((s for s in selectors if s.matches(candidate, native, implementation.traits)), None)
+
+        for deny in (self.policy.deny, *(rule.deny for rule in self.rules)):
+            hit = selected(deny)
+            if hit is not None:
+                return f"denied by {hit.text!r}", hit.origin
+        allowing = next((rule for rule in self.rules if rule.allow is not None), None)
+        allow = allowing.allow if allowing else self.policy.allow
+        if allow is not None and selected(allow) is None:
+            listed = ", ".join(s.text for s in allow) or "nothing"
+            origin = allow[0].origin if allow else (allowing.origin if allowing else self.policy.origin)
+            return f"not among the allowed: {listed}", origin
+        for group in (*self.policy.require, *(rule.require for rule in self.rules if rule.require)):
+            if group and selected(group) is None:
+                return f"required: {' or '.join(s.text for s in group)}", group[0].origin
+        if self.policy.numerics.deterministic and "deterministic" not in implementation.claims:
+            return "numerics.deterministic is set and it does not claim to be deterministic", self.policy.origin
+        return None
+
+    def place(self, backend: InstalledBackend, implementation: Implementation, partner: str | None) -> Place:
+        candidate, native = candidate_id(backend, implementation), self.native(backend)
+
+        def index(selectors: tuple[Selector, ...]) -> tuple[float, Selector | None]:
+            for position, selector in enumerate(selectors):
+                # A preference that names one of two companions places both.
+                if selector.text == partner or selector.matches(candidate, native, implementation.traits):
+                    return position, selector
+            return LAST, None
+
+        rule_index, by_rule = index(self.ordering.prefer) if self.ordering else (LAST, None)
+        policy_index, by_policy = index(self.policy.prefer)
+        named = any(s is not None and s.text in (candidate, partner) for s in (by_rule, by_policy))
+        tier = 1 if "emulated" in implementation.traits and not named else 0
+        selector = by_rule or by_policy
+        if selector is not None:
+            text = f"{'rule' if by_rule else 'policy'} prefers {selector.text}"
+        else:
+            text = f"rank {implementation.rank}"
+        if tier:
+            text += ", after real ones because it is emulated"
+        origin = selector.origin if selector else None
+        return Place(tier, rule_index, policy_index, 0, implementation.rank, text, origin)
+
+    def absent(self) -> list[Rejected]:
+        """Backends that the policy names and that are not installed: shown, so that nobody wonders."""
+        named = [self.policy.prefer, self.policy.allow or (), *self.policy.require]
+        for rule in self.rules:
+            named += [rule.prefer, rule.allow or (), rule.require]
+        found: dict[str, Rejected] = {}
+        for selector in (s for group in named for s in group):
+            backend = selector.text.partition(".")[0]
+            if backend in (NATIVE, COMPOSITE) or backend.startswith(TRAIT_PREFIX) or backend in self.snapshot.backends:
+                continue
+            found.setdefault(selector.text, Rejected(selector.text, "not installed", "absence", selector.origin))
+        return list(found.values())
+
+
+def candidate_id(backend: InstalledBackend, implementation: Implementation) -> str:
+    return f"{backend.name}.{implementation.name}"
