@@ -18,12 +18,10 @@ clamped_swiglu u' s(alpha u') (v' + 1) with u' = min(u, limit), v' = clamp(v, -l
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from te_dispatch.core.facts import CallFacts, Derived, fact
-from te_dispatch.core.operator import Piece, decomposes, operator
-from te_dispatch.ops.quantize import PLAIN_CAST
+from te_dispatch.core.facts import Derived, fact
+from te_dispatch.core.operator import operator
 from te_dispatch.ops.results import ActivationBackward, ActivationForward
 from te_dispatch.ops.shapes import empty_quantized
 
@@ -165,75 +163,3 @@ def activation_bwd(
         dx (of x's shape and dy's dtype), dx_quantized, dbias (dy's dtype).
     """
     raise NotImplementedError
-
-
-def _plain_forward(call: CallFacts) -> CallFacts:
-    return Derived(
-        call,
-        {
-            "quantizer": None, "quantizer.encoding": None, "quantizer.scaling": None, "usage": "row",
-            "with_out": True, "out_dtype": "fp32",
-        },
-        inherit=True,
-    )  # fmt: skip
-
-
-def _plain_backward(call: CallFacts) -> CallFacts:
-    return Derived(
-        call,
-        {
-            "quantizer": None, "quantizer.encoding": None, "quantizer.scaling": None, "usage": "row",
-            "with_dx": True, "with_dbias": False, "dy.dtype": "fp32",
-        },
-        inherit=True,
-    )  # fmt: skip
-
-
-def _cast(call: CallFacts) -> CallFacts:
-    return Derived(call, {**PLAIN_CAST, "x.dtype": "fp32"}, inherit=True)
-
-
-def _forward_pieces(call: CallFacts) -> Mapping[str, Piece] | None:
-    if call.get("quantizer") is None:
-        return None
-    return {"activation_fwd": Piece("activation_fwd", _plain_forward), "quantize": Piece("quantize", _cast)}
-
-
-def _backward_pieces(call: CallFacts) -> Mapping[str, Piece] | None:
-    if call.get("quantizer") is None and not call.get("with_dbias"):
-        return None
-    pieces = {"activation_bwd": Piece("activation_bwd", _plain_backward)}
-    if call.get("quantizer") is not None:
-        pieces["quantize"] = Piece("quantize", _cast)
-    return pieces
-
-
-@decomposes("activation_fwd", pieces=_forward_pieces, simplifies=True)
-def activation_then_quantize(activation_fwd: Any, quantize: Any) -> Any:
-    def composed(x, *, kind, params=None, quantizer=None, usage="row", with_out=False, out_dtype=None):  # type: ignore[no-untyped-def]
-        import torch
-
-        dtype = out_dtype or x.dtype
-        out = activation_fwd(x, kind, params, None, "row", True, torch.float32).out
-        quantized = quantize(out, quantizer, usage, None, None, None, None)
-        quantized.dtype = dtype
-        return ActivationForward(out.to(dtype) if with_out else None, quantized)
-
-    return composed
-
-
-@decomposes("activation_bwd", pieces=_backward_pieces, simplifies=True)
-def activation_grad_then_quantize(activation_bwd: Any, quantize: Any = None) -> Any:
-    def composed(dy, x, *, kind, params=None, quantizer=None, usage="row", with_dx=False, with_dbias=False):  # type: ignore[no-untyped-def]
-        import torch
-
-        dtype = dy.dtype
-        dx = activation_bwd(dy.float(), x, kind, params, None, "row", True, False).dx
-        dbias = dx.reshape(-1, dx.shape[-1]).sum(0, dtype=torch.float32).to(dtype) if with_dbias else None
-        if quantizer is None:
-            return ActivationBackward(dx.to(dtype), None, dbias)
-        quantized = quantize(dx, quantizer, usage, None, None, None, None)
-        quantized.dtype = dtype
-        return ActivationBackward(dx.to(dtype) if with_dx else None, quantized, dbias)
-
-    return composed

@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""Declares every operator by importing its family. A new family is added to this list."""
+"""Declares every operator by importing its family, then the decompositions. A new family is added to these lists."""
 
 from te_dispatch.ops import (  # noqa: F401
     activation,
@@ -11,3 +11,8 @@ from te_dispatch.ops import (  # noqa: F401
     softmax,
     training,
 )
+from te_dispatch.ops.composites import activation as _activation  # noqa: F401
+from te_dispatch.ops.composites import attention as _attention  # noqa: F401
+from te_dispatch.ops.composites import gemm as _gemm  # noqa: F401
+from te_dispatch.ops.composites import norm as _norm  # noqa: F401
+from te_dispatch.ops.composites import quantize as _quantize  # noqa: F401

@@ -37,6 +37,14 @@ class Seen:
         return found
 
 
+def _mangled(environment: Environment, name: str, entry_points: str) -> None:
+    """A distribution whose entry points cannot be read."""
+    folder = environment.site_packages / f"{name}-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (folder / "entry_points.txt").write_text(entry_points)
+
+
 def _look(environment: Environment) -> Seen:
     calls, stderr = environment.run(EXERCISE)
     return Seen(environment, environment.doctor(), environment.command("doctor").stdout, calls, stderr)
@@ -54,13 +62,7 @@ def broken(tmp_path_factory: pytest.TempPathFactory, wheels: dict[str, Path]) ->
     folder = tmp_path_factory.mktemp("broken")
     names = ("te-dispatch", "te-dispatch-reference", "te-dispatch-torch")
     plugins = [plugin.wheel(folder) for plugin in (*REFUSED, *UNUSABLE, *PROBES)]
-    environment = create_environment(folder / "venv", *(wheels[name] for name in names), *plugins)
-    # As an interrupted upgrade leaves it; pip itself would not install this.
-    unrelated = environment.site_packages / "unrelated-1.0.dist-info"
-    unrelated.mkdir()
-    (unrelated / "METADATA").write_text("Metadata-Version: 2.1\nName: unrelated\nVersion: 1.0\n")
-    (unrelated / "entry_points.txt").write_text("[console_scripts\nthis is = not [an entry point file\n")
-    return _look(environment)
+    return _look(create_environment(folder / "venv", *(wheels[name] for name in names), *plugins))
 
 
 def test_without_broken_plugins_nothing_is_said(healthy: Seen) -> None:
@@ -177,9 +179,22 @@ def test_what_a_dying_probe_s_backend_still_says_is_shown(broken: Seen) -> None:
     assert broken.backend("killer")["doctor"] == [{"subject": "driver", "state": "ok", "reason": "still answers"}]
 
 
-def test_an_unrelated_distribution_s_entry_points_are_none_of_our_business(broken: Seen) -> None:
-    assert "unrelated" not in json.dumps(broken.doctor)
-    assert "unrelated" not in broken.stderr
+def test_entry_points_that_cannot_be_read_are_told_of_if_they_are_ours(tmp_path: Path, wheels: dict[str, Path]) -> None:
+    environment = create_environment(tmp_path / "venv", wheels["te-dispatch"], wheels["te-dispatch-torch"])
+    # As an interrupted upgrade leaves them; pip itself would install neither.
+    _mangled(environment, "unrelated", "[console_scripts]\nthis line has no value\n")
+    _mangled(environment, "mangled", "[te_dispatch.backends]\nthis line has no value\n")
+    # PyTorch's own search for device plugins does not survive such a distribution.
+    no_search = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    calls, stderr = environment.run(EXERCISE, "primitives", **no_search)
+    assert (calls["backends"], calls["finite"]) == (["torch"], True)
+    assert stderr.count("mangled-1.0.dist-info") == 1
+    report = environment.doctor(**no_search)
+    [failure] = report["failures"]
+    assert failure["distribution"].endswith("mangled-1.0.dist-info")
+    assert failure["reason"].startswith("unreadable metadata: ")
+    assert len(report["problems"]) == 1
+    assert "unrelated" not in json.dumps(report) + stderr
 
 
 def test_nothing_is_told_of_twice_or_invented(broken: Seen) -> None:

@@ -60,7 +60,8 @@ def _values(encoding: str) -> F32:
         values[[0x7F, 0xFF]] = np.nan
     else:
         values[0x80] = np.nan
-    return values.astype(np.float32)
+    single: F32 = values.astype(np.float32)
+    return single
 
 
 def decode(codes: U8, encoding: str) -> F32:

@@ -21,7 +21,7 @@ from te_dispatch.core.decision import Accepted
 from te_dispatch.core.dispatcher import Dispatcher
 from te_dispatch.core.errors import BindError, Declined, DispatchError, NoImplementation
 from te_dispatch.core.manifest import CANONICAL
-from te_dispatch.core.operator import OPERATORS, Fact, Operator
+from te_dispatch.core.operator import OPERATORS, Operator
 from te_dispatch.core.requirements import MultipleOf
 from te_dispatch.core.scopes import MANAGER
 from te_dispatch.core.tables import Atom, atom_expression
@@ -48,9 +48,6 @@ _shapes = _Named()
 
 _atoms: dict[str, Atom] = {}
 _reader_names: dict[tuple[str, Atom], str] = {}
-#: For an operator, facts to read before asking, so that fewer need to be asked for one by one. They never change:
-#: dynamo may start a trace over, and must then take the same path.
-_first: dict[str, str] = {}
 #: Candidates and their names in `_bound`.
 _bound_names: dict[str, str] = {}
 _hidden: dict[int, Callable[..., Any]] = {}
@@ -90,8 +87,8 @@ def _dispatch(name: str, args: tuple[Any, ...]) -> Any:
     while True:
         verdict = _ask(name, token, device.type, device.index, answers, declined)
         if verdict[0] == "?":
-            for reader in verdict[1:].split("\n"):
-                answers = (*answers, (reader, getattr(_readers, reader)(*args)))
+            reader = verdict[1:]
+            answers = (*answers, (reader, getattr(_readers, reader)(*args)))
         else:
             try:
                 return getattr(_bound, verdict)(*args)
@@ -108,14 +105,12 @@ def _ask(
     answers: tuple[tuple[str, Any], ...],
     declined: tuple[str, ...],
 ) -> str:
-    """The implementation for a call, as a name in `_bound`; or ``?`` and the names of readers of what decides it.
+    """The implementation for a call, as a name in `_bound`; or ``?`` and the name of a reader of what decides it.
 
     Raises:
         NoImplementation: nothing is left; the message is the decision's table.
     """
     operator = OPERATORS[name]
-    if not answers and _first[name]:
-        return "?" + _first[name]
     bindings = MANAGER.tokens[token]
     known: Answers = {_atoms[reader]: value for reader, value in answers}
     device = MANAGER.device_facts(_Device(device_type, device_index))
@@ -132,11 +127,6 @@ class _Device:
     def __init__(self, type: str, index: int | None) -> None:
         self.type = type
         self.index = index
-
-
-def _read_first(fact: Fact) -> bool:
-    """Whether resolution is likely to read a fact, and reading it makes no guard that the graph lacks anyway."""
-    return fact.kind == "dtype" or fact.presence or fact.name.endswith(".scaling")
 
 
 def _reader(operator: Operator, atom: Atom) -> str:
@@ -230,8 +220,6 @@ def _install() -> None:
         reader = codegen.reader(operator, MANAGER.namespace, operator.device, "device")
         setattr(_readers, name + "_device", reader)
         setattr(_shapes, name, codegen.reader(operator, MANAGER.namespace, _shape_call(operator), "shape"))
-        facts = [fact.name for fact in operator.facts.values() if _read_first(fact)]
-        _first[name] = "" and "\n".join(_reader(operator, (fact, None)) for fact in facts)
         hook.substitute(getattr(MANAGER.ops, name), codegen.forwarder(operator, namespace, "_dispatch"))
     hook.substitute(scopes.capture, bindings_in_force)
 
