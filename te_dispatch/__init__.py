@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""Transformer-Engine-style training on any accelerator: one model file, kernels chosen at run time by plugins and policy.
+"""Transformer-Engine-style training on any accelerator: one model file, kernels chosen at run time.
 
 ``import te_dispatch`` loads no torch. The drop-in modules are `te_dispatch.pytorch`, the operators `te_dispatch.ops`.
 """

@@ -79,6 +79,10 @@ def _source(operator: Operator, body: str) -> str:
         f"{body}"
         f"    except Declined as declined:\n"
         f"        return _{name}_declined(declined, {arguments})\n"
+        # A lookup that cannot read its facts off an argument, most likely: say which argument is of the wrong kind.
+        f"    except (AttributeError, IndexError, TypeError):\n"
+        f"        _{name}_explain({arguments})\n"
+        f"        raise\n"
     )
 
 
@@ -105,7 +109,7 @@ def forwarder(operator: Operator, namespace: ModuleType, target: str) -> Functio
 
 
 def trampoline(operator: Operator, namespace: ModuleType) -> FunctionType:
-    """The public function. Expects ``_<name>``, ``_<name>_scoped`` and ``_<name>_declined`` in the namespace."""
+    """The public function. Expects ``_<name>`` and its ``_scoped``, ``_declined`` and ``_explain`` in the namespace."""
     name = operator.name
     _compile(_source(operator, f"        return _{name}({_arguments(operator)})\n"), name, namespace.__dict__)
     function: FunctionType = namespace.__dict__[name]

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from te_dispatch.core import codegen
+from te_dispatch.core.arguments import check_kinds
 from te_dispatch.core.bind import positional
 from te_dispatch.core.decision import Accepted, Decision
 from te_dispatch.core.errors import BindError, Declined, DispatchError, NoImplementation
@@ -98,6 +99,7 @@ class Dispatcher:
 
     def miss(self, *args: Any) -> Any:
         """Resolve, publish the result, and make the call."""
+        check_kinds(self.operator, args)
         device = self._device(*args)
         if self.manager.imitated(device, args):
             return self.operator.shape(**dict(zip(self.operator.signature.parameters, args)))
@@ -315,6 +317,7 @@ class Dispatcher:
 
     def observed(self, *args: Any) -> Any:
         """Make a call and tell the bindings' observer which implementation ran."""
+        check_kinds(self.operator, args)
         device = self._device(*args)
         if self.manager.imitated(device, args):
             return self.miss(*args)

@@ -20,6 +20,7 @@ from types import CodeType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from te_dispatch.core import codegen
+from te_dispatch.core.arguments import check_kinds
 from te_dispatch.core.bind import BIND_HOOKS, import_target, load, positional
 from te_dispatch.core.bindings import Bindings, Observer
 from te_dispatch.core.decision import Decision
@@ -105,12 +106,19 @@ class OpManager:
                 return getattr(bindings, name)(*args)
             except Declined as declined:
                 return bindings.dispatcher(operator).declined(declined, *args)
+            except (AttributeError, IndexError, TypeError):
+                check_kinds(operator, args)
+                raise
+
+        def explain(*args: Any) -> None:
+            check_kinds(operator, args)
 
         def declined(exception: Any, *args: Any) -> Any:
             return self.bindings.dispatcher(operator).declined(exception, *args)
 
         variables[f"_{name}_scoped"] = scoped
         variables[f"_{name}_declined"] = declined
+        variables[f"_{name}_explain"] = explain
         function = codegen.trampoline(operator, self.namespace)
         self._forwarding[name] = function.__code__
         setattr(self.ops, name, function)

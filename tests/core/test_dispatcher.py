@@ -307,7 +307,7 @@ def test_imitations_never_reach_an_opaque_backend(warm: bool, requires: Any) -> 
         Quantized(fake_data, None, fake, None, *fields, torch.device("cpu")),
     ):
         for _ in range(2):
-            assert m.ops.mix(operand, T) == "shape", operand
+            assert m.ops.mix(operand, T.to(operand.device)) == "shape", operand
     assert m.ops.mix(T, T) == "ran"
 
 

@@ -11,6 +11,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from te_dispatch.numerics.encodings import ENCODINGS
+from te_dispatch.numerics.quantized import Quantized
+from te_dispatch.numerics.quantizers import BlockQuantizer, CurrentQuantizer, MXFP8Quantizer, NVFP4Quantizer
 from te_dispatch_reference.encodings import decode_table
 from te_dispatch_reference.quantize import (
     compute_amax,
@@ -25,10 +29,6 @@ from te_dispatch_reference.quantize import (
     unpad_rows,
     update_delayed_scales,
 )
-
-from te_dispatch.numerics.encodings import ENCODINGS
-from te_dispatch.numerics.quantized import Quantized
-from te_dispatch.numerics.quantizers import BlockQuantizer, CurrentQuantizer, MXFP8Quantizer, NVFP4Quantizer
 
 LARGEST = float(np.finfo(np.float32).max)
 fast = settings(max_examples=200, deadline=None)

@@ -7,9 +7,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from te_dispatch_reference.encodings import decode_table, encode, pack_nibbles, unpack_nibbles
 
 from te_dispatch.numerics.encodings import ENCODINGS, FP8_ENCODINGS, device_encoding, encoding
+from te_dispatch_reference.encodings import decode_table, encode, pack_nibbles, unpack_nibbles
 
 ML_DTYPES = {
     "e4m3fn": ml_dtypes.float8_e4m3fn,

@@ -13,8 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
-from te_dispatch_reference.encodings import unpack_nibbles
-from te_dispatch_reference.quantize import dequantize, quantize
 
 from te_dispatch.numerics.quantizers import (
     BlockQuantizer,
@@ -24,6 +22,8 @@ from te_dispatch.numerics.quantizers import (
     NVFP4Quantizer,
     Quantizer,
 )
+from te_dispatch_reference.encodings import unpack_nibbles
+from te_dispatch_reference.quantize import dequantize, quantize
 
 F32 = NDArray[np.float32]
 LARGEST = np.finfo(np.float32).max

@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""What this machine has, as far as the reference cares: a CPU, NumPy and ml_dtypes."""
+"""What this machine has, as far as the reference cares: a CPU, NumPy and ml_dtypes, and PyTorch for its tensors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import platform
 
 from te_dispatch.core.facts import Arch, DeviceFacts
 
-_NEEDS = ("numpy", "ml_dtypes")
+_NEEDS = ("numpy", "ml_dtypes", "torch")
 
 
 def probe(index: int = 0) -> DeviceFacts:

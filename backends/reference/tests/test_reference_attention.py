@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
+from te_dispatch.core.errors import Declined
+from te_dispatch.numerics.quantizers import CurrentQuantizer, DelayedQuantizer, MXFP8Quantizer
+from te_dispatch.ops.attention import MASKS
 from te_dispatch_reference.attention import attention_bwd, attention_fwd
 from te_dispatch_reference.philox import keep_scale, philox4x32, uniform
 from te_dispatch_reference.quantize import dequantize, quantize
 from te_dispatch_reference.scores import alibi_slopes_of
 from te_dispatch_reference.sequences import hidden_mask
-
-from te_dispatch.core.errors import Declined
-from te_dispatch.numerics.quantizers import CurrentQuantizer, DelayedQuantizer, MXFP8Quantizer
-from te_dispatch.ops.attention import MASKS
 
 BATCH, HEADS, GROUPS, LONG_Q, LONG_KV, DIM, DIM_V = 2, 4, 2, 5, 7, 6, 4
 LEN_Q, LEN_KV = (3, 5), (7, 4)

@@ -9,9 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from te_dispatch_reference import host
-from te_dispatch_reference.gemm import gemm, grouped_gemm
-from te_dispatch_reference.quantize import dequantize, quantize
 
 from te_dispatch.numerics.quantizers import (
     BlockQuantizer,
@@ -21,6 +18,9 @@ from te_dispatch.numerics.quantizers import (
     NVFP4Quantizer,
     Quantizer,
 )
+from te_dispatch_reference import host
+from te_dispatch_reference.gemm import gemm, grouped_gemm
+from te_dispatch_reference.quantize import dequantize, quantize
 
 F = torch.nn.functional
 

@@ -8,11 +8,11 @@ import subprocess
 import sys
 
 import pytest
-from te_dispatch_reference import MANIFEST, probe
 
 import te_dispatch.ops  # noqa: F401  # declares the operators
 from te_dispatch.core.manifest import Implementation
 from te_dispatch.core.operator import OPERATORS
+from te_dispatch_reference import MANIFEST, probe
 
 FAMILIES = ("quantize", "gemm", "norm", "activation", "attention", "softmax", "position")
 

@@ -9,13 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from te_dispatch_reference.quantize import (
-    dequantize,
-    multi_tensor_quantize,
-    quantize,
-    quantize_dbias,
-    split_quantize,
-)
 
 from te_dispatch.core.errors import Declined
 from te_dispatch.numerics.quantized import Quantized
@@ -29,6 +22,13 @@ from te_dispatch.numerics.quantizers import (
 )
 from te_dispatch.ops import alloc
 from te_dispatch.ops.shapes import empty_quantized
+from te_dispatch_reference.quantize import (
+    dequantize,
+    multi_tensor_quantize,
+    quantize,
+    quantize_dbias,
+    split_quantize,
+)
 
 TENSORS = ("row_data", "col_data", "row_scale_inv", "col_scale_inv", "global_scale_inv")
 QUANTIZERS = [

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
+from te_dispatch.numerics.quantizers import CurrentQuantizer, MXFP8Quantizer
+from te_dispatch.ops.activation import GATED, KINDS
 from te_dispatch_reference.activation import activation_bwd, activation_fwd
 from te_dispatch_reference.norm import layernorm_bwd, layernorm_fwd, rmsnorm_bwd, rmsnorm_fwd
 from te_dispatch_reference.position import rope_bwd, rope_fwd
 from te_dispatch_reference.quantize import dequantize, quantize
 from te_dispatch_reference.softmax import softmax_bwd, softmax_fwd
-
-from te_dispatch.numerics.quantizers import CurrentQuantizer, MXFP8Quantizer
-from te_dispatch.ops.activation import GATED, KINDS
 
 F = torch.nn.functional
 

@@ -2,7 +2,6 @@
 """The portable backend: every operator in PyTorch's own operations. This module is its manifest: data only."""
 
 from te_dispatch.core.manifest import API_VERSION, Manifest
-
 from te_dispatch_torch.archs import ARCHS
 from te_dispatch_torch.implementations import IMPLEMENTATIONS
 

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import torch
+from torch.nn.functional import gelu, relu, silu
+
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.numerics.quantizers import Quantizer
 from te_dispatch.ops.activation import CLAMPED_SWIGLU, GATED, KINDS
 from te_dispatch.ops.results import ActivationBackward, ActivationForward
-from torch.nn.functional import gelu, relu, silu
-
 from te_dispatch_torch.quantize import cast, dequantize
 
 _QGELU = 1.702

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+
 from te_dispatch.core.errors import Declined
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.numerics.quantizers import Quantizer
 from te_dispatch.ops.results import AttentionBackward, AttentionForward, Saved
-
 from te_dispatch_torch.sequences import from_per_head, pack, per_head
 
 Operand = torch.Tensor | Quantized

@@ -7,10 +7,10 @@ thd is spread to (b, h, max_seqlen, d), so that nothing but an absent max_seqlen
 from __future__ import annotations
 
 import torch
+
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.numerics.quantizers import Quantizer
 from te_dispatch.ops.results import AttentionBackward, AttentionForward, Saved
-
 from te_dispatch_torch.quantize import cast
 from te_dispatch_torch.scores import scores_of, setting_of, through
 from te_dispatch_torch.sequences import as_float, pack, scatter

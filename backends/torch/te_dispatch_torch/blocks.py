@@ -8,12 +8,12 @@ zeros, which no amax sees, and the padding is cut off again.
 from __future__ import annotations
 
 import torch
+from torch.nn.functional import pad
+
 from te_dispatch.numerics.encodings import ENCODINGS
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.numerics.quantizers import BlockQuantizer, MXFP8Quantizer, NVFP4Quantizer
 from te_dispatch.ops.shapes import ceil_div, rows_of
-from torch.nn.functional import pad
-
 from te_dispatch_torch.encodings import decode, decode_e2m1, decode_e8m0, encode_, pack_e2m1
 from te_dispatch_torch.scaling import amax_of, block_amax, e8m0_from_amax, e8m0_inverse, scale_from_amax
 

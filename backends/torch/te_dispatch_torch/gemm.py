@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+
 from te_dispatch.core.errors import Declined
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.numerics.quantizers import Quantizer
 from te_dispatch.ops.gemm import EPILOGUES, LAYOUTS, operand_format, out_shape
 from te_dispatch.ops.results import Gemm
-
 from te_dispatch_torch.activation import gelu_grad
 from te_dispatch_torch.encodings import DTYPES, decode
 from te_dispatch_torch.quantize import cast, dequantize, values

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import torch
+
 from te_dispatch.numerics.quantizers import Quantizer
 from te_dispatch.ops.results import NormBackward, NormForward
-
 from te_dispatch_torch.quantize import cast
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import importlib.util
 
 from te_dispatch.core.facts import UNKNOWN, Arch, DeviceFacts, FactValue
-
 from te_dispatch_torch.archs import ARCHS
 
 
@@ -20,6 +19,8 @@ def _facts(type_: str, vendor: str, arch: str, name: str, index: int, extra: dic
 
 def cpu(index: int = 0) -> DeviceFacts | None:
     """Facts of the host."""
+    if unavailable() is not None:
+        return None
     import os
     import platform
 
@@ -32,6 +33,8 @@ def cpu(index: int = 0) -> DeviceFacts | None:
 
 def cuda(index: int = 0) -> DeviceFacts | None:
     """Facts of a device of PyTorch's ``cuda`` type: NVIDIA's or, in a ROCm build, AMD's. None where there is none."""
+    if unavailable() is not None:
+        return None
     import torch
 
     # device_count asks the driver's management library; only past this point may PyTorch initialize the device.
@@ -50,6 +53,8 @@ def cuda(index: int = 0) -> DeviceFacts | None:
 
 def xpu(index: int = 0) -> DeviceFacts | None:
     """Facts of an Intel GPU, None where there is none."""
+    if unavailable() is not None:
+        return None
     import torch
 
     if not hasattr(torch, "xpu") or index >= torch.xpu.device_count():
@@ -60,6 +65,8 @@ def xpu(index: int = 0) -> DeviceFacts | None:
 
 def mps(index: int = 0) -> DeviceFacts | None:
     """Facts of Apple's GPU, None where there is none."""
+    if unavailable() is not None:
+        return None
     import torch
 
     if index != 0 or not torch.backends.mps.is_available():

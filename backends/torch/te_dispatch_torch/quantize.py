@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+
 from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized
 from te_dispatch.numerics.quantizers import (
     BlockQuantizer,
@@ -17,7 +18,6 @@ from te_dispatch.numerics.quantizers import (
 )
 from te_dispatch.ops.results import QuantizeDbias
 from te_dispatch.ops.shapes import USAGES, rows_of
-
 from te_dispatch_torch import blocks
 from te_dispatch_torch.encodings import decode, encode_
 from te_dispatch_torch.scales_layout import canonical

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import torch
+from torch.nn.functional import pad
+
 from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized
 from te_dispatch.ops.shapes import scale_shapes
-from torch.nn.functional import pad
 
 #: Scale layout -> the scalings it is defined for.
 _SERVES = {

@@ -6,10 +6,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.numerics.quantizers import Quantizer
 from te_dispatch.ops.attention import BIAS_TYPES, LAYOUTS, MASKS, SOFTMAX_TYPES
-
 from te_dispatch_torch import dropout
 from te_dispatch_torch.quantize import cast, values
 from te_dispatch_torch.sequences import (

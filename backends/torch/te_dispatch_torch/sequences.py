@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import torch
+
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.ops.attention import PACKINGS
-
 from te_dispatch_torch.quantize import dequantize
 
 Operand = torch.Tensor | Quantized

@@ -7,9 +7,9 @@ import itertools
 from collections.abc import Sequence
 
 import torch
+
 from te_dispatch.numerics.encodings import encoding as find_encoding
 from te_dispatch.numerics.quantized import Quantized
-
 from te_dispatch_torch.encodings import encode_
 from te_dispatch_torch.scaling import amax_of, block_amax
 

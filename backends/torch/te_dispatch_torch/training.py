@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+
 from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized
 from te_dispatch.ops.results import DropoutAddForward, MoePermute, MoeUnpermuteBackward
-
 from te_dispatch_torch import dropout
 
 

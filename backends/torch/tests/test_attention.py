@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 import torch
-from te_dispatch.core.errors import Declined
-from te_dispatch.numerics.quantizers import CurrentQuantizer
 from torch_backend_support import assert_same_bits
 
+from te_dispatch.core.errors import Declined
+from te_dispatch.numerics.quantizers import CurrentQuantizer
 from te_dispatch_torch import attention, attention_unfused, dropout, quantize
 
 reference = pytest.importorskip("te_dispatch_reference.attention")

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch_backend_support import MEMBERS, assert_same_bits
+
 from te_dispatch.core.operator import OPERATORS
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.numerics.quantizers import (
@@ -18,8 +20,6 @@ from te_dispatch.numerics.quantizers import (
     NVFP4Quantizer,
 )
 from te_dispatch.ops.results import Saved
-from torch_backend_support import MEMBERS, assert_same_bits
-
 from te_dispatch_torch import (
     activation,
     attention,

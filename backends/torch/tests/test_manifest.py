@@ -11,12 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import te_dispatch.ops  # noqa: F401  # declares the operators
 import torch
+
+import te_dispatch.ops  # noqa: F401  # declares the operators
 from te_dispatch.core.facts import Arch, DeviceFacts
 from te_dispatch.core.operator import OPERATORS
 from te_dispatch.core.requirements import DEVICE_PREFIX
-
 from te_dispatch_torch import MANIFEST, probe
 from te_dispatch_torch.archs import ARCHS
 

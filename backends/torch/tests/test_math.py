@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch_backend_support import assert_same_bits
+
 from te_dispatch.numerics.quantizers import (
     BlockQuantizer,
     CurrentQuantizer,
@@ -21,8 +23,6 @@ from te_dispatch.numerics.quantizers import (
     NVFP4Quantizer,
 )
 from te_dispatch.ops.activation import GATED, KINDS
-from torch_backend_support import assert_same_bits
-
 from te_dispatch_torch import activation, gemm, norm, position, quantize, softmax
 
 U = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}

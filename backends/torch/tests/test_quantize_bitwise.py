@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from torch_backend_support import assert_same_bits, every_bf16, fp4_quantizers, quantizers, random_bits, same_bits
+
 from te_dispatch.numerics.encodings import ENCODINGS, FP8_ENCODINGS
 from te_dispatch.numerics.quantizers import (
     BlockQuantizer,
@@ -16,8 +18,6 @@ from te_dispatch.numerics.quantizers import (
     MXFP8Quantizer,
     NVFP4Quantizer,
 )
-from torch_backend_support import assert_same_bits, every_bf16, fp4_quantizers, quantizers, random_bits, same_bits
-
 from te_dispatch_torch import quantize, scales_layout, state
 from te_dispatch_torch.encodings import decode, encode_, encode_bits
 

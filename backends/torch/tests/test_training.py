@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from te_dispatch.numerics.quantizers import BlockQuantizer
 
+from te_dispatch.numerics.quantizers import BlockQuantizer
 from te_dispatch_torch import quantize, training
 
 

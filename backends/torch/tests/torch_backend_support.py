@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.numerics.quantizers import (
     BlockQuantizer,

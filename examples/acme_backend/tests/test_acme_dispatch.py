@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from te_dispatch_acme import probe
 
 import te_dispatch
 import te_dispatch.pytorch as te
@@ -21,6 +20,7 @@ from te_dispatch.core.policy_file import load_policy
 from te_dispatch.core.resolve import resolve
 from te_dispatch.core.scopes import MANAGER
 from te_dispatch.numerics.quantizers import CurrentQuantizer
+from te_dispatch_acme import probe
 
 Ran = dict[tuple[str, str], tuple[str, ...]]
 

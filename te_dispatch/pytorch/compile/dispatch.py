@@ -195,7 +195,7 @@ def _hide(dispatcher: Dispatcher, accepted: Accepted) -> None:
             _hide(dispatcher.bindings.dispatcher(OPERATORS[piece.operator]), piece.chosen)
         return
     operator = dispatcher.operator
-    if "plain_torch" in accepted.traits and operator.name not in _ALWAYS_OPAQUE or accepted.id.startswith("composite."):
+    if ("plain_torch" in accepted.traits and operator.name not in _ALWAYS_OPAQUE) or accepted.id.startswith("composite."):
         return
     function = MANAGER.bound(operator, accepted.id)
     if id(function) in _hidden:

@@ -65,7 +65,7 @@ class Opaque:
     def trace(self, *args: Any, **keywords: Any) -> Any:
         """What a compiled program does instead of calling `function`. Runs under dynamo only."""
         given = dict(keywords)
-        for (name, _), value in zip(self.parameters, args):  # noqa: B905  # defaults may be left out
+        for (name, _), value in zip(self.parameters, args):  # defaults may be left out
             given[name] = value
         positional, named, values = [], {}, []
         flat = Flat()

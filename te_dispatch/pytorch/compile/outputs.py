@@ -126,7 +126,7 @@ def _match(
         if not isinstance(value, Saved):
             raise refuse(type(value).__name__)
         members = (value.implementation, value.format, value.tensors, value.options)
-        for name, member, child in zip(("implementation", "format", "tensors", "options"), members, node.children):  # noqa: B905
+        for name, member, child in zip(("implementation", "format", "tensors", "options"), members, node.children):
             if name == "options" and child.tag == "N" and member is not None:
                 raise refuse("one with options, which the implementation's output_shape must give")
             _match(member, child, values, where, f"{path}.{name}", moves)
@@ -137,7 +137,7 @@ def _match(
                 f"{type(value).__name__} of {len(value) if isinstance(value, (list, tuple)) else 'no'} members"
             )
         names = getattr(value, "_fields", range(len(value)))
-        for name, member, child in zip(names, value, node.children):  # noqa: B905
+        for name, member, child in zip(names, value, node.children):
             _match(member, child, values, where, f"{path}.{name}", moves)
         return
     promised = build(node, values)

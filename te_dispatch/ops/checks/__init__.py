@@ -1,0 +1,7 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""What every operator's arguments must be, once for all implementations.
+
+`check_<family>.<operator>(...)` takes the arguments that need a look and raises TypeError or ValueError, naming the
+argument, what came and what was expected. Implementations call these first, before they write anything. They cost a few
+attribute reads and never synchronize with a device.
+"""

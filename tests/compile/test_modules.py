@@ -1,0 +1,164 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Every module, compiled whole, forward and backward, against eager: outputs, gradients and FP8 state, bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import te_dispatch
+import te_dispatch.pytorch as te
+from te_dispatch.common.recipe import DelayedScaling
+from tests.compile.training import (
+    DEVICE,
+    MODULES,
+    RECIPES,
+    UNQUANTIZED,
+    assert_same,
+    build,
+    compiler,
+    inputs,
+    train,
+)
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo():
+    torch._dynamo.reset()
+    yield
+    te_dispatch.set_policy(None)
+
+
+def compare(name, recipe, backend="aot_eager", dynamic=False, **how):
+    expected = train(build(name), RECIPES[recipe], **how)
+    got = train(build(name), RECIPES[recipe], compiler(backend, dynamic), **how)
+    assert_same(expected, got)
+
+
+CASES = [(n, r) for n in MODULES for r in RECIPES if r == "none" or n not in UNQUANTIZED]
+
+
+@pytest.mark.parametrize(("name", "recipe"), CASES)
+def test_autocast_outside(name, recipe):
+    compare(name, recipe)
+
+
+@pytest.mark.parametrize(("name", "recipe"), [(n, "delayed") for n in MODULES if n not in UNQUANTIZED])
+def test_autocast_inside(name, recipe):
+    compare(name, recipe, inside=True)
+
+
+@pytest.mark.parametrize("order", ["ffbb", "1f1b"])
+@pytest.mark.parametrize("inside", [False, True])
+def test_other_orders(order, inside):
+    compare("LayerNormMLP gelu", "delayed", order=order, inside=inside, rows=(16,) * 4)
+
+
+@pytest.mark.parametrize("recipe", ["none", "delayed"])
+def test_dynamic_rows(recipe):
+    compare("Linear", recipe, dynamic=True, inside=True, rows=(16, 32, 8))
+
+
+@pytest.mark.parametrize("name", ["Linear", "LayerNormMLP swiglu"])
+@pytest.mark.parametrize("inside", [False, True])
+def test_inductor_is_exact_with_opaque_implementations(name, inside):
+    te_dispatch.set_policy("verify")
+    compare(name, "delayed", "inductor", inside=inside)
+
+
+@pytest.mark.parametrize(("name", "recipe"), [("Linear", "delayed"), ("LayerNormLinear", "none")])
+def test_inductor_with_inlined_implementations(name, recipe):
+    """Only sums may differ: inductor re-associates them, in bias gradients and norms.
+
+    A sum of n float32 terms in another order moves by a few times its rounding error, sqrt(n) 2^-24 of the sum of
+    magnitudes; 1e-5 of the largest entry holds for these sizes with a wide margin. A norm's output that moves in its
+    last bit may move an FP8 code, so that the quantized case is a module without a norm.
+    """
+    expected = train(build(name), RECIPES[recipe])
+    got = train(build(name), RECIPES[recipe], compiler("inductor"))
+    for what, values in expected.items():
+        for a, b in zip(values, got[what], strict=True):
+            if what == "state" or (name == "Linear" and what in ("out", "dx")):
+                assert torch.equal(a, b), what
+            else:
+                torch.testing.assert_close(a, b, rtol=0, atol=1e-5 * a.abs().max().item())
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_the_second_step_compiles_nothing(backend):
+    graphs = 0
+
+    def counting(module, example_inputs):
+        nonlocal graphs
+        graphs += 1
+        return module.forward
+
+    module = build("LayerNormMLP gelu")
+    train(module, DelayedScaling(amax_history_len=4), lambda f: torch.compile(f, fullgraph=True, backend=counting))
+    assert graphs == 1
+
+
+def microbatches(module, function, recipe):
+    found = []
+    for step in range(2):
+        for i, x in enumerate(inputs((16, 16, 16))):
+            with te.autocast(recipe=recipe):
+                y = function(x, is_first_microbatch=i == 0)
+            y.square().sum().backward()
+            found += [y.detach(), x.grad]
+        with torch.no_grad():
+            for p in module.parameters():
+                p.sub_(p.grad, alpha=0.01)
+                p.grad = None
+        found.append(module.weight.detach().clone())
+    return found
+
+
+@pytest.mark.parametrize("recipe", ["delayed", "current"])
+def test_cached_weights(recipe):
+    eager, compiled = build("Linear"), build("Linear")
+    expected = microbatches(eager, eager, RECIPES[recipe])
+    got = microbatches(compiled, compiler()(compiled), RECIPES[recipe])
+    assert_same({"microbatches": expected}, {"microbatches": got})
+
+
+def test_recipe_switch_moves_the_scales_as_in_eager():
+    """Another history length is other memory: graphs of the first recipe are traced again, not run on the old one."""
+
+    def run(function):
+        found = []
+        for length in (4, 8, 4):
+            for x in inputs((16, 16)):
+                with te.autocast(recipe=DelayedScaling(amax_history_len=length)):
+                    y = function(x)
+                y.square().sum().backward()
+                found += [y.detach(), x.grad]
+        return found
+
+    assert_same({"steps": run(build("Linear"))}, {"steps": run(compiler()(build("Linear")))})
+
+
+def test_eager_and_compiled_steps_share_the_state():
+    def run(step):
+        module = build("LayerNormLinear")
+        functions = (module, compiler()(module))
+        found = []
+        for i, x in enumerate(inputs((16,) * 4)):
+            with te.autocast(recipe=RECIPES["delayed"]):
+                y = functions[step(i)](x)
+            y.square().sum().backward()
+            found += [y.detach(), x.grad]
+        return found
+
+    assert_same({"steps": run(lambda i: 0)}, {"steps": run(lambda i: i % 2)})
+
+
+def test_torch_autocast_around_the_region():
+    def run(function):
+        (x,) = inputs((16,))
+        with torch.autocast(DEVICE.type, dtype=torch.bfloat16), te.autocast(recipe=RECIPES["current"]):
+            y = function(x)
+        y.float().square().sum().backward()
+        return [y.detach().float(), x.grad]
+
+    assert_same({"x": run(build("LayerNormMLP gelu"))}, {"x": run(compiler()(build("LayerNormMLP gelu")))})
