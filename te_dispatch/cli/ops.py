@@ -109,7 +109,7 @@ def _ruled_out(candidate: str, device: DeviceFacts | None, snapshot: Snapshot) -
     if device is None:
         return None
     # A described device is somewhere else: what this machine lacks says nothing about it.
-    if backend.name in snapshot.unavailable and device.index is not None:
+    if backend.name in snapshot.unavailable and not device.described:
         return snapshot.unavailable[backend.name]
     for condition in implementation.requires:
         if all(name.startswith(DEVICE_PREFIX) for name in condition.reads()):

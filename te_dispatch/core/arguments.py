@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""What kind of object each argument of a call is, checked where a call is resolved or has failed, never on the hot path.
+"""What kind of object each argument of a call is: checked where a call is resolved or has failed, not on the hot path.
 
 The kinds are read off the operators' annotations. What an argument holds (dtypes, shapes, options) is the business of
 `te_dispatch.ops.checks`, which implementations call.

@@ -69,7 +69,9 @@ def describe_device(snapshot: Snapshot, text: str) -> DeviceFacts:
     type = _TYPES.get(vendor) or next(
         (t for b in snapshot.backends.values() if vendor in b.manifest.vendors for t in b.manifest.devices), vendor
     )
-    return DeviceFacts(type=type, vendor=vendor, arch=arch, name=f"{vendor} {arch} (described)", table=rows[arch])
+    return DeviceFacts(
+        type=type, vendor=vendor, arch=arch, name=f"{vendor} {arch} (described)", table=rows[arch], described=True
+    )
 
 
 def is_imitation(device: Any, args: tuple[Any, ...]) -> bool:

@@ -46,7 +46,8 @@ class Arch:
         encodings: FP8 encodings the chip's conversion instructions and matrix units read, best first
             (``e4m3fn``, ``e5m2`` or ``e4m3fnuz``, ``e5m2fnuz``). Empty where the chip has none.
         fp8_matmul: whether it has FP8 matrix units.
-        fp8_layouts: GEMM layouts those units run without a transposed copy, of ``TN``, ``NN``, ``NT``.
+        fp8_layouts: GEMM layouts those units run without a transposed copy, of ``NT``, ``NN``, ``TN`` as the gemm
+            operator defines them (row-major: NT is what column-major libraries call TN).
         block_scaled_matmul: scalings the matrix units apply in hardware (``mxfp8``, ``nvfp4``).
         warp_size: threads of one warp or wavefront.
     """
@@ -69,6 +70,8 @@ class DeviceFacts(Mapping[str, FactValue]):
         index: the device's index, or None for a description of a machine that is not this one.
         table: the row of the vendor's arch table, or `UNKNOWN` members where no manifest lists the arch.
         extra: further facts by dotted name (``version.cudnn``, ``memory``); their values may be `UNKNOWN`.
+        described: whether it stands for a device that need not be here. What is known of this machine's software
+            then says nothing.
     """
 
     type: str
@@ -78,6 +81,7 @@ class DeviceFacts(Mapping[str, FactValue]):
     index: int | None = None
     table: Arch | None = None
     extra: Mapping[str, FactValue] = field(default_factory=dict)
+    described: bool = False
 
     def __post_init__(self) -> None:
         # Probes are plugins' code; manifests and policies compare vendors in lower case.

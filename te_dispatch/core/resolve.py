@@ -203,9 +203,11 @@ class _Resolution(PolicyView):
         candidate = candidate_id(backend, implementation)
         if candidate in self.snapshot.unusable:
             return ("bind", self.snapshot.unusable[candidate]), []
-        if backend.name in self.snapshot.unavailable:
-            return ("backend", self.snapshot.unavailable[backend.name]), []
         assumed: list[str] = []
+        if backend.name in self.snapshot.unavailable:
+            if not self.device.described:
+                return ("backend", self.snapshot.unavailable[backend.name]), []
+            assumed.append(f"backend {backend.name} works there, as it does not here")
         on_device = [c for c in implementation.requires if _device_only(c)]
         on_call = [c for c in implementation.requires if not _device_only(c)]
         # An implementation that lacks a newer keyword serves the calls that leave it at its default.

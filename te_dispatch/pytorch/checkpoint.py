@@ -44,6 +44,25 @@ class _Checkpointed:
 regions.mark_own(_Checkpointed.__call__.__code__)
 
 
+def _traced(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    preserve_rng_state: bool,
+    options: dict[str, Any],
+) -> Any:
+    """In a compiled program the compiler recomputes, from the graph that it traced; there is one kind of checkpoint."""
+    state = current_state()
+    if state is not None and (state.enabled or state.calibrating) and state.recipe.delayed():
+        raise NotImplementedError(
+            "checkpoint: delayed scaling is not supported for a checkpoint inside a compiled region: its amaxes would "
+            "be recorded again in the recomputation; use another recipe, or leave either away"
+        )
+    return torch_checkpoint.checkpoint(
+        function, *args, use_reentrant=False, preserve_rng_state=preserve_rng_state, **options, **kwargs
+    )
+
+
 def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Run `function` without keeping its activations, and again during the backward to have them.
 
@@ -78,6 +97,8 @@ def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         raise ValueError(f"checkpoint: {next(iter(options))} needs use_reentrant=False, got use_reentrant=True")
     if not torch.is_grad_enabled():
         return function(*args, **kwargs)
+    if torch.compiler.is_compiling():
+        return _traced(function, args, kwargs, preserve_rng_state, options)
     return torch_checkpoint.checkpoint(
         _Checkpointed(function, kwargs),
         *args,

@@ -17,7 +17,7 @@ from te_dispatch.pytorch import scale_update
 from te_dispatch.pytorch.casts import GemmCasts, Plan
 from te_dispatch.pytorch.compile import snapshot
 from te_dispatch.pytorch.saved import with_layout
-from te_dispatch.pytorch.scoped import outside_autocast
+from te_dispatch.pytorch.scoped import backward_outside_autocast
 
 
 def backward_pass(backward: Callable[..., Any]) -> Callable[..., Any]:
@@ -31,7 +31,7 @@ def backward_pass(backward: Callable[..., Any]) -> Callable[..., Any]:
     def run(ctx: Any, *gradients: Any) -> Any:
         amp = torch.is_autocast_enabled(ctx.device_type)
         if torch.compiler.is_compiling():  # traced with its forward, and so under its policy
-            return outside_autocast(ctx.device_type, backward, ctx, *gradients)
+            return backward_outside_autocast(ctx.device_type, backward, ctx, *gradients)
         if torch.is_grad_enabled():
             raise RuntimeError("te_dispatch modules have no second derivative: call backward without create_graph=True")
         if not amp and scopes.capture() is ctx.scope:

@@ -16,7 +16,7 @@ from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.pytorch import regions, scale_update
 from te_dispatch.pytorch.autocast import AutocastState, thread
 from te_dispatch.pytorch.casts import Plan, build_plan
-from te_dispatch.pytorch.compile import constant, snapshot
+from te_dispatch.pytorch.compile import call_outside_graph, constant, register_call, snapshot
 from te_dispatch.pytorch.compile.recipes import group_numbered, recipe_named
 from te_dispatch.pytorch.delayed_scales import DelayedScales
 
@@ -28,6 +28,21 @@ _NO_STATE = (
     "recomputation of a checkpoint, but not of one that is known here; use te_dispatch.pytorch.checkpoint"
 )
 
+
+_DELAYED_FORWARD = "delayed_forward"
+
+
+def _refuse_recomputation() -> None:
+    """What compiled forwards with delayed scaling call whenever they run: nothing else could tell a recomputation."""
+    if torch._C._current_graph_task_id() != -1:
+        raise RuntimeError(
+            "a compiled module with delayed scaling runs inside a backward pass: the recomputation of a checkpoint "
+            "around the compiled call would record amaxes again and read newer scales; use another recipe, or leave "
+            "either the checkpoint or torch.compile away"
+        )
+
+
+register_call(_DELAYED_FORWARD, _refuse_recomputation)
 
 #: Tokens of bindings, numbered: part of attribute names.
 _policy_numbers: dict[str, int] = {}
@@ -93,6 +108,7 @@ class GemmModule(torch.nn.Module):
             return None
         plan = self._traced_plan(state, x.device)
         if plan.forward_group is not None:
+            call_outside_graph(_DELAYED_FORWARD)
             if thread.traced is None:
                 plan.forward_group.dirty = True
             else:

@@ -119,8 +119,9 @@ def test_policy_lines_and_reasons_are_shown(te, policy_file, monkeypatch):
     assert any(r["id"] == "rocm" and r["where"] == "absence" for r in data["rejected"])
     assert data["call"]["a.dtype"] == data["call"]["b.dtype"] == "bf16"
     assert "k" in data["unknown"] and "a.dtype" not in data["unknown"]
-    # By a short name: the table wraps a long path at any character.
+    # A wide table: a narrow one wraps paths at any character.
     monkeypatch.chdir(policy_file.parent)
+    monkeypatch.setenv("COLUMNS", "500")
     shown = te("explain", "gemm", "dtype=bf16", "-d", "nvidia:sm_90", "-p", policy_file.name).out
     assert "chosen" in shown and f"{policy_file.name}:2:10" in shown
 

@@ -50,3 +50,18 @@ def test_substitution(before, loaded, between):
     program = PROGRAM.format(before=before, loaded=loaded, between=between)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_program_that_never_compiles_loads_no_dynamo():
+    program = """
+import sys
+import torch
+import te_dispatch.pytorch as te
+module = te.Linear(16, 16, device="cpu")
+with te.autocast():
+    y = module(torch.ones(16, 16))
+y.sum().backward()
+assert "torch._dynamo" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr

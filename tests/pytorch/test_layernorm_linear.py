@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 import te_dispatch.pytorch as te
 from te_dispatch.common.recipe import DelayedScaling
 
+from .bounds import Bounded, BoundedNorm, assert_bounded, assert_same_sum
 from .gemm_oracle import RECIPES, assert_within, frozen, product_bound, seen_by_gemm
 
 
@@ -34,6 +36,11 @@ def _norm(layer: te.LayerNormLinear, x: torch.Tensor) -> torch.Tensor:
     return scaled * gamma + layer.layer_norm_bias.to(x.dtype)
 
 
+def _bounded_norm(layer: te.LayerNormLinear, x: torch.Tensor) -> BoundedNorm:
+    parameters = layer.layer_norm_weight, layer.layer_norm_bias
+    return BoundedNorm(x.detach().reshape(-1, 64), *parameters, layer.eps, layer.zero_centered_gamma)
+
+
 @pytest.mark.parametrize("normalization", ["LayerNorm", "RMSNorm"])
 @pytest.mark.parametrize("zero_centered", [False, True])
 @pytest.mark.parametrize("returned", [False, True])
@@ -41,21 +48,28 @@ def test_float32_against_float64_autograd(normalization: str, zero_centered: boo
     layer = _layer(normalization=normalization, zero_centered_gamma=zero_centered, return_layernorm_output=returned)
     x = (torch.randn(3, 7, 64) * 2 + 1).requires_grad_()
     exact = x.detach().double().requires_grad_()
-    normed = _norm(layer, exact)
-    expected = normed @ layer.weight.double().T + layer.bias.double()
+    wide = copy.deepcopy(layer).double()
+    normed = _norm(wide, exact)
+    expected = normed @ wide.weight.T + wide.bias
     result = layer(x)
     out = result[0] if returned else result
-    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
+    norm, weight = _bounded_norm(layer, x), Bounded(layer.weight)
+    assert_bounded(out, expected, norm.y @ weight.T + Bounded(layer.bias), "out")
     dy, dn = torch.randn_like(out), torch.randn(3, 7, 64)
     loss, exact_loss = (out * dy).sum(), (expected * dy).sum()
+    rows = Bounded(dy.reshape(-1, 96))
+    normed_grad = rows @ weight
     if returned:
-        torch.testing.assert_close(result[1].double(), normed, rtol=1e-5, atol=1e-5)
+        assert_bounded(result[1], normed, norm.y, "norm")
         loss, exact_loss = loss + (result[1] * dn).sum(), exact_loss + (normed * dn).sum()
+        normed_grad = normed_grad + Bounded(dn.reshape(-1, 64))
+    dx, dgamma, dbeta = norm.backward(normed_grad)
+    bounded = {"layer_norm_weight": dgamma, "layer_norm_bias": dbeta, "weight": rows.T @ norm.y, "bias": rows.sum(0)}
     parameters = dict(layer.named_parameters())
     got = torch.autograd.grad(loss, [x, *parameters.values()])
-    want = torch.autograd.grad(exact_loss, [exact, *parameters.values()])
-    for a, b in zip(got, want):
-        torch.testing.assert_close(a.double(), b.double(), rtol=1e-4, atol=1e-4)
+    want = torch.autograd.grad(exact_loss, [exact, *wide.parameters()])
+    for name, a, b in zip(["x", *parameters], got, want):
+        assert_bounded(a, b, dx if name == "x" else bounded[name], name)
 
 
 @pytest.mark.parametrize("normalization", ["LayerNorm", "RMSNorm"])
@@ -83,10 +97,11 @@ def test_quantized_against_float64_of_the_same_operands(name: str, normalization
         # The gradient of the norm's output, then through the norm written out in float64.
         g, b = seen_by_gemm(dy, q_g, casts.dgrad[0][0]), seen_by_gemm(layer.weight, q_w, casts.dgrad[1][0])
         exact = x.detach().double().requires_grad_()
-        gamma = layer.layer_norm_weight
-        dx, dgamma = torch.autograd.grad(_norm(layer, exact), [exact, gamma], g @ b)
-        torch.testing.assert_close(x.grad.double(), dx, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(gamma.grad, dgamma, rtol=1e-4, atol=1e-4)
+        wide = copy.deepcopy(layer).double()
+        dx, dgamma = torch.autograd.grad(_norm(wide, exact), [exact, wide.layer_norm_weight], g @ b)
+        norm_grads = _bounded_norm(layer, x).backward(Bounded(g @ b, product_bound(g, b, y.dtype)))
+        assert_bounded(x.grad, dx, norm_grads[0], "x")
+        assert_bounded(layer.layer_norm_weight.grad, dgamma, norm_grads[1], "layer_norm_weight")
 
 
 @pytest.mark.parametrize("recipe", [None, DelayedScaling()])
@@ -104,7 +119,7 @@ def test_results_come_as_asked(recipe: Any) -> None:
             if return_bias:
                 assert torch.equal(results[1], layer.bias)
             if returned:
-                torch.testing.assert_close(results[-1], _norm(layer, x), rtol=1e-4, atol=1e-5)
+                assert_bounded(results[-1], _norm(copy.deepcopy(layer).double(), x.double()), _bounded_norm(layer, x).y)
 
 
 @pytest.mark.parametrize("shape", [(0, 64), (64,)])
@@ -137,7 +152,7 @@ def test_gradients_only_where_wanted() -> None:
     for wanted, input_grad in (({"weight"}, False), ({"layer_norm_weight"}, False), (set(), True), ({"bias"}, False)):
         for name, value in run(wanted, input_grad).items():
             if name in wanted or (name == "inp" and input_grad):
-                torch.testing.assert_close(value, everything[name], rtol=1e-6, atol=1e-6)
+                assert torch.equal(value, everything[name]), name
             else:
                 assert value is None, name
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -12,29 +13,9 @@ import te_dispatch.pytorch as te
 from te_dispatch.common.recipe import DelayedScaling
 from te_dispatch.ops.activation import KINDS
 
+from .bounds import Bounded, assert_bounded, assert_same_sum
 from .gemm_oracle import RECIPES
-
-
-def _act(kind: str, z: torch.Tensor, limit: float = 7.0, alpha: float = 1.702) -> torch.Tensor:
-    """Activations from their formulas."""
-    tanh_gelu = 0.5 * z * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (z + 0.044715 * z**3)))
-    plain = {
-        "gelu": tanh_gelu,
-        "qgelu": z * torch.sigmoid(1.702 * z),
-        "relu": z.clamp(min=0),
-        "srelu": z.clamp(min=0) ** 2,
-        "silu": z * torch.sigmoid(z),
-    }
-    if kind in plain:
-        return plain[kind]
-    u, v = z.chunk(2, -1)
-    if kind == "clamped_swiglu":
-        u, v = u.clamp(max=limit), v.clamp(-limit, limit)
-        return u * torch.sigmoid(alpha * u) * (v + 1)
-    if kind == "glu":
-        return torch.sigmoid(u) * v
-    base = {"geglu": "gelu", "qgeglu": "qgelu", "reglu": "relu", "sreglu": "srelu", "swiglu": "silu"}[kind]
-    return _act(base, u) * v
+from .mlp_bounds import BoundedMLP, activation
 
 
 def _layer(activation: str = "gelu", **kwargs: Any) -> te.LayerNormMLP:
@@ -62,7 +43,7 @@ def _exact(layer: te.LayerNormMLP, x: torch.Tensor, **params: float) -> torch.Te
     else:
         normed = torch.nn.functional.layer_norm(x, (32,), at("layer_norm_weight"), at("layer_norm_bias"), layer.eps)
     z = torch.nn.functional.linear(normed, at("fc1_weight"), at("fc1_bias"))
-    return torch.nn.functional.linear(_act(layer.activation, z, **params), at("fc2_weight"), at("fc2_bias"))
+    return torch.nn.functional.linear(activation(layer.activation, z, **params), at("fc2_weight"), at("fc2_bias"))
 
 
 def _gradients(out: torch.Tensor, dy: torch.Tensor, x: torch.Tensor, layer: torch.nn.Module) -> dict[str, Any]:
@@ -77,12 +58,14 @@ def test_float32_against_float64_autograd(kind: str, bias: bool, checkpoint: boo
     layer = _layer(kind, bias=bias, checkpoint=checkpoint, normalization="LayerNorm" if bias else "RMSNorm")
     x = torch.randn(3, 5, 32, requires_grad=True)
     exact = x.detach().double().requires_grad_()
-    out, expected = layer(x), _exact(layer, exact)
-    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
+    wide = copy.deepcopy(layer).double()
+    out, expected, bounded = layer(x), _exact(wide, exact), BoundedMLP(layer, x)
+    assert_bounded(out, expected, bounded.out)
     dy = torch.randn_like(out)
-    got, want = _gradients(out, dy, x, layer), _gradients(expected, dy.double(), exact, layer)
+    got, want = _gradients(out, dy, x, layer), _gradients(expected, dy.double(), exact, wide)
+    bounds = bounded.backward(Bounded(dy.reshape(-1, 32)))
     for name in want:
-        torch.testing.assert_close(got[name].double(), want[name].double(), rtol=1e-4, atol=1e-4)
+        assert_bounded(got[name], want[name], bounds[name], name)
 
 
 @pytest.mark.parametrize("kind", ["gelu", "swiglu"])
@@ -107,7 +90,9 @@ def test_quantized_is_the_composition_of_quantized_parts(name: str, kind: str) -
         a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
         with te.autocast(recipe=RECIPES[name]):
             out = layer(a)
-            parts = second(_Activation.apply(first(b), kind))
+            z = first(b)
+            z.retain_grad()
+            parts = second(_Activation.apply(z, kind))
         assert torch.equal(out, parts)
         out.backward(dy)
         parts.backward(dy)
@@ -115,7 +100,7 @@ def test_quantized_is_the_composition_of_quantized_parts(name: str, kind: str) -
         assert torch.equal(layer.fc1_weight.grad, first.weight.grad)
         assert torch.equal(layer.fc2_weight.grad, second.weight.grad)
         assert torch.equal(layer.layer_norm_weight.grad, first.layer_norm_weight.grad)
-        torch.testing.assert_close(layer.fc1_bias.grad, first.bias.grad, rtol=1e-5, atol=1e-5)
+        assert_same_sum(layer.fc1_bias.grad, first.bias.grad, z.grad, "fc1_bias")
         assert torch.equal(layer.fc2_bias.grad, second.bias.grad)
     if name == "delayed":
         scales = torch.cat([first._forward_scales.scale, second._forward_scales.scale])
@@ -205,8 +190,10 @@ def test_quantized_copies_are_saved_not_wide_ones() -> None:
 def test_activation_parameters() -> None:
     layer = _layer("clamped_swiglu", activation_params={"limit": 0.5, "alpha": 1.0})
     x = torch.randn(16, 32)
-    torch.testing.assert_close(layer(x), _exact(layer, x, limit=0.5, alpha=1.0), rtol=1e-4, atol=1e-5)
-    assert not torch.allclose(layer(x), _exact(layer, x), atol=1e-2)
+    wide, out = copy.deepcopy(layer).double(), layer(x)
+    bounded = BoundedMLP(layer, x, limit=0.5, alpha=1.0)
+    assert_bounded(out, _exact(wide, x.double(), limit=0.5, alpha=1.0), bounded.out)
+    assert ((out - _exact(wide, x.double())).abs() > 100 * bounded.out.error).any(), "they make a difference"
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])
@@ -215,12 +202,16 @@ def test_results_come_as_asked(checkpoint: bool) -> None:
     x = torch.randn(16, 32, requires_grad=True)
     out, bias, normed = layer(x)
     assert torch.equal(bias, layer.fc2_bias)
-    torch.testing.assert_close(out + bias, _exact(layer, x), rtol=1e-4, atol=1e-5)
-    (out.sum() + (normed**2).sum() + bias.sum()).backward()
-    got, x.grad = x.grad, None
-    exact = torch.nn.functional.layer_norm(x, (32,), layer.layer_norm_weight, layer.layer_norm_bias)
-    (_exact(layer, x).sum() + (exact**2).sum()).backward()
-    torch.testing.assert_close(got, x.grad, rtol=1e-4, atol=1e-4)
+    wide, exact = copy.deepcopy(layer).double(), x.detach().double().requires_grad_()
+    expected, bounded = _exact(wide, exact), BoundedMLP(layer, x)
+    assert_bounded(out + bias, expected, bounded.out)
+    weights = torch.randn(16, 32)
+    (out.sum() + (normed * weights).sum() + bias.sum()).backward()
+    exact_normed = torch.nn.functional.layer_norm(exact, (32,), wide.layer_norm_weight, wide.layer_norm_bias)
+    assert_bounded(normed, exact_normed, bounded.norm.y)
+    (expected.sum() + (exact_normed * weights).sum()).backward()
+    bounds = bounded.backward(Bounded(torch.ones(16, 32)), Bounded(weights))
+    assert_bounded(x.grad, exact.grad, bounds["x"])
 
 
 @pytest.mark.parametrize("wanted", ["layer_norm_bias", "fc1_weight", "fc1_bias", "fc2_weight", "fc2_bias", "x"])
@@ -238,7 +229,7 @@ def test_gradients_only_where_wanted(wanted: str, name: str | None, checkpoint: 
 
     everything, got = run(None), run([wanted])
     assert [n for n, g in got.items() if g is not None] == [wanted]
-    torch.testing.assert_close(got[wanted], everything[wanted], rtol=1e-5, atol=1e-5)
+    assert torch.equal(got[wanted], everything[wanted])
 
 
 @pytest.mark.parametrize("shape", [(0, 32), (32,)])

@@ -10,7 +10,8 @@ import torch
 
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.numerics.quantizers import Quantizer
-from te_dispatch.ops.activation import CLAMPED_SWIGLU, GATED, KINDS
+from te_dispatch.ops.activation import CLAMPED_SWIGLU, GATED
+from te_dispatch.ops.checks import rows as checks
 from te_dispatch.ops.results import ActivationBackward, ActivationForward
 from te_dispatch_reference import casts, host
 from te_dispatch_reference.host import F64
@@ -87,20 +88,6 @@ def _backward(dy: F64, x: F64, kind: str, params: tuple[float, float]) -> F64:
     return np.concatenate([du, dv], axis=-1)
 
 
-def _check(x: torch.Tensor | Quantized, kind: str, params: tuple[float, float] | None) -> tuple[float, float]:
-    if kind not in KINDS:
-        raise ValueError(f"kind: got {kind!r}, expected one of {', '.join(KINDS)}")
-    if not isinstance(x, Quantized):
-        host.check_float("x", x)
-    if len(x.shape) == 0:
-        raise ValueError("x: got a tensor without dimensions, expected (..., K)")
-    if kind in GATED and x.shape[-1] % 2:
-        raise ValueError(f"x: got a last dimension of {x.shape[-1]}, expected an even one for {kind}")
-    if params is not None and kind != "clamped_swiglu":
-        raise ValueError(f"params: given for {kind}, expected for clamped_swiglu only")
-    return params if params is not None else CLAMPED_SWIGLU
-
-
 def activation_fwd(
     x: torch.Tensor | Quantized,
     *,
@@ -111,9 +98,8 @@ def activation_fwd(
     with_out: bool = False,
     out_dtype: torch.dtype | None = None,
 ) -> ActivationForward:
-    used = _check(x, kind, params)
-    casts.check_usage(usage)
-    host.check_out_dtype(out_dtype)
+    checks.activation_fwd(x, kind, params, quantizer, usage, out_dtype)
+    used = params or CLAMPED_SWIGLU
     dtype = out_dtype or x.dtype
     with np.errstate(all="ignore"):
         y = _forward(casts.values_of(x, "x"), kind, used)
@@ -136,11 +122,8 @@ def activation_bwd(
     with_dx: bool = False,
     with_dbias: bool = False,
 ) -> ActivationBackward:
-    used = _check(x, kind, params)
-    casts.check_usage(usage)
-    host.check_float("dy", dy)
-    columns = x.shape[-1] // 2 if kind in GATED else x.shape[-1]
-    host.check_shape("dy", dy, (*x.shape[:-1], columns))
+    checks.activation_bwd(dy, x, kind, params, quantizer, usage)
+    used = params or CLAMPED_SWIGLU
     with np.errstate(all="ignore"):
         grad = _backward(host.double(dy), casts.values_of(x, "x"), kind, used)
         single = grad.astype(np.float32)

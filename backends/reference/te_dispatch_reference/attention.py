@@ -16,6 +16,7 @@ import torch
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.numerics.quantizers import Quantizer
 from te_dispatch.ops.attention import lse_shape, out_shape
+from te_dispatch.ops.checks import attention as checks
 from te_dispatch.ops.results import AttentionBackward, AttentionForward, Saved
 from te_dispatch_reference import ATTENTION_FORMAT, casts, host
 from te_dispatch_reference.host import F64
@@ -61,9 +62,12 @@ def attention_fwd(
     out_dtype: torch.dtype | None = None,
 ) -> AttentionForward:
     """Always deterministic; `packing` changes nothing in the forward."""
-    host.check_out_dtype(out_dtype)
-    if page_table is not None and not inference:
-        raise ValueError("page_table: given without inference, expected inference=True: paged keys have no backward")
+    checks.attention(
+        q, k, v, layout, packing, mask, attn_mask, window, cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded,
+        cu_seqlens_kv_padded, max_seqlen_q, max_seqlen_kv, page_table, bias, bias_type, alibi_slopes, softmax_scale,
+        softmax_type, softmax_offset, softcap, dropout_p, rng_state,
+    )  # fmt: skip
+    checks.forward(inference, page_table, s_quantizer, out_quantizer, out_dtype, q.device)
     call = check(
         q, k, v, layout=layout, packing=packing, mask=mask, attn_mask=attn_mask, window=window,
         cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, cu_seqlens_q_padded=cu_seqlens_q_padded,
@@ -131,6 +135,12 @@ def attention_bwd(
     with_dbias: bool = False,
 ) -> AttentionBackward:
     """Recomputes the scores from q and k, so that `out` and `lse`, which are rounded, are not read."""
+    checks.attention(
+        q, k, v, layout, packing, mask, attn_mask, window, cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded,
+        cu_seqlens_kv_padded, max_seqlen_q, max_seqlen_kv, None, bias, bias_type, alibi_slopes, softmax_scale,
+        softmax_type, softmax_offset, softcap, dropout_p, rng_state,
+    )  # fmt: skip
+    checks.backward(dout, q, v, out, lse, layout, bias, with_dbias, s_quantizer, dp_quantizer, dqkv_quantizer)
     call = check(
         q, k, v, layout=layout, packing=packing, mask=mask, attn_mask=attn_mask, window=window,
         cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, cu_seqlens_q_padded=cu_seqlens_q_padded,
@@ -140,10 +150,6 @@ def attention_bwd(
         rng_state=rng_state,
         quantizers={"s_quantizer": s_quantizer, "dp_quantizer": dp_quantizer, "dqkv_quantizer": dqkv_quantizer},
     )  # fmt: skip
-    if tuple(dout.shape) != out_shape(q, v, layout):
-        raise ValueError(f"dout: got shape {tuple(dout.shape)}, expected {out_shape(q, v, layout)}")
-    if with_dbias and bias is None:
-        raise ValueError("with_dbias: given without bias, expected the bias of the forward")
     queries, keys, values = operands(call, q, k, v)
     grads = casts.values_of(dout, "dout")
     rows = valid([grads[index] for index in call.query.tokens], call.query)

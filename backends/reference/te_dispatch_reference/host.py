@@ -7,7 +7,6 @@ that equals it. Results are allocated through `te_dispatch.ops.alloc` on the cal
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -29,16 +28,6 @@ def check_float(name: str, x: Any, *more: torch.dtype) -> None:
         raise ValueError(f"{name}: got {type(x).__name__}, expected a tensor")
     if x.dtype not in FLOATS + more:
         raise ValueError(f"{name}: got dtype {x.dtype}, expected float32, bfloat16 or float16")
-
-
-def check_shape(name: str, x: torch.Tensor, expected: Sequence[int]) -> None:
-    if tuple(x.shape) != tuple(expected):
-        raise ValueError(f"{name}: got shape {tuple(x.shape)}, expected {tuple(expected)}")
-
-
-def check_out_dtype(dtype: torch.dtype | None) -> None:
-    if dtype is not None and dtype not in FLOATS:
-        raise ValueError(f"out_dtype: got {dtype}, expected float32, bfloat16 or float16")
 
 
 def array(x: torch.Tensor) -> Array:

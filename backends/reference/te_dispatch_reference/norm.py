@@ -7,21 +7,10 @@ import numpy as np
 import torch
 
 from te_dispatch.numerics.quantizers import Quantizer
+from te_dispatch.ops.checks import rows as checks
 from te_dispatch.ops.results import NormBackward, NormForward
 from te_dispatch_reference import casts, host
 from te_dispatch_reference.host import F64
-
-
-def _check(x: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor | None = None) -> None:
-    host.check_float("x", x)
-    if x.ndim == 0 or x.shape[-1] == 0:
-        raise ValueError(f"x: got shape {tuple(x.shape)}, expected (..., N) with N > 0")
-    for name, weight in (("gamma", gamma), ("beta", beta)):
-        if weight is not None:
-            host.check_float(name, weight)
-            host.check_shape(name, weight, x.shape[-1:])
-            if weight.dtype not in (x.dtype, torch.float32):
-                raise ValueError(f"{name}: got dtype {weight.dtype}, expected x's, {x.dtype}, or float32")
 
 
 def _factor(gamma: torch.Tensor, zero_centered: bool) -> F64:
@@ -41,16 +30,10 @@ def _forward(
     out_dtype: torch.dtype | None,
     centered: bool,
 ) -> NormForward:
-    _check(x, gamma, beta)
-    casts.check_usage(usage)
-    host.check_out_dtype(out_dtype)
+    checks.norm_fwd(x, gamma, beta, eps, residual, quantizer, usage, out_dtype)
     residual_out = None
     values = host.double(x)
     if residual is not None:
-        host.check_float("residual", residual)
-        host.check_shape("residual", residual, x.shape)
-        if residual.dtype != x.dtype:
-            raise ValueError(f"residual: got dtype {residual.dtype}, expected x's, {x.dtype}")
         residual_out = host.result("residual_out", values + host.double(residual), x.dtype, x.device)
         values = host.double(residual_out)  # the norm sees the rounded sum, as its backward will
     with np.errstate(all="ignore"):
@@ -116,17 +99,10 @@ def _backward(
     rstd: torch.Tensor,
     zero_centered_gamma: bool,
     add: torch.Tensor | None,
+    centered: bool,
 ) -> NormBackward:
     """With h = (x - mean) rstd and g = dy gamma: dx = rstd (g - mean(g) - h mean(g h)); RMSNorm lacks the mean(g)."""
-    _check(x, gamma)
-    for name, like in (("dy", dy), ("add", add)):
-        if like is not None:
-            host.check_float(name, like)
-            host.check_shape(name, like, x.shape)
-    for name, row in (("mean", mean), ("rstd", rstd)):
-        if row is not None:
-            host.check_float(name, row)
-            host.check_shape(name, row, x.shape[:-1])
+    checks.norm_bwd(dy, x, gamma, mean, rstd, add, centered)
     with np.errstate(all="ignore"):
         inverse = host.double(rstd)[..., None]
         shift = 0.0 if mean is None else host.double(mean)[..., None]
@@ -158,7 +134,7 @@ def layernorm_bwd(
     zero_centered_gamma: bool = False,
     add: torch.Tensor | None = None,
 ) -> NormBackward:
-    return _backward(dy, x, gamma, mean, rstd, zero_centered_gamma, add)
+    return _backward(dy, x, gamma, mean, rstd, zero_centered_gamma, add, centered=True)
 
 
 def rmsnorm_bwd(
@@ -170,4 +146,4 @@ def rmsnorm_bwd(
     zero_centered_gamma: bool = False,
     add: torch.Tensor | None = None,
 ) -> NormBackward:
-    return _backward(dy, x, gamma, None, rstd, zero_centered_gamma, add)
+    return _backward(dy, x, gamma, None, rstd, zero_centered_gamma, add, centered=False)

@@ -6,10 +6,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from te_dispatch.ops.checks import rows as checks
 from te_dispatch_reference import host
 from te_dispatch_reference.host import F64, Array
-
-_LAYOUTS = ("sbhd", "bshd", "thd")
 
 
 def _rotate(x: F64, interleaved: bool) -> F64:
@@ -25,21 +24,15 @@ def _positions(
 ) -> tuple[Array, Array]:
     """The position of every token, shaped to index freqs into x's leading dimensions, and whether it has one."""
     if layout == "thd":
-        if cu_seqlens is None:
-            raise ValueError("cu_seqlens: not given, expected int32 (b + 1,) for layout thd")
+        assert cu_seqlens is not None  # checked
         bounds = host.array(cu_seqlens).astype(np.int64)
         tokens = x.shape[0]
-        if bounds.ndim != 1 or bounds.size < 1 or bounds[0] != 0 or np.any(np.diff(bounds) < 0) or bounds[-1] > tokens:
-            raise ValueError(f"cu_seqlens: got {bounds.tolist()}, expected to rise from 0 to at most {tokens}")
         lengths = np.diff(bounds)
         batch = len(lengths)
-    elif cu_seqlens is not None:
-        raise ValueError(f"cu_seqlens: given for layout {layout}, expected for thd only")
     else:
         length, batch = (x.shape[0], x.shape[1]) if layout == "sbhd" else (x.shape[1], x.shape[0])
     first = np.zeros(batch, np.int64)
     if offsets is not None:
-        host.check_shape("offsets", offsets, (batch,))
         first = host.array(offsets).astype(np.int64)
     if layout == "thd":
         position = np.zeros(tokens, np.int64)
@@ -59,21 +52,9 @@ def _angles(
     offsets: torch.Tensor | None,
 ) -> tuple[F64, F64]:
     """cos and sin of every token's angles, broadcastable over heads."""
-    host.check_float(name, x)
-    if layout not in _LAYOUTS:
-        raise ValueError(f"layout: got {layout!r}, expected one of {', '.join(_LAYOUTS)}")
-    if x.ndim != (3 if layout == "thd" else 4):
-        raise ValueError(f"{name}: got shape {tuple(x.shape)}, expected {', '.join(layout)}")
-    if freqs.dtype != torch.float32:
-        raise ValueError(f"freqs: got dtype {freqs.dtype}, expected float32")
-    if freqs.ndim != 4 or freqs.shape[1:3] != (1, 1) or freqs.shape[-1] > x.shape[-1] or freqs.shape[-1] % 2:
-        raise ValueError(
-            f"freqs: got shape {tuple(freqs.shape)}, expected (s_max, 1, 1, r), r even and at most {x.shape[-1]}"
-        )
+    checks.rope(name, x, freqs, layout, cu_seqlens, offsets)
     position, valid = _positions(x, layout, cu_seqlens, offsets)
     used = position[valid]
-    if used.size and (used.min() < 0 or used.max() >= freqs.shape[0]):
-        raise ValueError(f"freqs: got {freqs.shape[0]} positions, expected positions {used.min()} to {used.max()}")
     table = host.double(freqs).reshape(freqs.shape[0], freqs.shape[-1])
     angles = np.zeros((*position.shape, freqs.shape[-1]))
     angles[valid] = table[used]

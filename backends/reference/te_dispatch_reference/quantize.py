@@ -10,13 +10,14 @@ import torch
 
 from te_dispatch.core.errors import Declined
 from te_dispatch.numerics.encodings import encoding as find_encoding
-from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized
-from te_dispatch.numerics.quantizers import CurrentQuantizer, NVFP4Quantizer, Quantizer
+from te_dispatch.numerics.quantized import Quantized
+from te_dispatch.numerics.quantizers import Quantizer
+from te_dispatch.ops.checks import quantize as checks
 from te_dispatch.ops.results import QuantizeDbias
-from te_dispatch.ops.shapes import ceil_div, empty_quantized, rows_of
+from te_dispatch.ops.shapes import ceil_div, rows_of
 from te_dispatch_reference import casts, host
 from te_dispatch_reference.encodings import encode
-from te_dispatch_reference.scale_layouts import canonical_scales, check_layout, to_layout
+from te_dispatch_reference.scale_layouts import canonical_scales, to_layout
 
 _TENSORS = ("row_data", "col_data", "row_scale_inv", "col_scale_inv", "global_scale_inv")
 
@@ -32,20 +33,9 @@ def quantize(
     rng_state: torch.Tensor | None = None,
 ) -> Quantized:
     """A set `noop_flag` skips the cast entirely: its amax is not recorded either."""
-    host.check_float("x", x)
-    casts.check_usage(usage)
+    checks.quantize(x, quantizer, usage, out, noop_flag, amax)
     if rng_state is not None:
         raise Declined("rng_state asks for stochastic rounding")
-    if noop_flag is not None and out is None:
-        raise ValueError("noop_flag: given without out, expected out to leave as it is")
-    if amax is not None and not isinstance(quantizer, (CurrentQuantizer, NVFP4Quantizer)):
-        raise ValueError(
-            f"amax: given with a {type(quantizer).__name__}, expected a CurrentQuantizer or NVFP4Quantizer"
-        )
-    if x.ndim == 0:
-        raise ValueError("x: got a tensor without dimensions, expected (..., K)")
-    if out is not None:
-        _check_out(out, x, quantizer, usage)
     if noop_flag is not None and host.array(noop_flag).item() != 0:
         return out  # type: ignore[return-value]  # checked above
     made = casts.quantized(host.single(x), tuple(x.shape), quantizer, usage, x.dtype, x.device, amax)
@@ -57,43 +47,25 @@ def quantize(
     return out
 
 
-def _check_out(out: Quantized, x: torch.Tensor, quantizer: Quantizer, usage: str) -> None:
-    if (out.encoding, out.scaling, out.scale_layout) != (quantizer.encoding, quantizer.scaling, CANONICAL_SCALES):
-        raise ValueError(
-            f"out: got {out.encoding}, {out.scaling} with {out.scale_layout} scales, expected {quantizer.encoding}, "
-            f"{quantizer.scaling} with {CANONICAL_SCALES} scales"
-        )
-    expected = empty_quantized(tuple(x.shape), quantizer, usage, x.dtype, torch.device("meta"))
-    for name in _TENSORS:
-        wanted, found = getattr(expected, name), getattr(out, name)
-        if wanted is not None and (found is None or found.shape != wanted.shape):
-            got = None if found is None else tuple(found.shape)
-            raise ValueError(f"out: got {name} {got}, expected {tuple(wanted.shape)}")
-
-
 def quantize_dbias(
     x: torch.Tensor, quantizer: Quantizer, *, usage: str, bias_dtype: torch.dtype | None = None
 ) -> QuantizeDbias:
+    checks.quantize_dbias(x, quantizer, usage, bias_dtype)
     made = quantize(x, quantizer, usage=usage)
     sums = host.double(x).reshape(rows_of(tuple(x.shape)), x.shape[-1]).sum(0)
     return QuantizeDbias(made, host.result("dbias", sums, bias_dtype or x.dtype, x.device))
 
 
 def dequantize(x: Quantized, *, dtype: torch.dtype | None = None) -> torch.Tensor:
-    if dtype is not None and dtype not in host.FLOATS:
-        raise ValueError(f"dtype: got {dtype}, expected float32, bfloat16 or float16")
+    checks.dequantize(x, dtype)
     decoded, scale = casts.factors(x, column=x.row_data is None)
     values = casts.times(decoded.astype(np.float32), scale)
     return host.result("out", values.reshape(x.shape), dtype or x.dtype, x.device)
 
 
 def transpose_quantized(x: Quantized) -> Quantized:
-    if x.scaling not in ("tensor", "block_2d"):
-        raise ValueError(f"x: got {x.scaling} scaling, whose copies differ, expected tensor or block_2d")
-    if x.row_data is None or x.row_scale_inv is None:
-        raise ValueError("x: has no row-wise copy to transpose")
-    if x.scale_layout != CANONICAL_SCALES:
-        raise ValueError(f"x: got {x.scale_layout} scales, expected {CANONICAL_SCALES}")
+    checks.transpose_quantized(x)
+    assert x.row_data is not None and x.row_scale_inv is not None  # checked
     codes = host.array(x.row_data).reshape(rows_of(x.shape), x.shape[-1])
     col_scale = x.row_scale_inv
     if x.scaling == "block_2d":
@@ -111,7 +83,7 @@ def relayout_scales(x: Quantized, *, scale_layout: str) -> Quantized:
 
     A swizzled result has the padded two-dimensional shape; its memory is the sequence of tiles.
     """
-    check_layout("scale_layout", scale_layout, x.scaling)
+    checks.relayout_scales(x, scale_layout)
 
     def move(role: str, scales: torch.Tensor | None, column: bool) -> torch.Tensor | None:
         if scales is None or scale_layout == x.scale_layout:
@@ -127,73 +99,41 @@ def relayout_scales(x: Quantized, *, scale_layout: str) -> Quantized:
     )
 
 
-def _check_splits(name: str, splits: Sequence[int], total: int) -> None:
-    if any(rows < 0 for rows in splits) or sum(splits) != total:
-        raise ValueError(f"{name}: got {list(splits)}, expected non-negative numbers that add up to {total} rows")
-
-
 def split_quantize(
     x: torch.Tensor, splits: Sequence[int], quantizers: Sequence[Quantizer], *, usage: str
 ) -> list[Quantized]:
-    if x.ndim != 2:
-        raise ValueError(f"x: got shape {tuple(x.shape)}, expected (M, K)")
-    _check_splits("splits", splits, x.shape[0])
-    _check_quantizers(quantizers, len(splits))
+    checks.split_quantize(x, splits, quantizers, usage)
     return [quantize(p, q, usage=usage) for p, q in zip(torch.split(x, list(splits)), quantizers, strict=True)]
 
 
 def multi_tensor_quantize(
     xs: Sequence[torch.Tensor], quantizers: Sequence[Quantizer], *, usage: str
 ) -> list[Quantized]:
-    if not xs:
-        raise ValueError("xs: got no tensor, expected at least one")
-    _check_quantizers(quantizers, len(xs))
-    for i, x in enumerate(xs):
-        host.check_float(f"xs[{i}]", x)
+    checks.multi_tensor_quantize(xs, quantizers, usage)
     return [quantize(x, q, usage=usage) for x, q in zip(xs, quantizers, strict=True)]
 
 
-def _check_quantizers(quantizers: Sequence[Quantizer], count: int) -> None:
-    if len(quantizers) != count:
-        raise ValueError(f"quantizers: got {len(quantizers)}, expected {count}")
-    kinds = {(q.kind, q.scaling, q.encoding) for q in quantizers}
-    if len(kinds) > 1:
-        raise ValueError(f"quantizers: got {sorted(kinds)}, expected one kind and encoding")
-
-
 def compute_amax(x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
-    host.check_float("x", x)
+    checks.compute_amax(x, out)
     amax = np.array([casts.amax_of(host.single(x))])
     if out is None:
         return host.result("out", amax, torch.float32, x.device)
-    if out.dtype != torch.float32 or out.shape != (1,):
-        raise ValueError(f"out: got {out.dtype} {tuple(out.shape)}, expected float32 (1,)")
     return host.write(out, amax)
 
 
-def _blocks_of_shard(
-    x: torch.Tensor, name: str, per_block: torch.Tensor, height: int, width: int, start: int, block: int
-) -> np.ndarray:
+def _blocks_of_shard(count: int, height: int, width: int, start: int, block: int) -> np.ndarray:
     """Flat index of the block that each element of a shard belongs to."""
-    host.check_float("x", x)
-    if x.ndim != 1:
-        raise ValueError(f"x: got shape {tuple(x.shape)}, expected (N,)")
-    if block not in (0, 128):
-        raise ValueError(f"block: got {block}, expected 128, or 0 for the whole matrix")
-    if start < 0 or start + x.numel() > height * width:
-        raise ValueError(f"start: got {start} with {x.numel()} elements, expected to stay within {height}x{width}")
-    blocks = (ceil_div(height, block), ceil_div(width, block)) if block else (1, 1)
-    host.check_shape(name, per_block, blocks)
     if block == 0:
-        return np.zeros(x.numel(), np.int64)
-    row, column = np.divmod(np.arange(start, start + x.numel()), max(width, 1))
-    return (row // block) * blocks[1] + column // block
+        return np.zeros(count, np.int64)
+    row, column = np.divmod(np.arange(start, start + count), max(width, 1))
+    return (row // block) * ceil_div(width, block) + column // block
 
 
 def partial_amax(
     x: torch.Tensor, amax: torch.Tensor, *, height: int, width: int, start: int, block: int
 ) -> torch.Tensor:
-    index = _blocks_of_shard(x, "amax", amax, height, width, start, block)
+    checks.partial_amax(x, amax, height, width, start, block)
+    index = _blocks_of_shard(x.numel(), height, width, start, block)
     values = casts.magnitudes(host.single(amax))
     np.maximum.at(values.reshape(-1), index, casts.magnitudes(host.single(x)))
     return host.write(amax, values)
@@ -210,12 +150,9 @@ def partial_cast(
     block: int,
     encoding: str,
 ) -> torch.Tensor:
+    checks.partial_cast(x, out, scale, height, width, start, block, encoding)
     form = find_encoding(encoding)
-    if form.bits != 8:
-        raise ValueError(f"encoding: got {encoding!r}, expected an 8-bit one")
-    index = _blocks_of_shard(x, "scale", scale, height, width, start, block)
-    if out.dtype != torch.uint8 or out.shape != x.shape:
-        raise ValueError(f"out: got {out.dtype} {tuple(out.shape)}, expected uint8 {tuple(x.shape)}")
+    index = _blocks_of_shard(x.numel(), height, width, start, block)
     scaled = casts.times(host.single(x), host.single(scale).reshape(-1)[index])
     return host.write(out, encode(scaled, form, form.max, form.negative_zero))
 
@@ -229,26 +166,7 @@ def update_delayed_scales(
     margin: int = 0,
     amaxes: Sequence[torch.Tensor] | None = None,
 ) -> None:
-    if algorithm not in ("max", "most_recent"):
-        raise ValueError(f"algorithm: got {algorithm!r}, expected max or most_recent")
-    if not histories:
-        raise ValueError("histories: got none, expected at least one")
-    for name, items in (("scales", scales), ("max_values", max_values)):
-        if len(items) != len(histories):
-            raise ValueError(f"{name}: got {len(items)}, expected {len(histories)}, one per history")
-    for i, history in enumerate(histories):
-        if history.dtype != torch.float32 or history.ndim != 2 or history.shape[0] == 0:
-            raise ValueError(
-                f"histories[{i}]: got {history.dtype} {tuple(history.shape)}, expected float32 (length, n)"
-            )
-        if scales[i].dtype != torch.float32 or scales[i].shape != history.shape[1:]:
-            raise ValueError(
-                f"scales[{i}]: got {scales[i].dtype} {tuple(scales[i].shape)}, expected float32 {history.shape[1:]}"
-            )
-        if len(max_values[i]) != history.shape[1]:
-            raise ValueError(f"max_values[{i}]: got {len(max_values[i])} numbers, expected {history.shape[1]}")
-        if amaxes is not None and amaxes[i].shape != scales[i].shape:
-            raise ValueError(f"amaxes[{i}]: got {tuple(amaxes[i].shape)}, expected {tuple(scales[i].shape)}")
+    checks.update_delayed_scales(histories, scales, max_values, algorithm, margin, amaxes)
     for i, (history, scale, max_value) in enumerate(zip(histories, scales, max_values, strict=True)):
         _update(history, scale, max_value, algorithm, margin, None if amaxes is None else amaxes[i])
 
@@ -282,13 +200,8 @@ def convert_encoding(
     """Codes that do not convert are looked for, under `error`, in the same copy that `count` counts: the row-wise
     one, or the column-wise where that is all there is.
     """
+    checks.convert_encoding(x, encoding, overflow, count)
     source, target = find_encoding(x.encoding), find_encoding(encoding)
-    if overflow not in ("saturate", "error"):
-        raise ValueError(f"overflow: got {overflow!r}, expected saturate or error")
-    if source.family != target.family or source.fnuz == target.fnuz:
-        raise ValueError(f"encoding: got {encoding}, expected the other form of {x.encoding}")
-    if x.scaling not in ("tensor", "block_1d", "block_2d"):
-        raise ValueError(f"x: got {x.scaling} scaling, expected fp32 scales: tensor, block_1d or block_2d")
     codes = np.arange(256, dtype=np.uint8)
     magnitude, sign = codes & 0x7F, codes & 0x80
     if target.fnuz:
@@ -330,15 +243,6 @@ def convert_encoding(
     )
 
 
-def _check_padding(x: torch.Tensor, splits: Sequence[int], padded_splits: Sequence[int], rows: int) -> None:
-    if x.ndim != 2 or x.shape[0] != rows:
-        raise ValueError(f"x: got shape {tuple(x.shape)}, expected ({rows}, K)")
-    if len(splits) != len(padded_splits):
-        raise ValueError(f"padded_splits: got {len(padded_splits)} parts, expected {len(splits)}")
-    if any(not 0 <= used <= padded for used, padded in zip(splits, padded_splits, strict=True)):
-        raise ValueError(f"padded_splits: got {list(padded_splits)}, expected at least {list(splits)}")
-
-
 def _rows_in_padded(splits: Sequence[int], padded_splits: Sequence[int]) -> np.ndarray:
     """Where each unpadded row lies among the padded ones."""
     starts = np.cumsum([0, *padded_splits])
@@ -346,7 +250,7 @@ def _rows_in_padded(splits: Sequence[int], padded_splits: Sequence[int]) -> np.n
 
 
 def pad_rows(x: torch.Tensor, splits: Sequence[int], padded_splits: Sequence[int]) -> torch.Tensor:
-    _check_padding(x, splits, padded_splits, sum(splits))
+    checks.pad_rows(x, splits, padded_splits, False)
     source = host.raw(x)
     padded = np.zeros((sum(padded_splits), source.shape[1]), np.uint8)
     padded[_rows_in_padded(splits, padded_splits)] = source
@@ -354,6 +258,6 @@ def pad_rows(x: torch.Tensor, splits: Sequence[int], padded_splits: Sequence[int
 
 
 def unpad_rows(x: torch.Tensor, splits: Sequence[int], padded_splits: Sequence[int]) -> torch.Tensor:
-    _check_padding(x, splits, padded_splits, sum(padded_splits))
+    checks.pad_rows(x, splits, padded_splits, True)
     kept = host.raw(x)[_rows_in_padded(splits, padded_splits)]
     return host.from_raw("out", kept, (kept.shape[0], x.shape[1]), x.dtype, x.device)

@@ -21,15 +21,6 @@ _SCALINGS = {
 LAYOUTS = (CANONICAL_SCALES, *_SCALINGS)
 
 
-def check_layout(name: str, layout: str, scaling: str) -> None:
-    if layout not in LAYOUTS:
-        raise ValueError(f"{name}: got {layout!r}, expected one of {', '.join(LAYOUTS)}")
-    if layout != CANONICAL_SCALES and scaling not in _SCALINGS[layout]:
-        raise ValueError(
-            f"{name}: got {layout!r}, which is for {' and '.join(_SCALINGS[layout])}, with {scaling} scales"
-        )
-
-
 def _padded(scales: Scales, rows: int, columns: int) -> Scales:
     """Zero-padded up to multiples of (rows, columns)."""
     extra = [(0, -size % multiple) for size, multiple in zip(scales.shape, (rows, columns), strict=True)]

@@ -9,9 +9,7 @@ import numpy as np
 import torch
 
 from te_dispatch.core.errors import Declined
-from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.numerics.quantizers import Quantizer
-from te_dispatch.ops.attention import BIAS_TYPES, LAYOUTS, MASKS, PACKINGS, SOFTMAX_TYPES
 from te_dispatch_reference import casts, host
 from te_dispatch_reference.host import F64, Array
 from te_dispatch_reference.philox import keep_scale
@@ -70,67 +68,11 @@ def alibi_slopes_of(heads: int) -> F64:
     return np.concatenate([slopes, more])[:heads].astype(np.float32).astype(np.float64)
 
 
-def _one_of(name: str, value: str | None, accepted: tuple[str, ...]) -> None:
-    if value not in accepted:
-        raise ValueError(f"{name}: got {value!r}, expected one of {', '.join(accepted)}")
-
-
-def _check_operands(q: Any, k: Any, v: Any, layout: str, packing: str | None, paged: bool) -> None:
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(x, Quantized):
-            host.check_float(name, x)
-        dimensions = 4 if paged and name != "q" else len(layout)
-        if len(x.shape) != dimensions:
-            raise ValueError(
-                f"{name}: got shape {tuple(x.shape)}, expected {dimensions} dimensions ({', '.join(layout)})"
-            )
-    if k.shape[-1] != q.shape[-1]:
-        raise ValueError(f"k: got head dimension {k.shape[-1]}, expected q's, {q.shape[-1]}")
-    if tuple(v.shape[:-1]) != tuple(k.shape[:-1]):
-        raise ValueError(f"v: got shape {tuple(v.shape)}, expected k's {tuple(k.shape)} but for the last dimension")
-    if k.shape[-2] == 0 or q.shape[-2] % k.shape[-2]:
-        raise ValueError(f"k: got {k.shape[-2]} groups for {q.shape[-2]} heads, expected a divisor")
-    batch_axis = {"sbhd": 1, "bshd": 0}.get(layout)
-    if batch_axis is not None and not paged and k.shape[batch_axis] != q.shape[batch_axis]:
-        raise ValueError(f"k: got batch {k.shape[batch_axis]}, expected q's, {q.shape[batch_axis]}")
-    if packing is not None:
-        _one_of("packing", packing, PACKINGS)
-        packed = [q, k, v] if packing in ("3hd", "h3d") else [k, v]
-        if paged or any(tuple(x.shape) != tuple(packed[0].shape) for x in packed):
-            raise ValueError(
-                f"packing: got {packing} with shapes {[tuple(x.shape) for x in packed]}, expected equal ones"
-            )
-
-
-def _check_bias(
-    bias: torch.Tensor | None, bias_type: str, slopes: torch.Tensor | None, heads: int, sides: tuple[Side, Side]
-) -> F64 | None:
-    """Check bias and slopes; returns the slopes as (1 or b, h) for ALiBi."""
-    _one_of("bias_type", bias_type, BIAS_TYPES)
-    batch = len(sides[0].length)
-    if (bias is not None) != (bias_type in ("pre_scale", "post_scale")):
-        raise ValueError(f"bias: {'' if bias is not None else 'not '}given with bias_type {bias_type}")
-    if bias is not None:
-        host.check_float("bias", bias)
-        shape = (sides[0].extent, sides[1].extent)
-        if (
-            bias.ndim != 4
-            or bias.shape[0] not in (1, batch)
-            or bias.shape[1] not in (1, heads)
-            or bias.shape[2:] != shape
-        ):
-            raise ValueError(
-                f"bias: got shape {tuple(bias.shape)}, expected (1 or {batch}, 1 or {heads}, {shape[0]}, {shape[1]})"
-            )
-    if slopes is not None and bias_type != "alibi":
-        raise ValueError(f"alibi_slopes: given with bias_type {bias_type}, expected alibi")
+def _slopes(bias_type: str, slopes: torch.Tensor | None, heads: int) -> F64 | None:
+    """ALiBi's slopes as (1 or b, h), None for other biases."""
     if bias_type != "alibi":
         return None
-    if slopes is None:
-        return alibi_slopes_of(heads)[None]
-    if tuple(slopes.shape) not in ((heads,), (batch, heads)):
-        raise ValueError(f"alibi_slopes: got shape {tuple(slopes.shape)}, expected ({heads},) or ({batch}, {heads})")
-    return host.double(slopes).reshape(-1, heads)
+    return alibi_slopes_of(heads)[None] if slopes is None else host.double(slopes).reshape(-1, heads)
 
 
 def _sides(
@@ -141,9 +83,6 @@ def _sides(
         query = packed_side("q", q, given["cu_seqlens_q"], given["cu_seqlens_q_padded"], given["max_seqlen_q"])
     else:
         query = dense_side("q", q, layout, padding, given["cu_seqlens_q"])
-        for name in ("cu_seqlens_q_padded", "cu_seqlens_kv_padded"):
-            if given[name] is not None:
-                raise ValueError(f"{name}: given for layout {layout}, expected for thd only")
     if page_table is not None:
         keys = paged_side(k, page_table, given["cu_seqlens_kv"])
     elif layout == "thd":
@@ -154,21 +93,6 @@ def _sides(
         name = "cu_seqlens_kv" if page_table is None else "page_table"
         raise ValueError(f"{name}: got {len(keys.length)} sequences, expected q's {len(query.length)}")
     return query, keys
-
-
-def _check_mask(mask: str, attn_mask: torch.Tensor | None, window: Any, shape: tuple[int, ...]) -> Array | None:
-    if window is not None and (len(window) != 2 or min(window) < -1):
-        raise ValueError(f"window: got {window}, expected (left, right), each -1 or more")
-    if mask == "arbitrary" and attn_mask is None:
-        raise ValueError("attn_mask: not given, expected bool, broadcastable to (b, h, s_q, s_kv), for mask arbitrary")
-    if attn_mask is None:
-        return None
-    if attn_mask.dtype != torch.bool:
-        raise ValueError(f"attn_mask: got dtype {attn_mask.dtype}, expected bool")
-    try:
-        return np.broadcast_to(host.array(attn_mask), shape)
-    except ValueError:
-        raise ValueError(f"attn_mask: got shape {tuple(attn_mask.shape)}, expected to broadcast to {shape}") from None
 
 
 def check(
@@ -194,29 +118,17 @@ def check(
     quantizers: dict[str, Quantizer | None],
     **seqlens: Any,
 ) -> Call:
-    """Check every argument, naming the one that is wrong, and bring what the formulas need to the host."""
-    _one_of("layout", layout, LAYOUTS)
-    _one_of("mask", mask, MASKS)
-    _one_of("softmax_type", softmax_type, SOFTMAX_TYPES)
-    _check_operands(q, k, v, layout, packing, page_table is not None)
+    """Bring what the formulas need to the host, of arguments that `te_dispatch.ops.checks` has passed."""
     query, keys = _sides(q, k, layout, mask, seqlens, page_table)
     heads = q.shape[-2]
-    hidden = _check_mask(mask, attn_mask, window, (len(query.length), heads, query.extent, keys.extent))
-    slopes = _check_bias(bias, bias_type, alibi_slopes, heads, (query, keys))
-    if (softmax_offset is not None) != (softmax_type == "learnable"):
-        state = "given" if softmax_offset is not None else "not given"
-        raise ValueError(f"softmax_offset: {state} with softmax_type {softmax_type}, expected for learnable only")
-    if softmax_offset is not None:
-        host.check_shape("softmax_offset", softmax_offset, (heads,))
-    if softcap < 0:
-        raise ValueError(f"softcap: got {softcap}, expected 0 or more")
-    if not 0 <= dropout_p <= 1:
-        raise ValueError(f"dropout_p: got {dropout_p}, expected a probability")
+    hidden = None
+    if attn_mask is not None:
+        hidden = np.broadcast_to(host.array(attn_mask), (len(query.length), heads, query.extent, keys.extent))
+    slopes = _slopes(bias_type, alibi_slopes, heads)
     rng = (0, 0)
     if dropout_p > 0:
-        if rng_state is None or rng_state.numel() != 2:
-            raise ValueError("rng_state: expected int64 (2,), (seed, offset), since dropout_p > 0")
-        rng = (int(rng_state.reshape(-1)[0]), int(rng_state.reshape(-1)[1]))
+        assert rng_state is not None  # checked
+        rng = (int(rng_state[0]), int(rng_state[1]))
     for name, quantizer in quantizers.items():
         if quantizer is not None and quantizer.scaling != "tensor":
             raise Declined(f"{name} has {quantizer.scaling} scaling, tensor is served")

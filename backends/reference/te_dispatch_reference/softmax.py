@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from te_dispatch.ops.checks import rows as checks
 from te_dispatch_reference import host
 from te_dispatch_reference.host import F64
 
@@ -26,20 +27,10 @@ def softmax_fwd(
     causal: bool = False,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    host.check_float("x", x)
-    host.check_out_dtype(out_dtype)
-    if x.ndim < 2:
-        raise ValueError(f"x: got shape {tuple(x.shape)}, expected (..., s_q, s_kv)")
+    checks.softmax_fwd(x, mask, scale, out_dtype)
     masked = np.zeros(x.shape, bool)
     if mask is not None:
-        if mask.dtype != torch.bool:
-            raise ValueError(f"mask: got dtype {mask.dtype}, expected bool")
-        try:
-            masked |= np.broadcast_to(host.array(mask), x.shape)
-        except ValueError:
-            raise ValueError(
-                f"mask: got shape {tuple(mask.shape)}, expected to broadcast to {tuple(x.shape)}"
-            ) from None
+        masked |= np.broadcast_to(host.array(mask), x.shape)
     if causal:
         masked |= np.triu(np.ones(x.shape[-2:], bool), 1)
     with np.errstate(all="ignore"):
@@ -50,10 +41,7 @@ def softmax_fwd(
 def softmax_bwd(
     dy: torch.Tensor, y: torch.Tensor, *, scale: float = 1.0, out_dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    host.check_float("y", y)
-    host.check_float("dy", dy)
-    host.check_shape("dy", dy, y.shape)
-    host.check_out_dtype(out_dtype)
+    checks.softmax_bwd(dy, y, scale, out_dtype)
     grad, value = host.double(dy), host.double(y)
     with np.errstate(all="ignore"):
         dx = scale * value * (grad - (grad * value).sum(-1, keepdims=True))

@@ -402,11 +402,11 @@ ERRORS: list[tuple[str, dict[str, Any]]] = [
     ("softmax_offset: got shape", {"softmax_type": "learnable", "softmax_offset": torch.ones(2)}),
     ("softcap: got -1", {"softcap": -1.0}),
     ("dropout_p: got 1.5", {"dropout_p": 1.5}),
-    ("rng_state: expected int64", {"dropout_p": 0.5}),
+    ("rng_state: got None with dropout_p=0.5", {"dropout_p": 0.5}),
     ("out_dtype: got torch.int8", {"out_dtype": torch.int8}),
     ("page_table: given without inference", {"page_table": torch.zeros(2, 1, dtype=torch.int32)}),
-    ("page_table: got shape", {"page_table": torch.full((2, 1), 9), "inference": True}),
-    ("page_table: got 1 sequences", {"page_table": torch.zeros(1, 1, dtype=torch.int32), "inference": True}),
+    ("page_table: got pages 9 to 9", {"page_table": torch.full((2, 1), 9, dtype=torch.int32), "inference": True}),
+    (r"page_table: got shape \(1, 1\)", {"page_table": torch.zeros(1, 1, dtype=torch.int32), "inference": True}),
 ]
 
 
@@ -420,7 +420,7 @@ THD_ERRORS: list[tuple[str, dict[str, Any]]] = [
     ("cu_seqlens_q: not given", {"cu_seqlens_kv": CU}),
     ("cu_seqlens_kv: not given", {"cu_seqlens_q": CU}),
     ("cu_seqlens_q: got sequences that end past", {"cu_seqlens_q": int32(0, 2, 5), "cu_seqlens_kv": CU}),
-    ("cu_seqlens_kv: got 1 sequences", {"cu_seqlens_q": CU, "cu_seqlens_kv": int32(0, 4)}),
+    (r"cu_seqlens_kv: got shape \(2,\), expected \(3,\)", {"cu_seqlens_q": CU, "cu_seqlens_kv": int32(0, 4)}),
     ("max_seqlen_kv: got 1", {"cu_seqlens_q": CU, "cu_seqlens_kv": CU, "max_seqlen_kv": 1}),
     ("cu_seqlens_q_padded: got shape", {"cu_seqlens_q": CU, "cu_seqlens_q_padded": int32(0, 4)}),
 ]

@@ -160,10 +160,10 @@ ERRORS: list[tuple[str, dict[str, Any]]] = [
     ("x: got list", {"x": [1.0]}),
     ("x: got a tensor without dimensions", {"x": torch.ones(())}),
     ("noop_flag: given without out", {"noop_flag": torch.zeros(1)}),
-    ("amax: given with a BlockQuantizer", {"quantizer": BlockQuantizer(), "amax": torch.ones(1)}),
+    ("amax: given with a block quantizer", {"quantizer": BlockQuantizer(), "amax": torch.ones(1)}),
     ("out: got e5m2, tensor", {"out": quantize(X, CurrentQuantizer("e5m2"), usage="row")}),
-    ("out: got row_data None", {"out": quantize(X, CurrentQuantizer(), usage="column")}),
-    (r"out: got row_data \(2, 16\)", {"out": quantize(X[:, :16], CurrentQuantizer(), usage="row")}),
+    ("out: has no row-wise copy", {"out": quantize(X, CurrentQuantizer(), usage="column")}),
+    (r"out: got shape \(2, 16\)", {"out": quantize(X[:, :16], CurrentQuantizer(), usage="row")}),
     ("quantizer: got str", {"quantizer": "fp8"}),
 ]
 
@@ -171,7 +171,7 @@ ERRORS: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("message", "wrong"), ERRORS, ids=[e[0] for e in ERRORS])
 def test_errors_name_the_argument(message: str, wrong: dict[str, Any]) -> None:
     arguments = {"x": X, "quantizer": CurrentQuantizer(), "usage": "row", **wrong}
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         quantize(arguments.pop("x"), arguments.pop("quantizer"), **arguments)
 
 
@@ -186,7 +186,7 @@ def test_more_errors() -> None:
         split_quantize(X, [1, 1], [CurrentQuantizer()], usage="row")
     with pytest.raises(ValueError, match="expected one kind and encoding"):
         multi_tensor_quantize([X, X], [CurrentQuantizer(), MXFP8Quantizer()], usage="row")
-    with pytest.raises(ValueError, match="xs: got no tensor"):
+    with pytest.raises(ValueError, match="xs: got an empty list"):
         multi_tensor_quantize([], [], usage="row")
     amax = torch.zeros(1)
     with pytest.raises(ValueError, match=r"xs\[1\]: got dtype"):

@@ -8,7 +8,8 @@ from torch.nn.functional import gelu, relu, silu
 
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.numerics.quantizers import Quantizer
-from te_dispatch.ops.activation import CLAMPED_SWIGLU, GATED, KINDS
+from te_dispatch.ops.activation import CLAMPED_SWIGLU, GATED
+from te_dispatch.ops.checks import rows as checks
 from te_dispatch.ops.results import ActivationBackward, ActivationForward
 from te_dispatch_torch.quantize import cast, dequantize
 
@@ -83,13 +84,6 @@ def _values(x: torch.Tensor | Quantized) -> torch.Tensor:
     return dequantize(x, dtype=torch.float32) if isinstance(x, Quantized) else x.float()
 
 
-def _check(kind: str, columns: int) -> None:
-    if kind not in KINDS:
-        raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
-    if kind in GATED and columns % 2:
-        raise ValueError(f"x must have an even last dimension for {kind}, got {columns}")
-
-
 def activation_fwd(
     x: torch.Tensor | Quantized,
     *,
@@ -101,7 +95,7 @@ def activation_fwd(
     out_dtype: torch.dtype | None = None,
 ) -> ActivationForward:
     """Any activation, with an optional cast from fp32."""
-    _check(kind, x.shape[-1])
+    checks.activation_fwd(x, kind, params, quantizer, usage, out_dtype)
     dtype = out_dtype or x.dtype
     if quantizer is None and kind in ("gelu", "relu", "silu") and isinstance(x, torch.Tensor) and dtype == x.dtype:
         return ActivationForward(_apply(kind, x), None)  # these compute in fp32 and round once by themselves
@@ -122,7 +116,7 @@ def activation_bwd(
     with_dbias: bool = False,
 ) -> ActivationBackward:
     """Any activation's gradient, with an optional cast and bias gradient from fp32."""
-    _check(kind, x.shape[-1])
+    checks.activation_bwd(dy, x, kind, params, quantizer, usage)
     dx = _backward(kind, dy.float(), _values(x), params)
     dbias = dx.reshape(-1, dx.shape[-1]).sum(0).to(dy.dtype) if with_dbias else None
     quantized = None if quantizer is None else cast(dx, quantizer, usage, dy.dtype)

@@ -13,9 +13,9 @@ _OCP = ("e4m3fn", "e5m2")
 _FNUZ = ("e4m3fnuz", "e5m2fnuz")
 _ALL_LAYOUTS = ("TN", "NN", "NT")
 # Ada and Hopper multiply FP8 only where both operands are contracted along their last dimension.
-_HOPPER = Arch(encodings=_OCP, fp8_matmul=True, fp8_layouts=("TN",))
+_HOPPER = Arch(encodings=_OCP, fp8_matmul=True, fp8_layouts=("NT",))
 _BLACKWELL = Arch(_OCP, True, _ALL_LAYOUTS, ("mxfp8", "nvfp4"))
-_CONSUMER_BLACKWELL = Arch(_OCP, True, ("TN",), ("mxfp8", "nvfp4"))
+_CONSUMER_BLACKWELL = Arch(_OCP, True, ("NT",), ("mxfp8", "nvfp4"))
 _CDNA3 = Arch(_FNUZ, True, _ALL_LAYOUTS, (), 64)
 _RDNA4 = Arch(_OCP, True, _ALL_LAYOUTS, (), 32)
 

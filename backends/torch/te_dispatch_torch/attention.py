@@ -15,6 +15,7 @@ import torch
 from te_dispatch.core.errors import Declined
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.numerics.quantizers import Quantizer
+from te_dispatch.ops.checks import attention as checks
 from te_dispatch.ops.results import AttentionBackward, AttentionForward, Saved
 from te_dispatch_torch.sequences import from_per_head, pack, per_head
 
@@ -101,11 +102,14 @@ def _efficient_backward(
     return dq, dk, dv
 
 
-def _check(kernel: Kernel, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str, mask: str) -> None:
+def _check_options(kernel: Kernel, layout: str, mask: str) -> None:
     if layout not in ("sbhd", "bshd") or mask not in ("none", "causal"):
         raise Declined(
             f"{kernel.name} serves layouts sbhd and bshd with masks none and causal, got {layout} and {mask}"
         )
+
+
+def _check(kernel: Kernel, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str, mask: str) -> None:
     if v.shape[-1] != q.shape[-1]:
         raise Declined(f"{kernel.name} needs equal head dimensions, got {q.shape[-1]} and {v.shape[-1]}")
     sequence = 0 if layout == "sbhd" else 1
@@ -166,6 +170,13 @@ def _forward(kernel: Kernel) -> Callable[..., AttentionForward]:
         out_dtype: torch.dtype | None = None,
     ) -> AttentionForward:
         """Dense, none or causal; the manifest keeps every other option away."""
+        _check_options(kernel, layout, mask)
+        checks.attention(
+            q, k, v, layout, packing, mask, attn_mask, window, cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded,
+            cu_seqlens_kv_padded, max_seqlen_q, max_seqlen_kv, page_table, bias, bias_type, alibi_slopes, softmax_scale,
+            softmax_type, softmax_offset, softcap, dropout_p, rng_state,
+        )  # fmt: skip
+        checks.forward(inference, page_table, s_quantizer, out_quantizer, out_dtype, q.device)
         _check(kernel, q, k, v, layout, mask)
         qh, kh, vh = per_head(q, layout), per_head(k, layout), per_head(v, layout)
         heads, scale = qh.shape[1], q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
@@ -216,6 +227,12 @@ def _backward(kernel: Kernel) -> Callable[..., AttentionBackward]:
         with_dbias: bool = False,
     ) -> AttentionBackward:
         """The forward kernel's own backward."""
+        checks.attention(
+            q, k, v, layout, packing, mask, attn_mask, window, cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded,
+            cu_seqlens_kv_padded, max_seqlen_q, max_seqlen_kv, None, bias, bias_type, alibi_slopes, softmax_scale,
+            softmax_type, softmax_offset, softcap, dropout_p, rng_state,
+        )  # fmt: skip
+        checks.backward(dout, q, v, out, lse, layout, bias, with_dbias, s_quantizer, dp_quantizer, dqkv_quantizer)
         qh, kh, vh = per_head(q, layout), per_head(k, layout), per_head(v, layout)
         heads, groups = qh.shape[1], kh.shape[1]
         scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale

@@ -10,6 +10,7 @@ import torch
 
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.numerics.quantizers import Quantizer
+from te_dispatch.ops.checks import attention as checks
 from te_dispatch.ops.results import AttentionBackward, AttentionForward, Saved
 from te_dispatch_torch.quantize import cast
 from te_dispatch_torch.scores import scores_of, setting_of, through
@@ -54,8 +55,12 @@ def attention_fwd(
     out_dtype: torch.dtype | None = None,
 ) -> AttentionForward:
     """Every option; dropout as `te_dispatch_torch.dropout` documents; `packing` changes nothing here."""
-    if page_table is not None and not inference:
-        raise ValueError("page_table needs inference=True, paged keys have no backward; got inference=False")
+    checks.attention(
+        q, k, v, layout, packing, mask, attn_mask, window, cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded,
+        cu_seqlens_kv_padded, max_seqlen_q, max_seqlen_kv, page_table, bias, bias_type, alibi_slopes, softmax_scale,
+        softmax_type, softmax_offset, softcap, dropout_p, rng_state,
+    )  # fmt: skip
+    checks.forward(inference, page_table, s_quantizer, out_quantizer, out_dtype, q.device)
     s = setting_of(
         q, k, v, layout, mask, attn_mask, window, cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded,
         cu_seqlens_kv_padded, max_seqlen_q, max_seqlen_kv, page_table, bias, bias_type, alibi_slopes, softmax_scale,
@@ -116,8 +121,12 @@ def attention_bwd(
     with_dbias: bool = False,
 ) -> AttentionBackward:
     """Recomputes the scores; `out` and `lse`, which are rounded, are not read."""
-    if with_dbias and bias is None:
-        raise ValueError("with_dbias needs the forward's bias, got bias=None")
+    checks.attention(
+        q, k, v, layout, packing, mask, attn_mask, window, cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded,
+        cu_seqlens_kv_padded, max_seqlen_q, max_seqlen_kv, None, bias, bias_type, alibi_slopes, softmax_scale,
+        softmax_type, softmax_offset, softcap, dropout_p, rng_state,
+    )  # fmt: skip
+    checks.backward(dout, q, v, out, lse, layout, bias, with_dbias, s_quantizer, dp_quantizer, dqkv_quantizer)
     s = setting_of(
         q, k, v, layout, mask, attn_mask, window, cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded,
         cu_seqlens_kv_padded, max_seqlen_q, max_seqlen_kv, None, bias, bias_type, alibi_slopes, softmax_scale,

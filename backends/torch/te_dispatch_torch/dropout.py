@@ -49,11 +49,3 @@ def keep_mask(shape: tuple[int, ...], dropout_p: float, rng_state: torch.Tensor)
     bits = _mix(_mix(counter ^ key) + other)
     threshold = round(dropout_p * (1 << 24))
     return (((bits >> 8) & 0xFFFFFF) >= threshold).view(shape)
-
-
-def check(dropout_p: float, rng_state: torch.Tensor | None) -> None:
-    """Raise ValueError unless dropout_p is a probability below 1 and has its rng_state."""
-    if not 0.0 <= dropout_p < 1.0:
-        raise ValueError(f"dropout_p must be in [0, 1), got {dropout_p}")
-    if dropout_p > 0.0 and rng_state is None:
-        raise ValueError(f"rng_state is required where dropout_p > 0, got None with dropout_p={dropout_p}")

@@ -14,7 +14,8 @@ import torch
 from te_dispatch.core.errors import Declined
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.numerics.quantizers import Quantizer
-from te_dispatch.ops.gemm import EPILOGUES, LAYOUTS, operand_format, out_shape
+from te_dispatch.ops.checks import gemm as checks
+from te_dispatch.ops.gemm import operand_format
 from te_dispatch.ops.results import Gemm
 from te_dispatch_torch.activation import gelu_grad
 from te_dispatch_torch.encodings import DTYPES, decode
@@ -40,7 +41,9 @@ def matmul(
     split_accumulator: bool | None = None,
 ) -> Gemm:
     """Plain dtypes. On an accelerator torch.backends.cuda.matmul's reduced-precision flags apply."""
-    shape = _check(a, b, layout, out, accumulate, bias, epilogue, aux)
+    shape = checks.gemm(
+        a, b, layout, out, accumulate, bias, epilogue, aux, aux_quantizer, out_dtype, out_quantizer
+    )  # fmt: skip
     dtype = out_dtype or (out.dtype if out is not None else a.dtype)
     a2, b2 = _matrices(a, b, layout)
     simple = alpha == 1.0 and epilogue is None and out_quantizer is None and not accumulate
@@ -49,7 +52,8 @@ def matmul(
         product = product.view(shape)
         return Gemm(product if out is None else out.copy_(product), None, None)
     plain_sum = epilogue in (None, "bgrad_a", "bgrad_b") and bias is None and out_quantizer is None
-    if accumulate and plain_sum and out is not None and out.dtype == a2.dtype == torch.float32:
+    in_place = out is not None and out.dtype == a2.dtype == torch.float32 and out.is_contiguous()
+    if accumulate and plain_sum and out is not None and in_place:
         out.view(-1, shape[-1]).addmm_(a2, b2, alpha=alpha)
         return Gemm(out, None, _operand_sum(a, b, epilogue, dtype))
     z = _product(a2, b2)
@@ -73,7 +77,9 @@ def emulated(
     split_accumulator: bool | None = None,
 ) -> Gemm:
     """Quantized operands of any scaling: decode, multiply, sum in fp32, as `split_accumulator` would."""
-    shape = _check(a, b, layout, out, accumulate, bias, epilogue, aux)
+    shape = checks.gemm(
+        a, b, layout, out, accumulate, bias, epilogue, aux, aux_quantizer, out_dtype, out_quantizer
+    )  # fmt: skip
     dtype = out_dtype or (out.dtype if out is not None else a.dtype)
     if _per_tensor(a) and _per_tensor(b):
         # Codes are exact in bf16, and the scales factor out of the sum.
@@ -103,7 +109,9 @@ def scaled_mm(
     split_accumulator: bool | None = None,
 ) -> Gemm:
     """FP8 matrix units, through the copies contracted along their last dimension. `None` accumulates fast."""
-    shape = _check(a, b, layout, out, accumulate, bias, epilogue, aux)
+    shape = checks.gemm(
+        a, b, layout, out, accumulate, bias, epilogue, aux, aux_quantizer, out_dtype, out_quantizer
+    )  # fmt: skip
     dtype = out_dtype or (out.dtype if out is not None else a.dtype)
     a8, a_scale = _contracted_last(a, layout, "a")
     b8, b_scale = _contracted_last(b, layout, "b")
@@ -122,44 +130,6 @@ def scaled_mm(
         product = product.view(shape)
         return Gemm(product if out is None else out.copy_(product), None, None)
     return _finish(product, a, b, shape, dtype, 1.0, out, accumulate, bias, epilogue, aux, aux_quantizer, out_quantizer)
-
-
-def _check(
-    a: Operand,
-    b: Operand,
-    layout: str,
-    out: torch.Tensor | None,
-    accumulate: bool,
-    bias: torch.Tensor | None,
-    epilogue: str | None,
-    aux: Operand | None,
-) -> tuple[int, ...]:
-    """Validate the call and return the result's shape."""
-    if layout not in LAYOUTS:
-        raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got {layout!r}")
-    if epilogue is not None and epilogue not in EPILOGUES:
-        raise ValueError(f"epilogue must be None or one of {', '.join(EPILOGUES)}, got {epilogue!r}")
-    ka = a.shape[-1] if layout[0] == "N" else _rows(a)
-    kb = b.shape[-1] if layout[1] == "T" else _rows(b)
-    if ka != kb:
-        raise ValueError(f"b must match a's contracted size {ka} in layout {layout}, got {kb} (shape {tuple(b.shape)})")
-    shape = out_shape(a, b, layout)
-    if accumulate and out is None:
-        raise ValueError("accumulate needs out to add to, got out=None")
-    if out is not None and tuple(out.shape) != shape:
-        raise ValueError(f"out must have shape {shape}, got {tuple(out.shape)}")
-    if bias is not None and tuple(bias.shape) != shape[-1:]:
-        raise ValueError(f"bias must have shape {shape[-1:]}, got {tuple(bias.shape)}")
-    if epilogue == "dgelu" and aux is None:
-        raise ValueError("aux, the forward's z, is required for epilogue dgelu, got None")
-    return shape
-
-
-def _rows(x: Operand) -> int:
-    rows = 1
-    for size in x.shape[:-1]:
-        rows *= size
-    return rows
 
 
 def _matrices(a: torch.Tensor, b: torch.Tensor, layout: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -276,9 +246,14 @@ def grouped(
     split_accumulator: bool | None = None,
 ) -> list[torch.Tensor]:
     """A product per group; splits in host integers."""
-    parts = _parts(a, splits) if splits is not None else a
-    if len(parts) != len(b):
-        raise ValueError(f"b must hold one operand per group, got {len(b)} for {len(parts)} groups")
+    rows = checks.groups(a, b, splits)
+    checks.grouped_options(len(b), out, bias)
+    parts = a if rows is None else _parts(a[0], rows)
+    for i, (x, y) in enumerate(zip(parts, b, strict=True)):  # all of them before the first is written
+        checks.gemm(
+            x, y, layout, None if out is None else out[i], accumulate, None if bias is None else bias[i],
+            out_dtype=out_dtype,
+        )  # fmt: skip
     results = []
     for i, (x, y) in enumerate(zip(parts, b, strict=True)):
         run = matmul
@@ -313,11 +288,6 @@ def grouped_device_splits(
     )  # fmt: skip
 
 
-def _parts(a: Sequence[Operand], splits: Sequence[int]) -> Sequence[torch.Tensor]:
-    if len(a) != 1:
-        raise ValueError(f"a must hold one tensor where splits are given, got {len(a)}")
+def _parts(a: Operand, rows: list[int]) -> Sequence[torch.Tensor]:
     # A block of a column-wise copy may span two groups, so quantized rows are split by value.
-    rows = dequantize(a[0], dtype=torch.float32) if isinstance(a[0], Quantized) else a[0]
-    if sum(splits) != rows.shape[0]:
-        raise ValueError(f"splits must add up to a's {rows.shape[0]} rows, got {sum(splits)}")
-    return rows.split(list(splits))
+    return (dequantize(a, dtype=torch.float32) if isinstance(a, Quantized) else a).split(rows)

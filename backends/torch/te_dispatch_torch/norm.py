@@ -6,20 +6,9 @@ from __future__ import annotations
 import torch
 
 from te_dispatch.numerics.quantizers import Quantizer
+from te_dispatch.ops.checks import rows as checks
 from te_dispatch.ops.results import NormBackward, NormForward
 from te_dispatch_torch.quantize import cast
-
-
-def _check(x: torch.Tensor, **rows: torch.Tensor | None) -> None:
-    for name, row in rows.items():
-        if row is not None and tuple(row.shape) != (x.shape[-1],):
-            raise ValueError(f"{name} must have shape ({x.shape[-1]},), got {tuple(row.shape)}")
-
-
-def _check_like(x: torch.Tensor, **others: torch.Tensor | None) -> None:
-    for name, other in others.items():
-        if other is not None and other.shape != x.shape:
-            raise ValueError(f"{name} must have shape {tuple(x.shape)}, got {tuple(other.shape)}")
 
 
 def _factor(gamma: torch.Tensor, zero_centered: bool) -> torch.Tensor:
@@ -58,8 +47,7 @@ def layernorm_fwd(
     out_dtype: torch.dtype | None = None,
 ) -> NormForward:
     """Through PyTorch's kernel in fp32: in lower precision it rounds mean and rstd on some devices."""
-    _check(x, gamma=gamma, beta=beta)
-    _check_like(x, residual=residual)
+    checks.norm_fwd(x, gamma, beta, eps, residual, quantizer, usage, out_dtype)
     if residual is not None:
         x = x + residual
     shift = None if beta is None else beta.float()
@@ -81,8 +69,7 @@ def rmsnorm_fwd(
     out_dtype: torch.dtype | None = None,
 ) -> NormForward:
     """RMSNorm, spelled out."""
-    _check(x, gamma=gamma)
-    _check_like(x, residual=residual)
+    checks.norm_fwd(x, gamma, None, eps, residual, quantizer, usage, out_dtype)
     if residual is not None:
         x = x + residual
     x32 = x.float()
@@ -102,8 +89,7 @@ def layernorm_bwd(
     add: torch.Tensor | None = None,
 ) -> NormBackward:
     """Gradients through PyTorch's kernel in fp32."""
-    _check(x, gamma=gamma)
-    _check_like(x, dy=dy, add=add)
+    checks.norm_bwd(dy, x, gamma, mean, rstd, add, True)
     factor = _factor(gamma, zero_centered_gamma)
     dx, dgamma, dbeta = torch.ops.aten.native_layer_norm_backward(
         dy.float(), x.float(), [x.shape[-1]], mean.unsqueeze(-1), rstd.unsqueeze(-1), factor, factor,
@@ -124,8 +110,7 @@ def rmsnorm_bwd(
     add: torch.Tensor | None = None,
 ) -> NormBackward:
     """With n = x rstd and g = dy gamma: dx = rstd (g - n mean(g n)), dgamma = sum over rows of dy n."""
-    _check(x, gamma=gamma)
-    _check_like(x, dy=dy, add=add)
+    checks.norm_bwd(dy, x, gamma, None, rstd, add, False)
     n = x.float() * rstd.unsqueeze(-1)
     dy32 = dy.float()
     g = dy32 * _factor(gamma, zero_centered_gamma)

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import torch
 
+from te_dispatch.ops.checks import rows as checks
+
 
 def rope_fwd(
     x: torch.Tensor,
@@ -43,20 +45,12 @@ def _angles(
     offsets: torch.Tensor | None,
 ) -> torch.Tensor:
     """Angles (fp32), broadcastable to x's leading dimensions and the rotated features."""
-    if layout not in ("sbhd", "bshd", "thd"):
-        raise ValueError(f"layout must be sbhd, bshd or thd, got {layout!r}")
-    if x.ndim != (3 if layout == "thd" else 4):
-        raise ValueError(
-            f"{name} must have {3 if layout == 'thd' else 4} dimensions for {layout}, got {tuple(x.shape)}"
-        )
-    if freqs.shape[-1] > x.shape[-1] or freqs.shape[-1] % 2:
-        raise ValueError(f"freqs must have an even last dimension of at most {x.shape[-1]}, got {tuple(freqs.shape)}")
+    checks.rope(name, x, freqs, layout, cu_seqlens, offsets)
     table = freqs.reshape(freqs.shape[0], freqs.shape[-1]).float()
     if layout == "thd":
-        return table[_thd_positions(x, name, cu_seqlens, offsets)].unsqueeze(1)
+        assert cu_seqlens is not None  # checked
+        return table[_thd_positions(x, cu_seqlens, offsets)].unsqueeze(1)
     length = x.shape[0] if layout == "sbhd" else x.shape[1]
-    if length > freqs.shape[0]:
-        raise ValueError(f"freqs must hold at least {length} positions, got {freqs.shape[0]}")
     if offsets is None:
         return table[:length, None, None] if layout == "sbhd" else table[:length, None]
     positions = torch.arange(length, device=x.device)
@@ -65,11 +59,7 @@ def _angles(
     return table[positions + offsets[:, None]].unsqueeze(2)
 
 
-def _thd_positions(
-    x: torch.Tensor, name: str, cu_seqlens: torch.Tensor | None, offsets: torch.Tensor | None
-) -> torch.Tensor:
-    if cu_seqlens is None:
-        raise ValueError(f"cu_seqlens is required where {name} has layout thd, got None")
+def _thd_positions(x: torch.Tensor, cu_seqlens: torch.Tensor, offsets: torch.Tensor | None) -> torch.Tensor:
     tokens = torch.arange(x.shape[0], device=x.device, dtype=cu_seqlens.dtype)
     # Tokens behind the last sequence belong to none; they get the last one's, and nobody reads them.
     sequence = torch.searchsorted(cu_seqlens[1:].contiguous(), tokens, right=True).clamp_max(cu_seqlens.shape[0] - 2)

@@ -16,14 +16,14 @@ from te_dispatch.numerics.quantizers import (
     NVFP4Quantizer,
     Quantizer,
 )
+from te_dispatch.ops.checks import quantize as checks
 from te_dispatch.ops.results import QuantizeDbias
-from te_dispatch.ops.shapes import USAGES, rows_of
+from te_dispatch.ops.shapes import rows_of
 from te_dispatch_torch import blocks
 from te_dispatch_torch.encodings import decode, encode_
 from te_dispatch_torch.scales_layout import canonical
 from te_dispatch_torch.scaling import amax_of, scale_from_amax
 
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _COPIES = ("row_data", "col_data", "row_scale_inv", "col_scale_inv", "global_scale_inv")
 
 
@@ -38,13 +38,7 @@ def quantize(
     rng_state: torch.Tensor | None = None,
 ) -> Quantized:
     """Every cast of `te_dispatch.ops.quantize`; the manifest keeps `rng_state` away."""
-    _check(x, usage)
-    if noop_flag is not None and out is None:
-        raise ValueError("noop_flag needs out, the result that a skipped cast keeps; got out=None")
-    if amax is not None and not isinstance(quantizer, (CurrentQuantizer, NVFP4Quantizer)):
-        raise ValueError(f"amax is for current and nvfp4 quantizers, got one with a {quantizer.kind} quantizer")
-    if out is not None:
-        _check_out(x, quantizer, usage, out)
+    checks.quantize(x, quantizer, usage, out, noop_flag, amax)
     new = cast(x, quantizer, usage, x.dtype, amax, noop_flag)
     return new if out is None else _deliver(new, out, noop_flag)
 
@@ -79,30 +73,6 @@ def cast(
     )
 
 
-def _check(x: torch.Tensor, usage: str) -> None:
-    if usage not in USAGES:
-        raise ValueError(f"usage must be one of {', '.join(USAGES)}, got {usage!r}")
-    if x.dtype not in _FLOATS:
-        raise ValueError(f"x must be float32, bfloat16 or float16, got {x.dtype}")
-    if x.ndim == 0:
-        raise ValueError("x must have at least one dimension, got a scalar")
-
-
-def _check_out(x: torch.Tensor, quantizer: Quantizer, usage: str, out: Quantized) -> None:
-    if tuple(out.shape) != tuple(x.shape):
-        raise ValueError(f"out has shape {tuple(out.shape)}, x has {tuple(x.shape)}")
-    if (out.encoding, out.scaling) != (quantizer.encoding, quantizer.scaling):
-        raise ValueError(
-            f"out is {out.encoding} with {out.scaling} scaling, the quantizer makes {quantizer.encoding} with "
-            f"{quantizer.scaling} scaling"
-        )
-    if out.scale_layout != CANONICAL_SCALES:
-        raise ValueError(f"out has {out.scale_layout} scales, needs canonical ones")
-    for name in ("row", "column"):
-        if usage in (name, "both") and getattr(out, f"{name[:3]}_data") is None:
-            raise ValueError(f"out has no {name}-wise copy, usage={usage!r} needs one")
-
-
 def _accumulate(into: torch.Tensor, amax: torch.Tensor, noop_flag: torch.Tensor | None) -> None:
     if noop_flag is not None:
         amax = torch.where(noop_flag != 0, 0.0, amax)
@@ -123,7 +93,8 @@ def _cast_tensor(
     # A bf16 tensor times a (1,) fp32 tensor promotes: the product is formed in fp32, without an fp32 copy of x.
     codes = encode_(x * scale, quantizer.encoding, quantizer.max_value, quantizer.keeps_negative_zero)
     scale_inv = scale.reciprocal()
-    row = codes if usage != "column" else None
+    # A product keeps its operand's strides; a record's data is contiguous.
+    row = codes.contiguous() if usage != "column" else None
     column = None if usage == "row" else codes.reshape(rows_of(tuple(x.shape)), x.shape[-1]).t().contiguous()
     parts = (row, column, None if row is None else scale_inv, None if column is None else scale_inv)
     return _record(x, quantizer, usage, dtype, parts)
@@ -152,7 +123,7 @@ def quantize_dbias(
     x: torch.Tensor, quantizer: Quantizer, *, usage: str, bias_dtype: torch.dtype | None = None
 ) -> QuantizeDbias:
     """A cast and the sum over rows."""
-    _check(x, usage)
+    checks.quantize_dbias(x, quantizer, usage, bias_dtype)
     rows = x.reshape(rows_of(tuple(x.shape)), x.shape[-1])
     dbias = rows.sum(0, dtype=torch.float32).to(bias_dtype or x.dtype)
     return QuantizeDbias(cast(x, quantizer, usage, x.dtype), dbias)
@@ -160,8 +131,7 @@ def quantize_dbias(
 
 def dequantize(x: Quantized, *, dtype: torch.dtype | None = None) -> torch.Tensor:
     """High-precision values, of the logical shape."""
-    if x.row_data is None and x.col_data is None:
-        raise ValueError("x has neither a row-wise nor a column-wise copy")
+    checks.dequantize(x, dtype)
     return values(x, "row" if x.row_data is not None else "column").to(dtype or x.dtype)
 
 
@@ -183,12 +153,8 @@ def values(x: Quantized, usage: str) -> torch.Tensor:
 
 def transpose_quantized(x: Quantized) -> Quantized:
     """Add the column-wise copy by moving bytes."""
-    if x.scaling not in ("tensor", "block_2d"):
-        raise ValueError(f"x has {x.scaling} scaling; only tensor and block_2d scaling can be transposed exactly")
-    if x.row_data is None or x.row_scale_inv is None:
-        raise ValueError("x has no row-wise copy to transpose")
-    if x.scale_layout != CANONICAL_SCALES:
-        raise ValueError(f"x has {x.scale_layout} scales, needs canonical ones")
+    checks.transpose_quantized(x)
+    assert x.row_data is not None and x.row_scale_inv is not None  # checked
     column = x.row_data.reshape(x.rows(), x.shape[-1]).t().contiguous()
     scale = x.row_scale_inv if x.scaling == "tensor" else x.row_scale_inv.t().contiguous()
     return Quantized(
@@ -200,11 +166,7 @@ def split_quantize(
     x: torch.Tensor, splits: Sequence[int], quantizers: Sequence[Quantizer], *, usage: str
 ) -> list[Quantized]:
     """One cast per part."""
-    _check(x, usage)
-    if len(splits) != len(quantizers):
-        raise ValueError(f"quantizers must be one per split, got {len(quantizers)} for {len(splits)} splits")
-    if x.ndim != 2 or sum(splits) != x.shape[0]:
-        raise ValueError(f"splits must add up to the rows of x (M, K), got {sum(splits)} for {tuple(x.shape)}")
+    checks.split_quantize(x, splits, quantizers, usage)
     return [cast(part, q, usage, x.dtype) for part, q in zip(x.split(list(splits)), quantizers, strict=True)]
 
 
@@ -212,16 +174,13 @@ def multi_tensor_quantize(
     xs: Sequence[torch.Tensor], quantizers: Sequence[Quantizer], *, usage: str
 ) -> list[Quantized]:
     """One cast per tensor."""
-    if len(xs) != len(quantizers):
-        raise ValueError(f"quantizers must be one per tensor, got {len(quantizers)} for {len(xs)} tensors")
-    for x in xs:
-        _check(x, usage)
+    checks.multi_tensor_quantize(xs, quantizers, usage)
     return [cast(x, q, usage, x.dtype) for x, q in zip(xs, quantizers, strict=True)]
 
 
 def pad_rows(x: torch.Tensor, splits: Sequence[int], padded_splits: Sequence[int]) -> torch.Tensor:
     """Append zero rows to every part."""
-    _check_padding(splits, padded_splits, x, sum(splits))
+    checks.pad_rows(x, splits, padded_splits, False)
     parts = x.split(list(splits))
     padded = [
         torch.cat((part, part.new_zeros((after - before, x.shape[-1]))))
@@ -232,14 +191,7 @@ def pad_rows(x: torch.Tensor, splits: Sequence[int], padded_splits: Sequence[int
 
 def unpad_rows(x: torch.Tensor, splits: Sequence[int], padded_splits: Sequence[int]) -> torch.Tensor:
     """Undo `pad_rows`."""
-    _check_padding(splits, padded_splits, x, sum(padded_splits))
+    checks.pad_rows(x, splits, padded_splits, True)
     parts = x.split(list(padded_splits))
     kept = [part[:rows] for part, rows in zip(parts, splits, strict=True)]
     return torch.cat(kept) if kept else x.new_empty((0, x.shape[-1]))
-
-
-def _check_padding(splits: Sequence[int], padded_splits: Sequence[int], x: torch.Tensor, rows: int) -> None:
-    if len(splits) != len(padded_splits) or any(p < s for s, p in zip(splits, padded_splits, strict=False)):
-        raise ValueError(f"padded_splits {list(padded_splits)} must each be at least splits {list(splits)}")
-    if x.ndim != 2 or x.shape[0] != rows:
-        raise ValueError(f"x must have {rows} rows, got shape {tuple(x.shape)}")

@@ -7,25 +7,13 @@ import torch
 from torch.nn.functional import pad
 
 from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized
+from te_dispatch.ops.checks import quantize as checks
 from te_dispatch.ops.shapes import scale_shapes
-
-#: Scale layout -> the scalings it is defined for.
-_SERVES = {
-    "canonical": ("tensor", "block_1d", "block_2d", "mxfp8", "nvfp4"),
-    "gemm_1d": ("block_1d",),
-    "gemm_2d": ("block_2d",),
-    "swizzled_32x4x4": ("mxfp8", "nvfp4"),
-}
 
 
 def relayout_scales(x: Quantized, *, scale_layout: str) -> Quantized:
     """The same values with scales in another layout."""
-    if scale_layout not in _SERVES:
-        raise ValueError(f"scale_layout must be one of {', '.join(_SERVES)}, got {scale_layout!r}")
-    if x.scaling not in _SERVES[scale_layout]:
-        raise ValueError(
-            f"scale_layout {scale_layout!r} is for {' and '.join(_SERVES[scale_layout])} scaling, x has {x.scaling}"
-        )
+    checks.relayout_scales(x, scale_layout)
     x = canonical(x)
     if scale_layout == CANONICAL_SCALES:
         return x

@@ -9,7 +9,6 @@ import torch
 
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.numerics.quantizers import Quantizer
-from te_dispatch.ops.attention import BIAS_TYPES, LAYOUTS, MASKS, SOFTMAX_TYPES
 from te_dispatch_torch import dropout
 from te_dispatch_torch.quantize import cast, values
 from te_dispatch_torch.sequences import (
@@ -81,11 +80,6 @@ def through(x: torch.Tensor, quantizer: Quantizer | None) -> torch.Tensor:
     return x if quantizer is None else values(cast(x, quantizer, "row", torch.float32), "row")
 
 
-def _one_of(name: str, value: str, accepted: tuple[str, ...]) -> None:
-    if value not in accepted:
-        raise ValueError(f"{name} must be one of {', '.join(accepted)}, got {value!r}")
-
-
 def setting_of(
     q: Operand,
     k: Operand,
@@ -111,9 +105,7 @@ def setting_of(
     dropout_p: float,
     rng_state: torch.Tensor | None,
 ) -> Setting:
-    """Check a call's arguments and bring them to one form."""
-    _check(q, k, layout, mask, attn_mask, bias, bias_type, softmax_type, softmax_offset)
-    dropout.check(dropout_p, rng_state)
+    """Bring a call's checked arguments to one form."""
     padding = mask.startswith("padding") or layout == "thd"
     len_q = _lengths("cu_seqlens_q", cu_seqlens_q, padding)
     len_kv = _lengths("cu_seqlens_kv", cu_seqlens_kv, padding and page_table is None)
@@ -145,37 +137,6 @@ def setting_of(
         qh, kh, vh, layout, index_q, index_kv, (q.shape[0], k.shape[0]), hidden,
         None if bias is None else bias.float(), bias_type, scale, sink, softcap, dropout_p, rng_state,
     )  # fmt: skip
-
-
-def _check(
-    q: Operand,
-    k: Operand,
-    layout: str,
-    mask: str,
-    attn_mask: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    bias_type: str,
-    softmax_type: str,
-    softmax_offset: torch.Tensor | None,
-) -> None:
-    _one_of("layout", layout, LAYOUTS)
-    _one_of("mask", mask, MASKS)
-    _one_of("bias_type", bias_type, BIAS_TYPES)
-    _one_of("softmax_type", softmax_type, SOFTMAX_TYPES)
-    if len(q.shape) != (3 if layout == "thd" else 4):
-        raise ValueError(f"q must have {3 if layout == 'thd' else 4} dimensions for {layout}, got {tuple(q.shape)}")
-    if k.shape[-1] != q.shape[-1] or k.shape[-2] == 0 or q.shape[-2] % k.shape[-2]:
-        raise ValueError(
-            f"k must have q's head dimension and a divisor of its heads, got {tuple(k.shape)} for {tuple(q.shape)}"
-        )
-    if mask == "arbitrary" and attn_mask is None:
-        raise ValueError("attn_mask is required for mask arbitrary, got None")
-    if attn_mask is not None and attn_mask.dtype != torch.bool:
-        raise ValueError(f"attn_mask must be bool, got {attn_mask.dtype}")
-    if (bias is not None) != (bias_type in ("pre_scale", "post_scale")):
-        raise ValueError(f"bias must be given for pre_scale and post_scale only, got bias_type={bias_type!r}")
-    if (softmax_offset is not None) != (softmax_type == "learnable"):
-        raise ValueError(f"softmax_offset must be given for learnable only, got softmax_type={softmax_type!r}")
 
 
 def _lengths(name: str, cu_seqlens: torch.Tensor | None, needed: bool) -> torch.Tensor | None:

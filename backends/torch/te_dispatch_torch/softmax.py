@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import torch
 
+from te_dispatch.ops.checks import rows as checks
+
 
 def softmax_fwd(
     x: torch.Tensor,
@@ -15,6 +17,7 @@ def softmax_fwd(
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """Softmax of scale * x over unmasked entries, in fp32."""
+    checks.softmax_fwd(x, mask, scale, out_dtype)
     masked = _combined(x, mask, causal)
     z = x.float() * scale
     if masked is None:
@@ -27,8 +30,6 @@ def softmax_fwd(
 
 
 def _combined(x: torch.Tensor, mask: torch.Tensor | None, causal: bool) -> torch.Tensor | None:
-    if mask is not None and mask.dtype != torch.bool:
-        raise ValueError(f"mask must be bool, got {mask.dtype}")
     if not causal:
         return mask
     above = torch.ones(x.shape[-2:], dtype=torch.bool, device=x.device).triu_(1)
@@ -39,8 +40,7 @@ def softmax_bwd(
     dy: torch.Tensor, y: torch.Tensor, *, scale: float = 1.0, out_dtype: torch.dtype | None = None
 ) -> torch.Tensor:
     """scale * y * (dy - sum(dy * y)), in fp32."""
-    if dy.shape != y.shape:
-        raise ValueError(f"dy must have y's shape {tuple(y.shape)}, got {tuple(dy.shape)}")
+    checks.softmax_bwd(dy, y, scale, out_dtype)
     y32, product = y.float(), dy.float() * y.float()
     dx = torch.addcmul(product, y32, product.sum(-1, keepdim=True), value=-1.0)
     return (dx * scale).to(out_dtype or y.dtype)

@@ -10,12 +10,14 @@ import torch
 
 from te_dispatch.numerics.encodings import encoding as find_encoding
 from te_dispatch.numerics.quantized import Quantized
+from te_dispatch.ops.checks import quantize as checks
 from te_dispatch_torch.encodings import encode_
 from te_dispatch_torch.scaling import amax_of, block_amax
 
 
 def compute_amax(x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
     """max |x| as float32 (1,)."""
+    checks.compute_amax(x, out)
     amax = amax_of(x)
     return amax if out is None else out.copy_(amax)
 
@@ -24,7 +26,7 @@ def partial_amax(
     x: torch.Tensor, amax: torch.Tensor, *, height: int, width: int, start: int, block: int
 ) -> torch.Tensor:
     """Max-accumulate the block amaxes of a shard."""
-    _check_shard(x, amax, "amax", height, width, start, block)
+    checks.partial_amax(x, amax, height, width, start, block)
     if x.numel() == 0:
         return amax
     if block == 0:
@@ -47,26 +49,12 @@ def partial_cast(
     encoding: str,
 ) -> torch.Tensor:
     """Cast a shard with the blocks' scales."""
-    _check_shard(x, scale, "scale", height, width, start, block)
-    if out.shape != x.shape or out.dtype != torch.uint8:
-        raise ValueError(f"out must be uint8 {tuple(x.shape)}, got {out.dtype} {tuple(out.shape)}")
+    checks.partial_cast(x, out, scale, height, width, start, block, encoding)
     info = find_encoding(encoding)
     flat = scale.reshape(-1)
     if block:
         flat = flat[_block_index(x.numel(), start, width, block, scale.shape[1], x.device)]
     return out.copy_(encode_(x * flat, encoding, info.max, info.negative_zero))
-
-
-def _check_shard(
-    x: torch.Tensor, grid: torch.Tensor, name: str, height: int, width: int, start: int, block: int
-) -> None:
-    shape = (-(-height // block), -(-width // block)) if block else (1, 1)
-    if tuple(grid.shape) != shape:
-        raise ValueError(
-            f"{name} must have shape {shape} for {height}x{width} and block {block}, got {tuple(grid.shape)}"
-        )
-    if x.ndim != 1 or start < 0 or start + x.numel() > height * width:
-        raise ValueError(f"x must be (N,) with start + N <= {height * width}, got {tuple(x.shape)} and start {start}")
 
 
 def _block_index(count: int, start: int, width: int, block: int, per_row: int, device: torch.device) -> torch.Tensor:
@@ -84,21 +72,7 @@ def update_delayed_scales(
     amaxes: Sequence[torch.Tensor] | None = None,
 ) -> None:
     """End-of-step update of delayed scaling, in place, without reading anything back."""
-    if algorithm not in ("max", "most_recent"):
-        raise ValueError(f"algorithm must be max or most_recent, got {algorithm!r}")
-    if not len(histories) == len(scales) == len(max_values):
-        raise ValueError(
-            f"histories, scales and max_values must be equally long, got {len(histories)}, {len(scales)} and "
-            f"{len(max_values)}"
-        )
-    for history, scale, maxima in zip(histories, scales, max_values, strict=True):
-        if history.ndim != 2 or scale.shape != history.shape[1:] or len(maxima) != history.shape[1]:
-            raise ValueError(
-                f"histories (length, n) need scales (n,) and n max_values, got {tuple(history.shape)}, "
-                f"{tuple(scale.shape)} and {len(maxima)}"
-            )
-    if amaxes is not None and [tuple(a.shape) for a in amaxes] != [tuple(s.shape) for s in scales]:
-        raise ValueError(f"amaxes must have the scales' shapes, got {[tuple(a.shape) for a in amaxes]}")
+    checks.update_delayed_scales(histories, scales, max_values, algorithm, margin, amaxes)
     for i, (history, scale, maxima) in enumerate(zip(histories, scales, max_values, strict=True)):
         _update(history, scale, maxima, algorithm, margin, None if amaxes is None else amaxes[i])
 
@@ -137,7 +111,8 @@ def convert_encoding(
     x: Quantized, *, encoding: str, overflow: str = "saturate", count: torch.Tensor | None = None
 ) -> Quantized:
     """Rewrite codes between the OCP and FNUZ forms, saturating."""
-    source, target = _check_conversion(x, encoding, overflow)
+    checks.convert_encoding(x, encoding, overflow, count)
+    source, target = x.encoding, encoding
     to_fnuz = encoding.endswith("fnuz")
     data = [
         None if d is None else (_to_fnuz(d, source) if to_fnuz else _to_ocp(d, target))
@@ -161,24 +136,14 @@ def convert_encoding_checked(
     x: Quantized, *, encoding: str, overflow: str = "saturate", count: torch.Tensor | None = None
 ) -> Quantized:
     """`convert_encoding` that also serves ``error``, by reading back whether any code is beyond the target's range."""
-    source, target = _check_conversion(x, encoding, overflow)
+    checks.convert_encoding(x, encoding, overflow, count)
+    source, target = x.encoding, encoding
     counted = x.row_data if x.row_data is not None else x.col_data
     if overflow == "error" and counted is not None and not encoding.endswith("fnuz"):
         beyond = int(_beyond(counted, target).sum())
         if beyond:
             raise ValueError(f"x has {beyond} codes in {source} that {target} cannot represent (overflow='error')")
     return convert_encoding(x, encoding=encoding, overflow="saturate", count=count)
-
-
-def _check_conversion(x: Quantized, encoding: str, overflow: str) -> tuple[str, str]:
-    if overflow not in ("saturate", "error"):
-        raise ValueError(f"overflow must be saturate or error, got {overflow!r}")
-    source, target = find_encoding(x.encoding), find_encoding(encoding)
-    if source.family != target.family or source.fnuz == target.fnuz:
-        raise ValueError(f"encoding must be the other form of {x.encoding}, got {encoding!r}")
-    if x.scaling not in ("tensor", "block_1d", "block_2d"):
-        raise ValueError(f"x has {x.scaling} scaling, needs tensor or block scaling with fp32 scales")
-    return source.name, target.name
 
 
 def _to_fnuz(codes: torch.Tensor, source: str) -> torch.Tensor:

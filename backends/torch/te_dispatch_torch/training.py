@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
-from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized
+from te_dispatch.numerics.quantized import Quantized
+from te_dispatch.ops.checks import training as checks
 from te_dispatch.ops.results import DropoutAddForward, MoePermute, MoeUnpermuteBackward
 from te_dispatch_torch import dropout
 
@@ -21,7 +22,7 @@ def dropout_add_fwd(
     rng_state: torch.Tensor | None = None,
 ) -> DropoutAddForward:
     """residual + dropout(x + bias), in fp32 with one rounding."""
-    dropout.check(dropout_p, rng_state)
+    checks.dropout_add_fwd(x, residual, bias, dropout_p, rng_state)
     y = x.float()
     if bias is not None:
         y = y + bias
@@ -38,7 +39,7 @@ def dropout_add_fwd(
 
 def dropout_add_bwd(dy: torch.Tensor, mask: torch.Tensor | None = None, *, dropout_p: float = 0.0) -> torch.Tensor:
     """dy * mask / (1 - p)."""
-    dropout.check(dropout_p, mask)
+    checks.dropout_add_bwd(dy, mask, dropout_p)
     if mask is None:
         return dy.clone()
     return torch.where(mask != 0, dy.float() * (1.0 / (1.0 - dropout_p)), 0.0).to(dy.dtype)
@@ -62,10 +63,9 @@ def multi_tensor_adam(
     noop_flag: torch.Tensor | None = None,
 ) -> None:
     """One step, tensor by tensor, so that temporaries stay as small as the largest parameter."""
-    lists = {"grads": grads, "exp_avgs": exp_avgs, "exp_avg_sqs": exp_avg_sqs}
-    for name, found in {**lists, **({} if master is None else {"master": master})}.items():
-        if len(found) != len(params):
-            raise ValueError(f"{name} must hold {len(params)} tensors, one per parameter, got {len(found)}")
+    checks.multi_tensor_adam(
+        params, grads, exp_avgs, exp_avg_sqs, lr, beta1, beta2, eps, step, weight_decay, master, noop_flag
+    )
     correction1 = 1.0 - beta1**step if bias_correction else 1.0
     correction2 = 1.0 - beta2**step if bias_correction else 1.0
     for i, p in enumerate(params):
@@ -92,8 +92,7 @@ def _store(target: torch.Tensor, new: torch.Tensor, noop_flag: torch.Tensor | No
 
 def multi_tensor_l2norm(tensors: Sequence[torch.Tensor], *, per_tensor: bool = False) -> torch.Tensor:
     """Norms of norms: the square root of the sum of squares, in fp32."""
-    if not tensors:
-        raise ValueError("tensors must hold at least one tensor, got none")
+    checks.multi_tensor_l2norm(tensors)
     norms = torch.stack([torch.linalg.vector_norm(t, dtype=torch.float32) for t in tensors])
     return norms if per_tensor else torch.linalg.vector_norm(norms).view(1)
 
@@ -106,8 +105,7 @@ def multi_tensor_scale(
     noop_flag: torch.Tensor | None = None,
 ) -> None:
     """outputs[i] = inputs[i] * scale; the flag is raised by any input that is not finite."""
-    if len(inputs) != len(outputs):
-        raise ValueError(f"outputs must hold {len(inputs)} tensors, one per input, got {len(outputs)}")
+    checks.multi_tensor_scale(inputs, outputs, scale, noop_flag)
     for source, target in zip(inputs, outputs, strict=True):
         if noop_flag is not None:
             noop_flag.copy_(torch.where(source.isfinite().all(), noop_flag, 1.0))
@@ -122,8 +120,7 @@ def moe_permute(
     capacity: int | None = None,
 ) -> MoePermute:
     """A stable sort of the choices by expert; nothing is read back."""
-    if indices.ndim != 2 or indices.shape[0] != x.shape[0] or len(x.shape) != 2:
-        raise ValueError(f"indices must be (T, top_k) for x (T, K), got {tuple(indices.shape)} for {tuple(x.shape)}")
+    checks.moe_permute(x, indices, probs, capacity)
     tokens, top_k = indices.shape
     choices = tokens * top_k
     rows = choices if capacity is None else capacity
@@ -151,10 +148,7 @@ def _rows(x: torch.Tensor, token: torch.Tensor, filled: torch.Tensor) -> torch.T
 
 def _permute_quantized(x: Quantized, token: torch.Tensor, filled: torch.Tensor) -> Quantized:
     """Rows move with their scales; blocks that span rows cannot."""
-    if x.scaling == "block_2d" or x.row_data is None or x.row_scale_inv is None:
-        raise ValueError(f"x must have a row-wise copy without blocks that span rows, got {x!r}")
-    if x.scale_layout != CANONICAL_SCALES:
-        raise ValueError(f"x has {x.scale_layout} scales, needs canonical ones")
+    assert x.row_data is not None and x.row_scale_inv is not None  # checked
     scale = x.row_scale_inv if x.scaling == "tensor" else _rows(x.row_scale_inv, token, filled)
     return Quantized(
         _rows(x.row_data, token, filled), None, scale, None, x.encoding, x.scaling, x.scale_layout,
@@ -169,6 +163,7 @@ def _choices(x: torch.Tensor, row_map: torch.Tensor) -> torch.Tensor:
 
 def moe_unpermute(x: torch.Tensor, row_map: torch.Tensor, *, probs: torch.Tensor | None = None) -> torch.Tensor:
     """Gather and sum in fp32."""
+    checks.moe_unpermute(x, row_map, probs)
     if x.shape[0] == 0:
         return x.new_zeros((row_map.shape[0], x.shape[-1]))
     found = _choices(x, row_map)
@@ -181,6 +176,7 @@ def moe_unpermute_bwd(
     dy: torch.Tensor, x: torch.Tensor, row_map: torch.Tensor, *, probs: torch.Tensor | None = None
 ) -> MoeUnpermuteBackward:
     """Every row has one choice at most, so the scatter needs no sum."""
+    checks.moe_unpermute_bwd(dy, x, row_map, probs)
     tokens, top_k = row_map.shape
     spread = dy.float().unsqueeze(1).expand(tokens, top_k, dy.shape[-1])
     weighted = spread if probs is None else spread * probs.unsqueeze(-1)

@@ -128,7 +128,7 @@ def test_probe_reads_both_vendors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     nvidia = probe.cuda()
     assert nvidia is not None and nvidia.label() == "nvidia:sm_90" and nvidia["version.cuda"] == "13.0"
-    assert nvidia["fp8_layouts"] == ("TN",) and nvidia["memory"] == 1 << 34
+    assert nvidia["fp8_layouts"] == ("NT",) and nvidia["memory"] == 1 << 34
     monkeypatch.setattr(torch.version, "hip", "7.1")
     amd = probe.cuda()
     assert amd is not None and amd.label() == "amd:gfx942" and amd["version.hip"] == "7.1"

@@ -189,7 +189,7 @@ def test_grouped() -> None:
         ({"bias": torch.ones(3)}, "bias"),
         ({"out": torch.ones(3, 3)}, "out"),
         ({"epilogue": "dgelu"}, "aux"),
-        ({"layout": "NN"}, "b must"),
+        ({"layout": "NN"}, "b: got"),
     ],
 )
 def test_gemm_errors_name_the_argument(arguments: dict[str, Any], named: str) -> None:

@@ -241,7 +241,7 @@ def test_dbias_rounds_once() -> None:
     [
         ({"usage": "rows"}, "usage"),
         ({"usage": "row", "noop_flag": torch.ones(1)}, "noop_flag"),
-        ({"usage": "row", "x": torch.ones(4, 4, dtype=torch.float64)}, "x must"),
+        ({"usage": "row", "x": torch.ones(4, 4, dtype=torch.float64)}, "x: got dtype"),
         ({"usage": "row", "amax": torch.ones(1), "quantizer": MXFP8Quantizer()}, "amax"),
         ({"usage": "both", "out": "row"}, "out"),
     ],

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from te_dispatch.numerics.encodings import ENCODINGS, FP8_ENCODINGS
+from te_dispatch.numerics.encodings import FP8_ENCODINGS
 from te_dispatch.numerics.quantized import CANONICAL_SCALES, SCALINGS, Quantized
 from te_dispatch.numerics.quantizers import (
     BlockQuantizer,

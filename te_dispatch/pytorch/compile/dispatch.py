@@ -23,6 +23,7 @@ from te_dispatch.core.errors import BindError, Declined, DispatchError, NoImplem
 from te_dispatch.core.manifest import CANONICAL
 from te_dispatch.core.operator import OPERATORS, Operator
 from te_dispatch.core.requirements import MultipleOf
+from te_dispatch.core.resolve import COMPOSITE
 from te_dispatch.core.scopes import MANAGER
 from te_dispatch.core.tables import Atom, atom_expression
 from te_dispatch.pytorch.compile import hook
@@ -195,7 +196,9 @@ def _hide(dispatcher: Dispatcher, accepted: Accepted) -> None:
             _hide(dispatcher.bindings.dispatcher(OPERATORS[piece.operator]), piece.chosen)
         return
     operator = dispatcher.operator
-    if ("plain_torch" in accepted.traits and operator.name not in _ALWAYS_OPAQUE) or accepted.id.startswith("composite."):
+    if accepted.id.startswith(f"{COMPOSITE}."):
+        return
+    if "plain_torch" in accepted.traits and operator.name not in _ALWAYS_OPAQUE:
         return
     function = MANAGER.bound(operator, accepted.id)
     if id(function) in _hidden:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from te_dispatch.core.errors import Declined
 from te_dispatch.core.operator import Operator
 from te_dispatch.numerics.quantized import FakeQuantized, Quantized
 from te_dispatch.ops.results import Saved
@@ -50,6 +51,7 @@ class Opaque:
     ) -> None:
         self.key = f"{operator.name}@{operator.version}:{implementation_id}@{version}"
         self.function = function
+        self.operator = operator
         self.implementation_id = implementation_id
         self.saved_format = saved_format
         self.shape = shape or operator.shape
@@ -117,6 +119,15 @@ class Opaque:
         named = {name: value for (name, keyword), value in zip(self.parameters, args, strict=True) if keyword}
         return self.function(*positional, **named)
 
+    def fall_back(self, declined: Declined, args: list[Any]) -> Any:
+        """The call by the next candidate, under the policy in force where the graph runs."""
+        from te_dispatch.core import scopes  # which declares the operators, and those need what is above
+
+        given = {name: value for (name, _), value in zip(self.parameters, args, strict=True)}
+        full = [given.get(name, default) for name, _, default in self.shape_parameters]
+        dispatcher = scopes.capture().dispatcher(self.operator)
+        return dispatcher.piece_declined(self.implementation_id)(declined, *full)
+
 
 class _Named:
     """What traced code finds by attribute: dynamo takes a dict as it first saw it, and this one grows meanwhile."""
@@ -175,8 +186,12 @@ def _launch(
     *arguments, expected = parse(spec)
     values = Values(ins, outs, sizes, numbers)
     args = [build(node, values) for node in arguments]
-    with outputs.handing_out(outs, expected):
-        result = opaque.run(args)
+    try:
+        with outputs.handing_out(outs, expected):
+            result = opaque.run(args)
+    except Declined as declined:
+        with outputs.handing_out(outs, expected):
+            result = opaque.fall_back(declined, args)
     outputs.collect(result, expected, values, opaque.key)
 
 

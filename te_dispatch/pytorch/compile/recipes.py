@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from typing import Any
+from operator import index
+from typing import Any, cast
 
 import torch
 
@@ -83,6 +84,8 @@ def _intern_traced(recipe: Recipe) -> str:
         value = getattr(recipe, name)
         if isinstance(value, MMParams):
             value = value.use_split_accumulator
+        elif isinstance(value, int) and not isinstance(value, bool):
+            value = index(value)  # dynamic shapes make it symbolic
         elif callable(value):
             raise NotImplementedError(
                 f"autocast: {kind}.{name} must not be a function inside a compiled region; put the autocast around the "
@@ -97,7 +100,7 @@ def _name_of(kind: str, values: tuple[Any, ...]) -> str:
     given = {}
     for field, value in zip((f for f in dataclasses.fields(_CLASSES[kind]) if f.init), values, strict=True):
         given[field.name] = MMParams(value) if isinstance(field.default, MMParams) else value
-    return intern_recipe(_CLASSES[kind](**given))
+    return intern_recipe(cast(Recipe, _CLASSES[kind](**given)))
 
 
 @constant

@@ -1,0 +1,259 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Arguments of attention. Contracts: `te_dispatch.ops.attention`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from te_dispatch.ops.attention import BIAS_TYPES, LAYOUTS, MASKS, PACKINGS, SOFTMAX_TYPES, lse_shape, out_shape
+from te_dispatch.ops.checks import values as check
+from te_dispatch.ops.checks.rows import bounds
+from te_dispatch.ops.checks.training import probability
+
+
+def operands(q: Any, k: Any, v: Any, layout: Any, packing: Any = None, paged: bool = False) -> None:
+    """Queries, keys and values that fit together."""
+    check.one_of("layout", layout, LAYOUTS)
+    check.operand("q", q)
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        check.operand(name, x, q.device)
+        dimensions = 4 if paged and name != "q" else len(layout)
+        if len(x.shape) != dimensions:
+            raise ValueError(
+                f"{name}: got shape {tuple(x.shape)}, expected {dimensions} dimensions ({', '.join(layout)})"
+            )
+    if q.shape[-1] == 0:
+        raise ValueError(f"q: got shape {tuple(q.shape)}, expected a head dimension of at least 1")
+    if k.shape[-1] != q.shape[-1]:
+        raise ValueError(f"k: got head dimension {k.shape[-1]}, expected q's, {q.shape[-1]}")
+    if tuple(v.shape[:-1]) != tuple(k.shape[:-1]):
+        raise ValueError(f"v: got shape {tuple(v.shape)}, expected k's {tuple(k.shape)} but for the last dimension")
+    if k.shape[-2] == 0 or q.shape[-2] % k.shape[-2]:
+        raise ValueError(f"k: got {k.shape[-2]} groups for {q.shape[-2]} heads, expected a divisor")
+    batch_axis = {"sbhd": 1, "bshd": 0}.get(layout)
+    if batch_axis is not None and not paged and k.shape[batch_axis] != q.shape[batch_axis]:
+        raise ValueError(f"k: got batch {k.shape[batch_axis]}, expected q's, {q.shape[batch_axis]}")
+    for name, x in (("k", k), ("v", v)):
+        if x.dtype != q.dtype:
+            raise ValueError(f"{name}: got dtype {x.dtype}, expected q's, {q.dtype}")
+    if packing is not None:
+        check.one_of("packing", packing, PACKINGS)
+        packed = [q, k, v] if packing in ("3hd", "h3d") else [k, v]
+        if paged or any(tuple(x.shape) != tuple(packed[0].shape) for x in packed):
+            raise ValueError(
+                f"packing: got {packing} with shapes {[tuple(x.shape) for x in packed]}, expected equal ones"
+            )
+
+
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    layout: Any,
+    packing: Any,
+    mask: Any,
+    attn_mask: Any,
+    window: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_kv: Any,
+    cu_seqlens_q_padded: Any,
+    cu_seqlens_kv_padded: Any,
+    max_seqlen_q: Any,
+    max_seqlen_kv: Any,
+    page_table: Any,
+    bias: Any,
+    bias_type: Any,
+    alibi_slopes: Any,
+    softmax_scale: Any,
+    softmax_type: Any,
+    softmax_offset: Any,
+    softcap: Any,
+    dropout_p: Any,
+    rng_state: Any,
+) -> None:
+    """What forward and backward share."""
+    check.one_of("mask", mask, MASKS)
+    check.one_of("bias_type", bias_type, BIAS_TYPES)
+    check.one_of("softmax_type", softmax_type, SOFTMAX_TYPES)
+    operands(q, k, v, layout, packing, page_table is not None)
+    seqlens = {
+        "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_kv": cu_seqlens_kv, "cu_seqlens_q_padded": cu_seqlens_q_padded,
+        "cu_seqlens_kv_padded": cu_seqlens_kv_padded, "max_seqlen_q": max_seqlen_q, "max_seqlen_kv": max_seqlen_kv,
+    }  # fmt: skip
+    batch, s_q, s_kv = _sequences(q, k, layout, mask, page_table, seqlens)
+    heads, device = q.shape[-2], q.device
+    if window is not None:
+        _window(window)
+    if mask == "arbitrary" and attn_mask is None:
+        raise ValueError("attn_mask: not given, expected bool, broadcastable to (b, h, s_q, s_kv), for mask arbitrary")
+    if attn_mask is not None:
+        check.tensor("attn_mask", attn_mask, check.BOOL, device)
+        if s_q is not None and s_kv is not None:
+            check.broadcasts("attn_mask", attn_mask, (batch, heads, s_q, s_kv))
+    _bias(bias, bias_type, alibi_slopes, batch, heads, (s_q, s_kv), device)
+    if (softmax_offset is not None) != (softmax_type == "learnable"):
+        state = "given" if softmax_offset is not None else "not given"
+        raise ValueError(f"softmax_offset: {state} with softmax_type {softmax_type}, expected for learnable only")
+    if softmax_offset is not None:
+        check.shaped("softmax_offset", softmax_offset, (heads,), check.F32, device)
+    if softmax_scale is not None:
+        check.number("softmax_scale", softmax_scale)
+    check.number("softcap", softcap, 0.0)
+    probability(dropout_p)
+    if rng_state is not None:
+        check.rng(rng_state, device)
+    elif dropout_p > 0:
+        raise ValueError(f"rng_state: got None with dropout_p={dropout_p}, expected int64 (2,), (seed, offset)")
+
+
+def forward(
+    inference: bool, page_table: Any, s_quantizer: Any, out_quantizer: Any, out_dtype: Any, device: torch.device
+) -> None:
+    """What only the forward takes, once `attention` has passed."""
+    if page_table is not None and not inference:
+        raise ValueError("page_table: given without inference, expected inference=True: paged keys have no backward")
+    for name, quantizer in (("s_quantizer", s_quantizer), ("out_quantizer", out_quantizer)):
+        if quantizer is not None:
+            check.quantizer(name, quantizer, device)
+    check.dtype("out_dtype", out_dtype)
+
+
+def backward(
+    dout: Any,
+    q: Any,
+    v: Any,
+    out: Any,
+    lse: Any,
+    layout: str,
+    bias: Any,
+    with_dbias: bool,
+    s_quantizer: Any,
+    dp_quantizer: Any,
+    dqkv_quantizer: Any,
+) -> None:
+    """What only the backward takes, once `attention` has passed."""
+    for name, x in (("dout", dout), ("out", out)):
+        check.operand(name, x, q.device)
+        check.shape(name, x, out_shape(q, v, layout))
+    check.shaped("lse", lse, lse_shape(q, layout), check.F32, q.device)
+    if with_dbias and bias is None:
+        raise ValueError("with_dbias: given without bias, expected the forward's bias")
+    given = {"s_quantizer": s_quantizer, "dp_quantizer": dp_quantizer, "dqkv_quantizer": dqkv_quantizer}
+    for name, quantizer in given.items():
+        if quantizer is not None:
+            check.quantizer(name, quantizer, q.device)
+
+
+def _window(window: Any) -> None:
+    if not isinstance(window, tuple) or len(window) != 2 or not all(hasattr(size, "__index__") for size in window):
+        raise check.kind_error("window", window, "(left, right), a tuple of two ints")
+    if min(window) < -1:
+        raise ValueError(f"window: got {window}, expected (left, right), each -1 or more")
+
+
+def _sequences(
+    q: Any, k: Any, layout: str, mask: str, page_table: Any, given: dict[str, Any]
+) -> tuple[int, int | None, int | None]:
+    """Batch and lengths of the score matrix; None where only the device knows them."""
+    device = q.device
+    for name in ("max_seqlen_q", "max_seqlen_kv"):
+        if given[name] is not None:
+            check.integer(name, given[name], 0)
+    if layout == "thd":
+        batch = _packed("q", given, None, q.shape[0], device)
+        if page_table is not None:
+            return batch, given["max_seqlen_q"], _paged(k, page_table, batch, given["cu_seqlens_kv"], device)
+        _packed("kv", given, batch, k.shape[0], device)
+        return batch, given["max_seqlen_q"], given["max_seqlen_kv"]
+    sequence, batch = (0, q.shape[1]) if layout == "sbhd" else (1, q.shape[0])
+    for name in ("cu_seqlens_q_padded", "cu_seqlens_kv_padded"):
+        if given[name] is not None:
+            raise ValueError(f"{name}: given for layout {layout}, expected for thd only")
+    padding = mask.startswith("padding")
+    _dense("q", given["cu_seqlens_q"], batch, q.shape[sequence], padding, device)
+    if page_table is not None:
+        return batch, q.shape[sequence], _paged(k, page_table, batch, given["cu_seqlens_kv"], device)
+    _dense("kv", given["cu_seqlens_kv"], batch, k.shape[sequence], padding, device)
+    return batch, q.shape[sequence], k.shape[sequence]
+
+
+def _dense(which: str, cu_seqlens: Any, batch: int, extent: int, needed: bool, device: torch.device) -> None:
+    name = f"cu_seqlens_{which}"
+    if cu_seqlens is None:
+        if needed:
+            raise ValueError(f"{name}: not given, expected int32 ({batch + 1},) for padding masks")
+        return
+    bounds(name, cu_seqlens, batch, None, device)
+    if not needed:
+        return
+    if check.readable(cu_seqlens) and batch:
+        longest = int(cu_seqlens.diff().max())
+        if longest > extent:
+            raise ValueError(f"{name}: got lengths up to {longest}, expected at most {extent}")
+
+
+def _packed(which: str, given: dict[str, Any], batch: int | None, tokens: int, device: torch.device) -> int:
+    """One side of layout thd; returns the batch."""
+    name, padded = f"cu_seqlens_{which}", given[f"cu_seqlens_{which}_padded"]
+    cu_seqlens, longest = given[name], given[f"max_seqlen_{which}"]
+    if cu_seqlens is None:
+        raise ValueError(f"{name}: not given, expected int32 (b + 1,) for layout thd")
+    bounds(name, cu_seqlens, batch, None, device)
+    if padded is not None:
+        bounds(f"{name}_padded", padded, cu_seqlens.shape[0] - 1, None, device)
+    starts = cu_seqlens if padded is None else padded
+    if check.readable(cu_seqlens) and check.readable(starts) and cu_seqlens.shape[0] > 1:
+        lengths = cu_seqlens.diff()
+        if int((starts[:-1] + lengths).max()) > tokens:
+            raise ValueError(f"{name}: got sequences that end past the {tokens} tokens, expected them within")
+        if longest is not None and longest < int(lengths.max()):
+            raise ValueError(
+                f"max_seqlen_{which}: got {longest}, expected at least the longest sequence, {int(lengths.max())}"
+            )
+    return int(cu_seqlens.shape[0]) - 1
+
+
+def _paged(k: Any, page_table: Any, batch: int, cu_seqlens: Any, device: torch.device) -> int:
+    """Paged keys and values; returns the length of a sequence that fills its pages."""
+    check.tensor("page_table", page_table, check.I32, device)
+    if page_table.ndim != 2 or page_table.shape[0] != batch:
+        raise ValueError(f"page_table: got shape {tuple(page_table.shape)}, expected ({batch}, pages)")
+    if check.readable(page_table) and page_table.numel():
+        low, high = (int(n) for n in page_table.aminmax())
+        if low < 0 or high >= k.shape[0]:
+            raise ValueError(f"page_table: got pages {low} to {high}, expected 0 to {k.shape[0] - 1}")
+    extent = int(page_table.shape[1] * k.shape[1])
+    if cu_seqlens is not None:
+        _dense("kv", cu_seqlens, batch, extent, True, device)
+    return extent
+
+
+def _bias(
+    bias: Any,
+    bias_type: str,
+    slopes: Any,
+    batch: int,
+    heads: int,
+    extents: tuple[int | None, int | None],
+    device: torch.device,
+) -> None:
+    if (bias is not None) != (bias_type in ("pre_scale", "post_scale")):
+        state = "given" if bias is not None else "not given"
+        raise ValueError(f"bias: {state} with bias_type {bias_type}, expected for pre_scale and post_scale only")
+    if bias is not None:
+        check.tensor("bias", bias, check.FLOATS, device)
+        rows, columns = extents
+        fits = bias.ndim == 4 and bias.shape[0] in (1, batch) and bias.shape[1] in (1, heads)
+        if not fits or bias.shape[2] != (rows or bias.shape[2]) or bias.shape[3] != (columns or bias.shape[3]):
+            raise ValueError(
+                f"bias: got shape {tuple(bias.shape)}, expected (1 or {batch}, 1 or {heads}, {rows}, {columns})"
+            )
+    if slopes is None:
+        return
+    if bias_type != "alibi":
+        raise ValueError(f"alibi_slopes: given with bias_type {bias_type}, expected alibi")
+    check.tensor("alibi_slopes", slopes, check.F32, device)
+    if tuple(slopes.shape) not in ((heads,), (batch, heads)):
+        raise ValueError(f"alibi_slopes: got shape {tuple(slopes.shape)}, expected ({heads},) or ({batch}, {heads})")
