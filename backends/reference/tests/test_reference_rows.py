@@ -309,7 +309,7 @@ def test_rope_errors_and_empty() -> None:
         ("freqs: got dtype", x, freqs.double(), {}),
         (r"freqs: got shape \(4, 1, 1, 9\)", x, torch.ones(4, 1, 1, 9), {}),
         ("freqs: got 3 positions, expected positions 0 to 3", x, freqs[:3], {}),
-        ("freqs: got 4 positions, expected positions 0 to 4", x, freqs, {"offsets": torch.tensor([0, 1]).int()}),
+        ("freqs: got 4 positions, expected positions 1 to 4", x, freqs, {"offsets": torch.tensor([0, 1]).int()}),
         ("offsets: got shape", x, freqs, {"offsets": torch.tensor([0]).int()}),
         ("cu_seqlens: not given", x[:, 0], freqs, {"layout": "thd"}),
         ("cu_seqlens: given for layout sbhd", x, freqs, {"cu_seqlens": cu}),

@@ -162,11 +162,10 @@ def _sequences(
         if given[name] is not None:
             check.integer(name, given[name], 0)
     if layout == "thd":
-        batch = _packed("q", given, None, q.shape[0], device)
+        batch, s_q = _packed("q", given, None, q.shape[0], device)
         if page_table is not None:
-            return batch, given["max_seqlen_q"], _paged(k, page_table, batch, given["cu_seqlens_kv"], device)
-        _packed("kv", given, batch, k.shape[0], device)
-        return batch, given["max_seqlen_q"], given["max_seqlen_kv"]
+            return batch, s_q, _paged(k, page_table, batch, given["cu_seqlens_kv"], device)
+        return batch, s_q, _packed("kv", given, batch, k.shape[0], device)[1]
     sequence, batch = (0, q.shape[1]) if layout == "sbhd" else (1, q.shape[0])
     for name in ("cu_seqlens_q_padded", "cu_seqlens_kv_padded"):
         if given[name] is not None:
@@ -194,8 +193,10 @@ def _dense(which: str, cu_seqlens: Any, batch: int, extent: int, needed: bool, d
             raise ValueError(f"{name}: got lengths up to {longest}, expected at most {extent}")
 
 
-def _packed(which: str, given: dict[str, Any], batch: int | None, tokens: int, device: torch.device) -> int:
-    """One side of layout thd; returns the batch."""
+def _packed(
+    which: str, given: dict[str, Any], batch: int | None, tokens: int, device: torch.device
+) -> tuple[int, int | None]:
+    """One side of layout thd; returns the batch and the length that its scores have, if known."""
     name, padded = f"cu_seqlens_{which}", given[f"cu_seqlens_{which}_padded"]
     cu_seqlens, longest = given[name], given[f"max_seqlen_{which}"]
     if cu_seqlens is None:
@@ -212,7 +213,8 @@ def _packed(which: str, given: dict[str, Any], batch: int | None, tokens: int, d
             raise ValueError(
                 f"max_seqlen_{which}: got {longest}, expected at least the longest sequence, {int(lengths.max())}"
             )
-    return int(cu_seqlens.shape[0]) - 1
+        longest = int(lengths.max()) if longest is None else longest
+    return int(cu_seqlens.shape[0]) - 1, longest
 
 
 def _paged(k: Any, page_table: Any, batch: int, cu_seqlens: Any, device: torch.device) -> int:
