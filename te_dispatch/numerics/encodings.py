@@ -81,7 +81,7 @@ def encoding(name: str) -> Encoding:
     """
     found = ENCODINGS.get(name)
     if found is None:
-        raise ValueError(f"encoding must be one of {', '.join(ENCODINGS)}, got {name!r}")
+        raise ValueError(f"encoding: got {name!r}, expected one of {', '.join(ENCODINGS)}")
     return found
 
 

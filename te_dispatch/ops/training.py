@@ -170,13 +170,32 @@ def multi_tensor_scale(
     raise NotImplementedError
 
 
+def _permuted_shape(x: Any, rows: int) -> Any:
+    """Like x with another number of rows; of a `Quantized` only the row-wise copy moves."""
+    import torch
+
+    from te_dispatch.numerics.quantized import FakeQuantized
+    from te_dispatch.ops.shapes import data_shapes, scale_shapes
+
+    shape = (rows, x.shape[-1])
+    if not hasattr(x, "row_data"):
+        return torch.empty(shape, dtype=x.dtype, device=x.device)
+    scale = x.row_scale_inv
+    if x.scaling != "tensor":
+        scale = torch.empty(scale_shapes(shape, x.scaling)[0], dtype=scale.dtype, device=x.device)
+    data = torch.empty(data_shapes(shape, x.scaling)[0], dtype=torch.uint8, device=x.device)
+    return FakeQuantized(
+        data, None, scale, None, x.encoding, x.scaling, x.scale_layout, shape, x.dtype, x.device, x.global_scale_inv
+    )
+
+
 def _permute_shape(x: Any, indices: Any, *, probs: Any = None, capacity: int | None = None) -> MoePermute:
     import torch
 
     tokens, top_k = indices.shape
     rows = capacity if capacity is not None else tokens * top_k
     return MoePermute(
-        torch.empty((rows, x.shape[-1]), dtype=x.dtype, device=x.device),
+        _permuted_shape(x, rows),
         torch.empty((tokens, top_k), dtype=torch.int32, device=x.device),
         None if probs is None else torch.empty((rows,), dtype=probs.dtype, device=x.device),
     )

@@ -69,7 +69,7 @@ def _strided(x: torch.Tensor) -> torch.Tensor:
 
 
 def _special(x: torch.Tensor) -> torch.Tensor:
-    x = x.clone()
+    x = x.clone(memory_format=torch.contiguous_format)
     flat = x.view(-1)
     for i, value in enumerate((float("nan"), float("inf"), float("-inf"))):
         if i < flat.numel():

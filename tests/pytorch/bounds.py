@@ -41,6 +41,11 @@ class Bounded:
         """The largest that the float32 counterpart may be."""
         return self.value.abs() + self.error
 
+    def holds(self, got: torch.Tensor) -> bool:
+        """Whether the float32 tensor `got`, of another shape if need be, is within the bound everywhere."""
+        off = (got.detach().double() - self.value.reshape(got.shape)).abs()
+        return bool((off <= self.error.reshape(got.shape)).all())
+
     def rounded(self, roundings: float = 1, magnitude: torch.Tensor | None = None) -> Bounded:
         """Off by `roundings` more, each of at most u of `magnitude` (None for that of the value)."""
         size = self.magnitude if magnitude is None else magnitude

@@ -102,7 +102,9 @@ class BoundedMLP:
         self.norm = BoundedNorm(rows, *parameters, layer.eps, layer.zero_centered_gamma)
         self.weights = Bounded(layer.fc1_weight), Bounded(layer.fc2_weight)
         z = self.norm.y @ self.weights[0].T
-        self.activation = BoundedActivation(layer.activation, z + Bounded(layer.fc1_bias) if layer.use_bias else z, **params)
+        self.activation = BoundedActivation(
+            layer.activation, z + Bounded(layer.fc1_bias) if layer.use_bias else z, **params
+        )
         self.out = self.activation.out @ self.weights[1].T
         if layer.use_bias:
             self.out = self.out + Bounded(layer.fc2_bias)

@@ -268,15 +268,28 @@ def test_wrong_shape_from_a_callable_is_refused() -> None:
         layer(torch.randn(16, 32))
 
 
+def _hidden_error(layer: te.LayerNormMLP, x: torch.Tensor) -> float:
+    """How far FP8 operands can move an element of gelu(norm(x) W^T).
+
+    A value cast to e4m3 and back is off by at most 2^-4 of itself, or half the smallest subnormal, 2^-10 of a scale_inv
+    of amax / 448; products of two such values carry both errors, and gelu stretches them by at most 1.13. float32
+    rounding, a 2^19th of that, disappears in the 1.13.
+    """
+    normed = torch.nn.functional.layer_norm(x.double(), (32,)).abs()
+    weight = layer.fc1_weight.detach().double().abs()
+    off = [t * 2**-4 + t.max() / 448 * 2**-10 for t in (normed, weight)]
+    return float(1.13 * ((normed + off[0]) @ (weight + off[1]).T - normed @ weight.T).max())
+
+
 @pytest.mark.parametrize(
-    ("make", "index"),
+    ("make", "hidden"),
     [
-        (lambda: te.Linear(32, 32, device="cpu"), 0),
-        (lambda: te.LayerNormLinear(32, 32, device="cpu"), 0),
+        (lambda: te.Linear(32, 32, device="cpu"), None),
+        (lambda: te.LayerNormLinear(32, 32, device="cpu"), None),
         (lambda: te.LayerNormMLP(32, 32, device="cpu"), 2),
     ],
 )
-def test_calibrating_records_amaxes_in_high_precision(make: Any, index: int) -> None:
+def test_calibrating_records_amaxes_in_high_precision(make: Any, hidden: int | None) -> None:
     torch.manual_seed(0)
     layer = make()
     x = torch.randn(16, 32)
@@ -288,8 +301,12 @@ def test_calibrating_records_amaxes_in_high_precision(make: Any, index: int) -> 
     with te.autocast(recipe=RECIPE):
         layer(x)
     # What calibration saw is what the casts see, up to the rounding of what lies behind the first cast.
-    torch.testing.assert_close(layer._forward_scales.scale, calibrated, rtol=0.2, atol=0)
-    assert torch.equal(layer._forward_scales.scale[: index or 2], calibrated[: index or 2])
+    scale = layer._forward_scales.scale
+    seen = [i for i in range(scale.numel()) if i != hidden]
+    assert torch.equal(scale[seen], calibrated[seen])
+    if hidden is not None:
+        amaxes = [448 / s.double() for s in (calibrated[hidden], scale[hidden])]
+        assert amaxes[0] <= amaxes[1] <= amaxes[0] + _hidden_error(layer, x)
 
 
 def test_a_module_dropped_between_steps_leaves_the_group() -> None:

@@ -12,7 +12,7 @@ import torch
 import te_dispatch.pytorch as te
 from te_dispatch.common.recipe import DelayedScaling
 
-from .bounds import Bounded, BoundedNorm, assert_bounded, assert_same_sum
+from .bounds import Bounded, BoundedNorm, assert_bounded
 from .gemm_oracle import RECIPES, assert_within, frozen, product_bound, seen_by_gemm
 
 

@@ -44,7 +44,9 @@ def _exact(layer: te.LayerNormMLP, x: torch.Tensor, **params: float) -> torch.Te
     if layer.normalization == "RMSNorm":
         normed = torch.nn.functional.rms_norm(x, x.shape[-1:], at("layer_norm_weight"), layer.eps)
     else:
-        normed = torch.nn.functional.layer_norm(x, x.shape[-1:], at("layer_norm_weight"), at("layer_norm_bias"), layer.eps)
+        normed = torch.nn.functional.layer_norm(
+            x, x.shape[-1:], at("layer_norm_weight"), at("layer_norm_bias"), layer.eps
+        )
     z = torch.nn.functional.linear(normed, at("fc1_weight"), at("fc1_bias"))
     return torch.nn.functional.linear(activation(layer.activation, z, **params), at("fc2_weight"), at("fc2_bias"))
 

@@ -13,6 +13,7 @@ from te_dispatch.pytorch.multi_head_attention import MultiheadAttention
 from te_dispatch.pytorch.rotary import RotaryPositionEmbedding
 
 from .attention_oracle import Rules, assert_within, sequence_attention
+from .bounds import Bounded, BoundedNorm
 
 HIDDEN, HEADS, D, B, S = 32, 4, 8, 2, 5
 
@@ -211,14 +212,17 @@ def test_packed_sequences_attend_apart_and_count_positions_anew() -> None:
 def test_returns() -> None:
     x = torch.randn(S, B, HIDDEN)
     module = build(return_bias=True, input_layernorm=True, return_layernorm_output=True)
+    contexts: list[torch.Tensor] = []
+    module.core_attention.register_forward_hook(lambda module, args, result: contexts.append(result))
     out, bias, normed = module(x)
     plain = build(input_layernorm=True)
     plain.load_state_dict(module.state_dict())
-    torch.testing.assert_close(out + bias, plain(x))
+    bounded = Bounded(contexts[0].flatten(0, 1)) @ Bounded(module.proj.weight).T + Bounded(bias)
+    assert bounded.holds((out + bias).flatten(0, 1)) and bounded.holds(plain(x).flatten(0, 1))
     assert bias is module.proj.bias
     weights = module.layernorm_qkv
-    wanted = torch.nn.functional.layer_norm(x, (HIDDEN,), weights.layer_norm_weight, weights.layer_norm_bias)
-    torch.testing.assert_close(normed, wanted)
+    parameters = weights.layer_norm_weight, weights.layer_norm_bias
+    assert BoundedNorm(x.flatten(0, 1), *parameters, weights.eps).y.holds(normed.flatten(0, 1))
 
 
 @pytest.mark.parametrize("rope", [False, True])

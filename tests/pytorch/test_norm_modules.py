@@ -11,6 +11,8 @@ import torch
 from te_dispatch.core import scopes
 from te_dispatch.pytorch.normalization import L2Normalization, LayerNorm, RMSNorm
 
+from .bounds import BoundedNorm, assert_bounded
+
 N = 48
 
 
@@ -58,12 +60,12 @@ def test_against_torch(kind: str, dtype: torch.dtype, centered: bool, shape: tup
 def test_fresh_norms_only_normalize() -> None:
     x = torch.randn(4, N)
     for centered in (False, True):
-        torch.testing.assert_close(
-            LayerNorm(N, zero_centered_gamma=centered)(x), torch.nn.functional.layer_norm(x, (N,))
-        )
-        torch.testing.assert_close(
-            RMSNorm(N, zero_centered_gamma=centered)(x), reference("", x, torch.ones(N), None, 1e-5)
-        )
+        gamma = torch.full((N,), 0.0 if centered else 1.0)
+        layer, rms = LayerNorm(N, zero_centered_gamma=centered)(x), RMSNorm(N, zero_centered_gamma=centered)(x)
+        wanted = torch.nn.functional.layer_norm(x.double(), (N,))
+        assert_bounded(layer, wanted, BoundedNorm(x, gamma, torch.zeros(N), 1e-5, centered).y)
+        wanted = reference("", x.double(), torch.ones(N, dtype=torch.float64), None, 1e-5)
+        assert_bounded(rms, wanted, BoundedNorm(x, gamma, None, 1e-5, centered).y)
     assert not LayerNorm(4, zero_centered_gamma=True).weight.any()
 
 
@@ -131,7 +133,8 @@ def test_state_dict_fits_torch() -> None:
     ours = LayerNorm(N)
     ours.load_state_dict(theirs.state_dict())
     x = torch.randn(2, N)
-    torch.testing.assert_close(ours(x), theirs(x))
+    bounded = BoundedNorm(x, ours.weight, ours.bias, ours.eps).y
+    assert bounded.holds(ours(x)) and bounded.holds(theirs(x))
 
 
 @pytest.mark.parametrize(

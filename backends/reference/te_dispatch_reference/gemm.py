@@ -53,7 +53,7 @@ def gemm(
 ) -> Gemm:
     """`split_accumulator` has nothing to choose: sums are float64 either way."""
     shape = checks.gemm(
-        a, b, layout, out, accumulate, bias, epilogue, aux, aux_quantizer, out_dtype, out_quantizer
+        a, b, layout, out, accumulate, bias, epilogue, aux, aux_quantizer, out_dtype, out_quantizer, alpha
     )  # fmt: skip
     dtype = out_dtype or (out.dtype if out is not None else a.dtype)
     left, right = _rows(a, "a", layout), _rows(b, "b", layout)

@@ -89,6 +89,8 @@ def result(role: str, values: Array, dtype: torch.dtype, device: torch.device) -
 
 def raw(x: torch.Tensor) -> NDArray[np.uint8]:
     """A matrix's bytes, (M, K * bytes per element), whatever its dtype."""
+    if x.numel() == 0:  # PyTorch views no empty tensor as bytes
+        return np.zeros((x.shape[0], x.shape[1] * x.element_size()), np.uint8)
     return x.detach().cpu().contiguous().view(torch.uint8).numpy()
 
 
@@ -97,7 +99,8 @@ def from_raw(
 ) -> torch.Tensor:
     """The inverse of `raw`, in a new tensor."""
     out = alloc.empty(role, shape, dtype, device)
-    out.copy_(torch.from_numpy(np.ascontiguousarray(data)).view(dtype).reshape(shape))
+    if out.numel():
+        out.copy_(torch.from_numpy(np.ascontiguousarray(data)).view(dtype).reshape(shape))
     return out
 
 

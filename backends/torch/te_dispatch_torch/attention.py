@@ -120,6 +120,12 @@ def _check(kernel: Kernel, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, la
         raise Declined(f"{kernel.name} aligns a causal mask of {sq} x {skv} otherwise")
 
 
+def _heads(x: torch.Tensor, layout: str) -> torch.Tensor:
+    """(b, h, s, d) with the features beside each other, which the kernels take for granted."""
+    x = per_head(x, layout)
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
 def _expanded(x: torch.Tensor, heads: int, kernel: Kernel) -> torch.Tensor:
     """One key head per query head, for kernels that need it."""
     groups = x.shape[1]
@@ -176,7 +182,7 @@ def _forward(kernel: Kernel) -> Callable[..., AttentionForward]:
         )  # fmt: skip
         checks.forward(inference, page_table, s_quantizer, out_quantizer, out_dtype, q.device)
         _check(kernel, q, k, v, layout, mask)
-        qh, kh, vh = per_head(q, layout), per_head(k, layout), per_head(v, layout)
+        qh, kh, vh = _heads(q, layout), _heads(k, layout), _heads(v, layout)
         heads, scale = qh.shape[1], q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
         kh, vh = _expanded(kh, heads, kernel), _expanded(vh, heads, kernel)
         out, lse, tensors, options = kernel.forward(qh, kh, vh, mask == "causal", scale)
@@ -231,11 +237,11 @@ def _backward(kernel: Kernel) -> Callable[..., AttentionBackward]:
             softmax_type, softmax_offset, softcap, dropout_p, rng_state,
         )  # fmt: skip
         checks.backward(dout, q, v, out, lse, layout, bias, with_dbias, s_quantizer, dp_quantizer, dqkv_quantizer)
-        qh, kh, vh = per_head(q, layout), per_head(k, layout), per_head(v, layout)
+        qh, kh, vh = _heads(q, layout), _heads(k, layout), _heads(v, layout)
         heads, groups = qh.shape[1], kh.shape[1]
         scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
         kh, vh = _expanded(kh, heads, kernel), _expanded(vh, heads, kernel)
-        doh, outh = per_head(dout.to(q.dtype), layout), per_head(out.to(q.dtype), layout)
+        doh, outh = _heads(dout.to(q.dtype), layout), _heads(out.to(q.dtype), layout)
         dq, dk, dv = kernel.backward(doh, qh, kh, vh, outh, saved.tensors, saved.options, mask == "causal", scale)
         grads = [from_per_head(x, layout) for x in (dq, _shared(dk, groups), _shared(dv, groups))]
         grads = pack(grads, packing)

@@ -42,7 +42,7 @@ def matmul(
 ) -> Gemm:
     """Plain dtypes. On an accelerator torch.backends.cuda.matmul's reduced-precision flags apply."""
     shape = checks.gemm(
-        a, b, layout, out, accumulate, bias, epilogue, aux, aux_quantizer, out_dtype, out_quantizer
+        a, b, layout, out, accumulate, bias, epilogue, aux, aux_quantizer, out_dtype, out_quantizer, alpha
     )  # fmt: skip
     dtype = out_dtype or (out.dtype if out is not None else a.dtype)
     a2, b2 = _matrices(a, b, layout)
@@ -78,7 +78,7 @@ def emulated(
 ) -> Gemm:
     """Quantized operands of any scaling: decode, multiply, sum in fp32, as `split_accumulator` would."""
     shape = checks.gemm(
-        a, b, layout, out, accumulate, bias, epilogue, aux, aux_quantizer, out_dtype, out_quantizer
+        a, b, layout, out, accumulate, bias, epilogue, aux, aux_quantizer, out_dtype, out_quantizer, alpha
     )  # fmt: skip
     dtype = out_dtype or (out.dtype if out is not None else a.dtype)
     if _per_tensor(a) and _per_tensor(b):
@@ -110,7 +110,7 @@ def scaled_mm(
 ) -> Gemm:
     """FP8 matrix units, through the copies contracted along their last dimension. `None` accumulates fast."""
     shape = checks.gemm(
-        a, b, layout, out, accumulate, bias, epilogue, aux, aux_quantizer, out_dtype, out_quantizer
+        a, b, layout, out, accumulate, bias, epilogue, aux, aux_quantizer, out_dtype, out_quantizer, alpha
     )  # fmt: skip
     dtype = out_dtype or (out.dtype if out is not None else a.dtype)
     a8, a_scale = _contracted_last(a, layout, "a")
@@ -281,9 +281,8 @@ def grouped_device_splits(
     split_accumulator: bool | None = None,
 ) -> list[torch.Tensor]:
     """`grouped` with splits on the device, which are read back."""
-    host = splits.tolist() if isinstance(splits, torch.Tensor) else splits
     return grouped(
-        a, b, host, layout=layout, out=out, accumulate=accumulate, bias=bias, out_dtype=out_dtype,
+        a, b, splits, layout=layout, out=out, accumulate=accumulate, bias=bias, out_dtype=out_dtype,
         split_accumulator=split_accumulator,
     )  # fmt: skip
 

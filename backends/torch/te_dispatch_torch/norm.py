@@ -91,8 +91,9 @@ def layernorm_bwd(
     """Gradients through PyTorch's kernel in fp32."""
     checks.norm_bwd(dy, x, gamma, mean, rstd, add, True)
     factor = _factor(gamma, zero_centered_gamma)
+    # The kernel reads the statistics as dense memory, whatever their strides say.
     dx, dgamma, dbeta = torch.ops.aten.native_layer_norm_backward(
-        dy.float(), x.float(), [x.shape[-1]], mean.unsqueeze(-1), rstd.unsqueeze(-1), factor, factor,
+        dy.float(), x.float(), [x.shape[-1]], mean.unsqueeze(-1).contiguous(), rstd.unsqueeze(-1).contiguous(), factor, factor,
         [True, True, True],
     )  # fmt: skip
     if add is not None:

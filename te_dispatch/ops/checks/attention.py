@@ -24,8 +24,9 @@ def operands(q: Any, k: Any, v: Any, layout: Any, packing: Any = None, paged: bo
             raise ValueError(
                 f"{name}: got shape {tuple(x.shape)}, expected {dimensions} dimensions ({', '.join(layout)})"
             )
-    if q.shape[-1] == 0:
-        raise ValueError(f"q: got shape {tuple(q.shape)}, expected a head dimension of at least 1")
+    for name, x in (("q", q), ("v", v)):
+        if x.shape[-1] == 0:
+            raise ValueError(f"{name}: got shape {tuple(x.shape)}, expected a head dimension of at least 1")
     if k.shape[-1] != q.shape[-1]:
         raise ValueError(f"k: got head dimension {k.shape[-1]}, expected q's, {q.shape[-1]}")
     if tuple(v.shape[:-1]) != tuple(k.shape[:-1]):

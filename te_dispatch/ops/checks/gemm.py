@@ -53,10 +53,12 @@ def gemm(
     aux_quantizer: Any = None,
     out_dtype: Any = None,
     out_quantizer: Any = None,
+    alpha: Any = 1.0,
 ) -> tuple[int, ...]:
     """Returns the result's shape."""
     _, n, _ = operands(a, b, layout)
     shape = out_shape(a, b, layout)
+    check.number("alpha", alpha)
     check.dtype("out_dtype", out_dtype)
     if accumulate and out is None:
         raise ValueError("accumulate: given without out, expected out to add to")
@@ -115,6 +117,8 @@ def groups(a: Any, b: Any, splits: Any) -> list[int] | None:
     if isinstance(splits, torch.Tensor):
         if splits.dtype not in (torch.int64, torch.int32) or splits.ndim != 1:
             raise ValueError(f"splits: got {splits.dtype} {tuple(splits.shape)}, expected int64 (groups,)")
+        if splits.is_meta:
+            raise ValueError("splits: got a meta tensor, expected one with data, or a list of ints")
         rows = splits.tolist()
     check.integers("splits", rows)
     if sum(rows) != a[0].shape[0]:
