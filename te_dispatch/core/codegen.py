@@ -80,7 +80,7 @@ def _source(operator: Operator, body: str) -> str:
         f"    except Declined as declined:\n"
         f"        return _{name}_declined(declined, {arguments})\n"
         # A lookup that cannot read its facts off an argument, most likely: say which argument is of the wrong kind.
-        f"    except (AttributeError, IndexError, TypeError):\n"
+        f"    except (AttributeError, LookupError, TypeError):\n"
         f"        _{name}_explain({arguments})\n"
         f"        raise\n"
     )

@@ -106,7 +106,7 @@ class OpManager:
                 return getattr(bindings, name)(*args)
             except Declined as declined:
                 return bindings.dispatcher(operator).declined(declined, *args)
-            except (AttributeError, IndexError, TypeError):
+            except (AttributeError, LookupError, TypeError):
                 check_kinds(operator, args)
                 raise
 
@@ -309,6 +309,8 @@ class OpManager:
     def _layer(self, policy: Policy | str | os.PathLike[str]) -> Policy:
         if isinstance(policy, Policy):
             return policy
+        if not isinstance(policy, (str, os.PathLike)):
+            raise TypeError(f"policy: got {type(policy).__name__}, expected a Policy, a shipped name or a path")
         from te_dispatch.core.policy_file import load_policy
 
         return load_policy(policy, self.known())

@@ -30,6 +30,13 @@ PARALLEL_DEFAULTS: dict[str, Any] = {
     "ub_name": None,
 }
 
+#: Arguments of attention's forward that nothing here does yet, as `PARALLEL_DEFAULTS`.
+ATTENTION_CALL_DEFAULTS: dict[str, Any] = {
+    "inference_params": None,
+    "thd_attention_policies": None,
+    "thd_attention_policy_dispatch": "auto",
+}
+
 
 def reject_unsupported(module_name: str, given: Mapping[str, Any], supported_defaults: Mapping[str, Any]) -> None:
     """Raise for the first argument that asks for something not built yet.
@@ -70,10 +77,23 @@ def require_choice(name: str, value: Any, choices: Iterable[Any]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
 
 
+def require_tensor(name: str, value: Any, *, floating: bool = True) -> None:
+    """Raise unless `value` is a tensor, of a dtype that the operators compute in if `floating`."""
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(value).__name__}")
+    if floating and value.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise ValueError(f"{name} must be float32, bfloat16 or float16, got {value.dtype}")
+
+
 def require_probability(name: str, value: float) -> None:
     """Raise unless `value` is a probability below 1."""
     if not 0.0 <= value < 1.0:
         raise ValueError(f"{name} must be at least 0 and less than 1, got {value!r}")
+
+
+def part_name(name: str | None, part: str) -> str | None:
+    """The name of a module's part: `name` is what the user gave the module."""
+    return None if name is None else f"{name}.{part}"
 
 
 def resolve_device(device: torch.device | str | int | None) -> torch.device:

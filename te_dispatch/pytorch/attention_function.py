@@ -10,6 +10,7 @@ import torch
 from te_dispatch import ops
 from te_dispatch.core import scopes
 from te_dispatch.ops.results import Saved
+from te_dispatch.pytorch.compile import returned
 from te_dispatch.pytorch.scoped import in_forward_scope, outside_autocast
 
 
@@ -155,9 +156,9 @@ class _AttentionFunction(torch.autograd.Function):
         ctx.saved_options = saved.options
         ctx.scope = scopes.capture()
         if not options.with_max_logit:
-            return _merged(result.out)
+            return returned(_merged(result.out))
         ctx.mark_non_differentiable(result.max_logit)
-        return _merged(result.out), result.max_logit
+        return returned(_merged(result.out)), result.max_logit
 
     @staticmethod
     @in_forward_scope

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from te_dispatch.ops.attention import LAYOUTS
-from te_dispatch.pytorch.arguments import require_choice
+from te_dispatch.pytorch.arguments import require_choice, require_tensor
 
 _DIMS = {"sbhd": "(s, b, h, d)", "bshd": "(b, s, h, d)", "thd": "(t, h, d)"}
 
@@ -61,6 +61,9 @@ def gather_operands(
     """
     names = ("query_layer", "key_layer", "value_layer", "qkv_layer", "kv_layer")
     given = [n for n, t in zip(names, (query, key, value, qkv, kv), strict=True) if t is not None]
+    for name, tensor in zip(names, (query, key, value, qkv, kv), strict=True):
+        if tensor is not None:
+            require_tensor(name, tensor)
     if given == ["qkv_layer"]:
         assert qkv is not None
         shape, packing = _packed_shape("qkv_layer", qkv, 3, interleave_dim)

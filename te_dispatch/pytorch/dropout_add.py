@@ -10,6 +10,7 @@ import torch
 from te_dispatch import ops
 from te_dispatch.core import scopes
 from te_dispatch.pytorch.arguments import require_probability
+from te_dispatch.pytorch.compile import returned
 from te_dispatch.pytorch.randomness import draw_rng_state
 from te_dispatch.pytorch.scoped import in_forward_scope, outside_autocast
 
@@ -29,7 +30,7 @@ class _BiasDropoutAdd(torch.autograd.Function):
         ctx.dropout_p = dropout_p
         ctx.bias_dtype = None if bias is None else bias.dtype
         ctx.scope = scopes.capture()
-        return out
+        return returned(out)
 
     @staticmethod
     @in_forward_scope

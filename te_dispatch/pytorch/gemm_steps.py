@@ -3,43 +3,15 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import Any
-
 import torch
 
 from te_dispatch import ops
-from te_dispatch.core import scopes
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.numerics.quantizers import Quantizer
 from te_dispatch.pytorch import scale_update
 from te_dispatch.pytorch.casts import GemmCasts, Plan
 from te_dispatch.pytorch.compile import snapshot
 from te_dispatch.pytorch.saved import with_layout
-from te_dispatch.pytorch.scoped import backward_outside_autocast
-
-
-def backward_pass(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Run a Function's `backward(ctx, *gradients)` under its forward's policy, `ctx.scope`, and without torch.autocast.
-
-    Raises:
-        RuntimeError: under ``create_graph=True``: the operators inside record no graph, and gradients would be lost.
-    """
-
-    @functools.wraps(backward)
-    def run(ctx: Any, *gradients: Any) -> Any:
-        amp = torch.is_autocast_enabled(ctx.device_type)
-        if torch.compiler.is_compiling():  # traced with its forward, and so under its policy
-            return backward_outside_autocast(ctx.device_type, backward, ctx, *gradients)
-        if torch.is_grad_enabled():
-            raise RuntimeError("te_dispatch modules have no second derivative: call backward without create_graph=True")
-        if not amp and scopes.capture() is ctx.scope:
-            return backward(ctx, *gradients)
-        with torch.autocast(ctx.device_type, enabled=False), scopes.reenter(ctx.scope):
-            return backward(ctx, *gradients)
-
-    return run
 
 
 def note_backward(plan: Plan, root: int | None, dy: torch.Tensor) -> None:

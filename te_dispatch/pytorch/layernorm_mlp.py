@@ -9,17 +9,18 @@ from typing import Any
 import torch
 
 from te_dispatch.ops.activation import CLAMPED_SWIGLU, GATED, KINDS
-from te_dispatch.pytorch.arguments import reject_unsupported, require_choice, resolve_device
-from te_dispatch.pytorch.gemm_steps import as_dtype
+from te_dispatch.pytorch.arguments import reject_unsupported, require_choice
 from te_dispatch.pytorch.layernorm_mlp_function import LayerNormMLPFunction, LayerNormMLPOptions
 from te_dispatch.pytorch.module import GemmModule
 from te_dispatch.pytorch.norm_steps import NormOptions, add_norm_parameters, norm_parameter, reset_norm_parameters
 from te_dispatch.pytorch.parameters import (
     UNSUPPORTED,
     InitMethod,
+    check_alignment,
     default_init,
     empty_result,
     joined,
+    parameter_factory,
     require_size,
     without_rows,
 )
@@ -126,10 +127,7 @@ class LayerNormMLP(GemmModule):
         self._init_methods = (init_method or default_init, output_layer_init_method or default_init)
         fc1_rows = ffn_hidden_size * (2 if activation in GATED else 1)
         self._sizes = {"hidden_size": hidden_size, "ffn_hidden_size": ffn_hidden_size}
-        factory: dict[str, Any] = {
-            "device": resolve_device(device),
-            "dtype": params_dtype or torch.get_default_dtype(),
-        }
+        factory = parameter_factory(device, params_dtype)
         add_norm_parameters(self, normalization, hidden_size, factory)
         for layer, rows, columns in (("fc1", fc1_rows, hidden_size), ("fc2", hidden_size, ffn_hidden_size)):
             self.register_parameter(f"{layer}_weight", torch.nn.Parameter(torch.empty(rows, columns, **factory)))
@@ -170,21 +168,14 @@ class LayerNormMLP(GemmModule):
         assert fc1_weight is not None and fc2_weight is not None
         x = self._checked_input(inp, fc1_weight, self.hidden_size)
         added = None if self.return_bias else fc2_bias
-        normed = None
         if x.numel() == 0:
             norm_parameters = (self.layer_norm_weight, self.layer_norm_bias)
             out = empty_result(x, self.hidden_size, (*norm_parameters, fc1_weight, fc1_bias, fc2_weight, added))
-            normed = x.clone()
+            if self.return_layernorm_output:
+                out = out, x.clone()
         else:
             out = self._run(x, fc1_weight, fc1_bias, fc2_weight, added, is_first_microbatch)
-            if self.return_layernorm_output:
-                out, normed = out
-        if not (self.return_bias or self.return_layernorm_output):
-            return out
-        results: tuple[torch.Tensor | None, ...] = (out,)
-        if self.return_bias:
-            results += (as_dtype(fc2_bias, out.dtype),)
-        return (*results, normed) if self.return_layernorm_output else results
+        return self._results(out, fc2_bias) if self.return_bias or self.return_layernorm_output else out
 
     def _run(
         self,
@@ -198,7 +189,7 @@ class LayerNormMLP(GemmModule):
         plan, record = self._begin(x)
         weights = None
         if plan is not None:
-            self._check_alignment(plan.recipe, x, self._sizes)
+            check_alignment(type(self).__name__, plan.recipe, x, self._sizes)
             weights = self._quantized_weights(plan, record, (fc1_weight, fc2_weight), is_first_microbatch)
         options = LayerNormMLPOptions(
             plan,
@@ -214,8 +205,4 @@ class LayerNormMLP(GemmModule):
         gamma = norm_parameter(self._parameters.get("layer_norm_weight"), x)
         beta = norm_parameter(self._parameters.get("layer_norm_bias"), x)
         tensors = (x, gamma, beta, fc1_weight, fc1_bias, fc2_weight, fc2_bias)
-        surroundings = self._surroundings(plan, x.device.type)
-        if surroundings is None:
-            return LayerNormMLPFunction.apply(*tensors, options)
-        with surroundings:
-            return LayerNormMLPFunction.apply(*tensors, options)
+        return self._run_function(LayerNormMLPFunction, plan, *tensors, options)

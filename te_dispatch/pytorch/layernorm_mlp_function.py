@@ -12,10 +12,9 @@ from te_dispatch import ops
 from te_dispatch.core import scopes
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.pytorch.casts import Plan
-from te_dispatch.pytorch.compile import snapshot
+from te_dispatch.pytorch.compile import returned, snapshot
 from te_dispatch.pytorch.gemm_steps import (
     as_dtype,
-    backward_pass,
     column_sums,
     dgrad,
     fprop,
@@ -26,6 +25,7 @@ from te_dispatch.pytorch.gemm_steps import (
 )
 from te_dispatch.pytorch.norm_steps import NormOptions, norm_backward, norm_forward
 from te_dispatch.pytorch.saved import NOTHING, PARTS, Header, Parts, pack, unpack
+from te_dispatch.pytorch.scoped import in_forward_scope
 
 
 class LayerNormMLPOptions:
@@ -116,7 +116,7 @@ def first_half(
         return Half(normed.y, normed.y, z, hidden, normed.mean, normed.rstd)  # type: ignore[arg-type]
     first, second = plan.gemms
     normed = norm_forward(
-        x, gamma, beta, options.norm, snapshot(first.input, x), first.input_usage[needs.first], with_normed
+        x, gamma, beta, options.norm, snapshot(first.input, x), first.input_usage[1 if needs.first else 0], with_normed
     )
     operand = normed.y_quantized
     assert operand is not None
@@ -126,7 +126,7 @@ def first_half(
         kind=options.kind,
         params=options.params,
         quantizer=snapshot(second.input, x),
-        usage=second.input_usage[needs.second],
+        usage=second.input_usage[1 if needs.second else 0],
     ).out_quantized
     return Half(normed.y, operand, z, hidden, normed.mean, normed.rstd)
 
@@ -168,10 +168,10 @@ class LayerNormMLPFunction(torch.autograd.Function):
             first_operand, second_operand = options.weights or (None, None)
             casts1, casts2 = plan.gemms
             if first_operand is None:
-                usage = casts1.weight_usage[needs.norm]
+                usage = casts1.weight_usage[1 if needs.norm else 0]
                 first_operand = ops.quantize(w1, snapshot(casts1.weight, x), usage=usage)
             if second_operand is None:
-                usage = casts2.weight_usage[needs.hidden]
+                usage = casts2.weight_usage[1 if needs.hidden else 0]
                 second_operand = ops.quantize(w2, snapshot(casts2.weight, x), usage=usage)
         half = first_half(x, gamma, beta, first_operand, b1, options, plan, needs, options.returns_norm)
         if plan is None:
@@ -184,11 +184,11 @@ class LayerNormMLPFunction(torch.autograd.Function):
         if trains:
             _save(ctx, x, gamma, beta, w1, b1, w2, b2, options, needs, half, first_operand, second_operand)
         if options.returns_norm:
-            return out, half.normed  # type: ignore[return-value]
-        return out  # type: ignore[return-value]
+            return returned(out), returned(half.normed)  # type: ignore[return-value]
+        return returned(out)  # type: ignore[return-value]
 
     @staticmethod
-    @backward_pass
+    @in_forward_scope
     def backward(ctx: Any, dy: torch.Tensor, dnormed: torch.Tensor | None = None) -> tuple[torch.Tensor | None, ...]:
         options: LayerNormMLPOptions = ctx.options
         plan: Plan | None = ctx.plan
@@ -273,7 +273,6 @@ def _save(
     ctx.replay = plan.as_replay() if again and plan is not None else None
     ctx.root = None if plan is None else plan.root
     ctx.scope = scopes.capture()
-    ctx.device_type = x.device.type
     biases = (None if b1 is None else b1.dtype, None if b2 is None else b2.dtype)
     ctx.dtypes = (x.dtype, w1.dtype, biases[0], w2.dtype, biases[1])
 

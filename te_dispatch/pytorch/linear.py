@@ -9,53 +9,18 @@ from typing import Any
 import torch
 
 from te_dispatch import ops
-from te_dispatch.core import scopes
-from te_dispatch.numerics.quantized import Quantized
-from te_dispatch.pytorch.arguments import reject_unsupported, resolve_device
-from te_dispatch.pytorch.casts import Plan
-from te_dispatch.pytorch.compile import snapshot
-from te_dispatch.pytorch.gemm_steps import (
-    as_dtype,
-    backward_pass,
-    column_sums,
-    dgrad,
-    fprop,
-    note_backward,
-    plain_weight_grads,
-    quantize_gradient,
-    wgrad,
+from te_dispatch.pytorch.arguments import reject_unsupported
+from te_dispatch.pytorch.compile import returned, snapshot
+from te_dispatch.pytorch.linear_module import LinearModule
+from te_dispatch.pytorch.linear_steps import (
+    LinearOptions,
+    note_forward,
+    plain_product,
+    product_backward,
+    quantized_product,
 )
-from te_dispatch.pytorch.module import GemmModule
-from te_dispatch.pytorch.parameters import (
-    UNSUPPORTED,
-    UNSUPPORTED_FORWARD,
-    InitMethod,
-    add_split_parameters,
-    default_init,
-    empty_result,
-    joined,
-    require_size,
-    split_sizes,
-    without_rows,
-)
-from te_dispatch.pytorch.saved import NOTHING, PARTS, pack, unpack
-
-
-class LinearOptions:
-    """What the Function needs besides tensors that take gradients.
-
-    Attributes:
-        plan: None for high precision.
-        weight: the quantized weight where the module has it cached.
-        trains: whether a backward may follow.
-    """
-
-    __slots__ = ("plan", "weight", "trains")
-
-    def __init__(self, plan: Plan | None, weight: Quantized | None, trains: bool) -> None:
-        self.plan = plan
-        self.weight = weight
-        self.trains = trains
+from te_dispatch.pytorch.parameters import UNSUPPORTED, InitMethod, empty_result, parameter_factory
+from te_dispatch.pytorch.scoped import in_forward_scope
 
 
 class _Linear(torch.autograd.Function):
@@ -65,67 +30,29 @@ class _Linear(torch.autograd.Function):
     def forward(
         ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, options: LinearOptions
     ) -> torch.Tensor:
-        plan = options.plan
-        trains = options.trains
+        plan, trains = options.plan, options.trains
         needs_dgrad = trains and ctx.needs_input_grad[0]
         needs_wgrad = trains and ctx.needs_input_grad[1]
         if plan is None:
-            dtype = x.dtype
-            out = ops.gemm(x, as_dtype(weight, dtype), layout="NT", bias=as_dtype(bias, dtype)).out
-            if trains:
-                ctx.save_for_backward(x if needs_wgrad else None, weight if needs_dgrad else None)
+            out, saved = plain_product(x, weight, bias, needs_dgrad, needs_wgrad)
         else:
             casts = plan.gemms[0]
-            xq = ops.quantize(x, snapshot(casts.input, x), usage=casts.input_usage[needs_wgrad])
-            wq = options.weight
-            if wq is None:
-                wq = ops.quantize(weight, snapshot(casts.weight, x), usage=casts.weight_usage[needs_dgrad])
-            out = fprop(casts, xq, wq, bias, x.dtype)
-            if trains:
-                x_parts = w_parts = NOTHING
-                if needs_wgrad:
-                    ctx.x_header, x_parts = pack(xq, casts.wgrad[1][0])
-                if needs_dgrad:
-                    ctx.w_header, w_parts = pack(wq, casts.dgrad[1][0])
-                ctx.save_for_backward(*x_parts, *w_parts)
+            xq = ops.quantize(x, snapshot(casts.input, x), usage=casts.input_usage[1 if needs_wgrad else 0])
+            out, saved = quantized_product(ctx, casts, x, xq, weight, options.weight, bias, needs_dgrad, needs_wgrad)
         if trains:
-            ctx.scope = scopes.capture()
-            ctx.plan = plan
-            ctx.root = None if plan is None else plan.root
-            ctx.device_type = x.device.type
-            ctx.dtypes = (x.dtype, weight.dtype, None if bias is None else bias.dtype)
-        return out  # type: ignore[no-any-return]
+            ctx.save_for_backward(*saved)
+            note_forward(ctx, plan, x, weight, bias)
+        return returned(out)
 
     @staticmethod
-    @backward_pass
+    @in_forward_scope
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        plan: Plan | None = ctx.plan
         needs_dgrad, needs_wgrad, needs_bgrad, _ = ctx.needs_input_grad
-        x_dtype, weight_dtype, bias_dtype = ctx.dtypes
-        if not needs_bgrad:
-            bias_dtype = None
-        saved = ctx.saved_tensors
-        dy = dy.contiguous()
-        dx = dw = None
-        if plan is None:
-            x, weight = saved
-            if needs_dgrad:
-                dx = ops.gemm(dy, as_dtype(weight, dy.dtype), layout="NN").out
-            dw, db = plain_weight_grads(dy, x, weight_dtype if needs_wgrad else None, bias_dtype)
-            return dx, dw, db, None
-        if not (needs_dgrad or needs_wgrad):
-            return None, None, None if bias_dtype is None else column_sums(dy, bias_dtype), None
-        note_backward(plan, ctx.root, dy)
-        casts = plan.gemms[0]
-        dyq, db = quantize_gradient(casts.grad, casts.grad_usage[needs_dgrad + 2 * needs_wgrad], dy, bias_dtype)
-        if needs_dgrad:
-            dx = dgrad(casts, dyq, unpack(ctx.w_header, saved[PARTS:]), x_dtype)
-        if needs_wgrad:
-            dw = wgrad(casts, dyq, unpack(ctx.x_header, saved[:PARTS]), weight_dtype)
+        dx, dw, db = product_backward(ctx, dy, ctx.saved_tensors, needs_dgrad, needs_wgrad, needs_bgrad)
         return dx, dw, db, None
 
 
-class Linear(GemmModule):
+class Linear(LinearModule):
     """y = x W^T + b.
 
     Inside `te_dispatch.pytorch.autocast` the GEMM operands are quantized as its recipe says; both dimensions of
@@ -185,79 +112,21 @@ class Linear(GemmModule):
         name: str | None = None,
     ) -> None:
         reject_unsupported("Linear", locals(), UNSUPPORTED)
-        super().__init__()
-        require_size("in_features", in_features)
-        require_size("out_features", out_features)
-        self.in_features = in_features
-        self.out_features = out_features
-        self.use_bias = bias
-        self.return_bias = return_bias
-        self.name = name
-        self._init_method = init_method or default_init
-        factory: dict[str, Any] = {
-            "device": resolve_device(device),
-            "dtype": params_dtype or torch.get_default_dtype(),
-        }
-        self.weight_names, self.bias_names = add_split_parameters(
-            self,
-            split_sizes(parameters_split, out_features),
-            torch.empty(out_features, in_features, **factory),
-            torch.empty(out_features, **factory) if bias else None,
-        )
+        super().__init__(in_features, out_features, bias, return_bias, init_method, name)
+        self._add_weight(parameters_split, parameter_factory(device, params_dtype))
         self.reset_parameters()
-
-    def reset_parameters(self, defer_init: bool = False) -> None:
-        """Initialize all parameters; nothing with `defer_init`."""
-        if defer_init:
-            return
-        with torch.no_grad():
-            for name in self.weight_names:
-                self._init_method(getattr(self, name))
-            for name in self.bias_names:
-                getattr(self, name).zero_()
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.use_bias}"
 
-    def forward(
-        self,
-        inp: torch.Tensor,
-        is_first_microbatch: bool | None = None,
-        fp8_output: bool = False,
-        fp8_grad: bool = False,
-    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor | None]:
-        if fp8_output or fp8_grad:
-            reject_unsupported("Linear", locals(), UNSUPPORTED_FORWARD)
-        if isinstance(inp, torch.Tensor) and inp.dim() == 1:
-            return without_rows(self.forward(inp[None], is_first_microbatch))
-        weight = joined(self, self.weight_names)
-        bias = joined(self, self.bias_names)
-        assert weight is not None
-        x = self._checked_input(inp, weight, self.in_features)
-        added = None if self.return_bias else bias
-        if x.numel() == 0:
-            out = empty_result(x, self.out_features, (weight, added))
-        else:
-            out = self._run(x, weight, added, is_first_microbatch)
-        if self.return_bias:
-            return out, as_dtype(bias, out.dtype)
-        return out
-
     def _run(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, is_first_microbatch: bool | None
     ) -> torch.Tensor:
-        plan, record = self._begin(x)
-        kept = None
-        if plan is not None:
-            sizes = {"in_features": self.in_features, "out_features": self.out_features}
-            self._check_alignment(plan.recipe, x, sizes)
-            weights = self._quantized_weights(plan, record, (weight,), is_first_microbatch)
-            kept = None if weights is None else weights[0]
-        elif self._calibrating():
+        plan, kept = self._prepared(x, weight, is_first_microbatch)
+        if plan is None and self._calibrating():
             self._calibrate(0, x, weight)
         options = LinearOptions(plan, kept, torch.is_grad_enabled())
-        surroundings = self._surroundings(plan, x.device.type)
-        if surroundings is None:
-            return _Linear.apply(x, weight, bias, options)  # type: ignore[no-any-return]
-        with surroundings:
-            return _Linear.apply(x, weight, bias, options)  # type: ignore[no-any-return]
+        return self._run_function(_Linear, plan, x, weight, bias, options)  # type: ignore[no-any-return]
+
+    def _run_empty(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return empty_result(x, self.out_features, (weight, bias))

@@ -19,6 +19,7 @@ from te_dispatch.pytorch.casts import Plan, build_plan
 from te_dispatch.pytorch.compile import call_outside_graph, constant, register_call, snapshot
 from te_dispatch.pytorch.compile.recipes import group_numbered, recipe_named
 from te_dispatch.pytorch.delayed_scales import DelayedScales
+from te_dispatch.pytorch.gemm_steps import as_dtype
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _EXTRA_STATE_FORMAT = 1
@@ -65,6 +66,8 @@ class GemmModule(torch.nn.Module):
 
     #: How many weights the module has; each has an input, a weight and a gradient that are cast.
     gemm_count = 1
+    return_bias = False
+    return_layernorm_output = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -281,16 +284,18 @@ class GemmModule(torch.nn.Module):
             raise ValueError(f"{name}: inp must be float32, bfloat16 or float16, got {inp.dtype}")
         return inp.contiguous()
 
-    def _check_alignment(self, recipe: Recipe, inp: torch.Tensor, features: Mapping[str, int]) -> None:
-        """Raise a ValueError unless all GEMM dimensions suit the recipe's kernels."""
-        alignment = recipe.alignment
-        rows = inp.numel() // inp.shape[-1] if inp.shape[-1] else 0
-        for dimension, size in (("the number of rows of inp (all dimensions but the last)", rows), *features.items()):
-            if size % alignment:
-                raise ValueError(
-                    f"{type(self).__name__}: under {type(recipe).__name__} {dimension} must be divisible by "
-                    f"{alignment}, got {size}; te_dispatch.pytorch.Fp8Padding pads rows"
-                )
+    def _run_function(self, function: type[torch.autograd.Function], plan: Plan | None, *arguments: Any) -> Any:
+        """`function` of `arguments`, the input first, under what it must run under."""
+        surroundings = self._surroundings(plan, arguments[0].device.type)
+        if surroundings is None:
+            return function.apply(*arguments)
+        with surroundings:
+            return function.apply(*arguments)
+
+    def _results(self, out: Any, bias: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        """What the module returns where more is asked for than the output; `out` has the norm's beside it if it is."""
+        out, *normed = out if self.return_layernorm_output else (out,)
+        return (out, as_dtype(bias, out.dtype), *normed) if self.return_bias else (out, *normed)
 
     def _surroundings(self, plan: Plan | None, device_type: str) -> AbstractContextManager[Any] | None:
         """What the Function must run under; None, as nearly always, for nothing."""

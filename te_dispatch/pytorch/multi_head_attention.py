@@ -9,7 +9,15 @@ from typing import Any
 import torch
 
 from te_dispatch.ops.attention import LAYOUTS
-from te_dispatch.pytorch.arguments import PARALLEL_DEFAULTS, reject_unsupported, require_choice, resolve_device
+from te_dispatch.pytorch.arguments import (
+    ATTENTION_CALL_DEFAULTS,
+    PARALLEL_DEFAULTS,
+    part_name,
+    reject_unsupported,
+    require_choice,
+    require_tensor,
+    resolve_device,
+)
 from te_dispatch.pytorch.attention import DotProductAttention
 from te_dispatch.pytorch.attention_lowering import AttentionMask
 from te_dispatch.pytorch.layernorm_linear import LayerNormLinear
@@ -19,11 +27,6 @@ from te_dispatch.pytorch.rotary import apply_rotary_pos_emb
 
 RotaryEmbedding = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
-_UNSUPPORTED_CALL: dict[str, Any] = {
-    "inference_params": None,
-    "thd_attention_policies": None,
-    "thd_attention_policy_dispatch": "auto",
-}
 _QK_NORMS = ("L2Normalization", "RMSNorm", "LayerNorm")
 
 
@@ -165,13 +168,10 @@ class MultiheadAttention(torch.nn.Module):
             hidden_size,
             init_method=output_layer_init_method,
             return_bias=return_bias,
-            name=self._part("proj"),
+            name=part_name(self.name, "proj"),
             **linear,
         )
         self.q_norm, self.k_norm = self._build_qk_norms(qk_norm_type, qk_norm_eps, params_dtype, device)
-
-    def _part(self, part: str) -> str | None:
-        return None if self.name is None else f"{self.name}.{part}"
 
     def _build_projections(
         self, linear: dict[str, Any], norm: dict[str, Any], init_method: Callable[[torch.Tensor], Any] | None
@@ -184,7 +184,7 @@ class MultiheadAttention(torch.nn.Module):
             arguments = {
                 "init_method": init_method,
                 "parameters_split": None if self.fuse_qkv_params or len(parts) == 1 else parts,
-                "name": self._part(name),
+                "name": part_name(self.name, name),
                 **linear,
             }
             out = sum(parts.values())
@@ -256,7 +256,8 @@ class MultiheadAttention(torch.nn.Module):
             or thd_attention_policies is not None
             or thd_attention_policy_dispatch != "auto"
         ):
-            reject_unsupported("MultiheadAttention.forward", locals(), _UNSUPPORTED_CALL)
+            reject_unsupported("MultiheadAttention.forward", locals(), ATTENTION_CALL_DEFAULTS)
+        require_tensor("hidden_states", hidden_states, floating=False)
         if hidden_states.dim() != len(self.qkv_format) - 1 or hidden_states.shape[-1] != self.hidden_size:
             raise ValueError(
                 f"hidden_states must have {len(self.qkv_format) - 1} dimensions for qkv_format={self.qkv_format!r} and "

@@ -5,76 +5,50 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from te_dispatch import ops
 from te_dispatch.core import scopes
-from te_dispatch.pytorch.arguments import reject_unsupported, resolve_device
+from te_dispatch.pytorch.arguments import reject_unsupported, require_tensor, resolve_device
+from te_dispatch.pytorch.compile import returned
+from te_dispatch.pytorch.norm_steps import NormOptions, norm_backward, norm_forward
 from te_dispatch.pytorch.scoped import in_forward_scope, outside_autocast
 
 
-class NormOptions(NamedTuple):
-    """What a norm needs besides tensors."""
+class _NormFunction(torch.autograd.Function):
+    """x (..., N), weight (N,), bias (N,) or None -> (..., N)."""
 
-    eps: float
-    zero_centered_gamma: bool
-
-
-class _LayerNormFunction(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, options: NormOptions
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, options: NormOptions
     ) -> torch.Tensor:
-        result = ops.layernorm_fwd(x, weight, bias, eps=options.eps, zero_centered_gamma=options.zero_centered_gamma)
+        result = norm_forward(x, weight, bias, options)
         ctx.save_for_backward(x, weight, result.mean, result.rstd)
         ctx.options = options
         ctx.scope = scopes.capture()
-        return result.y
+        assert result.y is not None
+        return returned(result.y)
 
     @staticmethod
     @in_forward_scope
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        x, weight, mean, rstd = ctx.saved_tensors
-        grads = ops.layernorm_bwd(
-            dy.contiguous(), x, weight, mean, rstd, zero_centered_gamma=ctx.options.zero_centered_gamma
-        )
+        grads = norm_backward(dy.contiguous(), *ctx.saved_tensors, ctx.options)
         return grads.dx, grads.dgamma, grads.dbeta, None
 
 
-class _RMSNormFunction(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, options: NormOptions) -> torch.Tensor:
-        result = ops.rmsnorm_fwd(x, weight, eps=options.eps, zero_centered_gamma=options.zero_centered_gamma)
-        ctx.save_for_backward(x, weight, result.rstd)
-        ctx.options = options
-        ctx.scope = scopes.capture()
-        return result.y
-
-    @staticmethod
-    @in_forward_scope
-    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        x, weight, rstd = ctx.saved_tensors
-        grads = ops.rmsnorm_bwd(dy.contiguous(), x, weight, rstd, zero_centered_gamma=ctx.options.zero_centered_gamma)
-        return grads.dx, grads.dgamma, None
-
-
-def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, options: NormOptions) -> torch.Tensor:
-    """LayerNorm over the last dimension, with gradients: x (..., N), weight and bias (N,) -> (..., N)."""
-    function = _LayerNormFunction.apply
-    return outside_autocast(x.device.type, function, x, weight, bias, options)  # type: ignore[no-any-return]
-
-
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, options: NormOptions) -> torch.Tensor:
-    """RMSNorm over the last dimension, with gradients: x (..., N), weight (N,) -> (..., N)."""
-    return outside_autocast(x.device.type, _RMSNormFunction.apply, x, weight, options)  # type: ignore[no-any-return]
+def normalize(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, options: NormOptions) -> torch.Tensor:
+    """A norm over the last dimension, with gradients: x (..., N), weight (N,), bias (N,) or None -> (..., N)."""
+    return outside_autocast(  # type: ignore[no-any-return]
+        x.device.type, _NormFunction.apply, x, weight, bias, options
+    )
 
 
 class _Norm(torch.nn.Module):
     """Arguments, parameters and checks that both norms share."""
 
     weight: torch.nn.Parameter
+    _rms: bool
 
     def __init__(
         self,
@@ -108,7 +82,7 @@ class _Norm(torch.nn.Module):
         self.normalized_shape = shape
         self.eps = eps
         self.zero_centered_gamma = zero_centered_gamma
-        self._options = NormOptions(float(eps), bool(zero_centered_gamma))
+        self._options = NormOptions(self._rms, float(eps), bool(zero_centered_gamma))
         self._factory: dict[str, Any] = {
             "device": resolve_device(kwargs.get("device")),
             "dtype": dtype or params_dtype or torch.get_default_dtype(),
@@ -126,6 +100,7 @@ class _Norm(torch.nn.Module):
 
     def _rows(self, x: torch.Tensor) -> torch.Tensor:
         """x checked, in the dtype of torch.autocast if that is on, its normalized dimensions merged into one."""
+        require_tensor(f"{type(self).__name__}: input", x, floating=False)
         dims = len(self.normalized_shape)
         if tuple(x.shape[x.dim() - dims :]) != self.normalized_shape:
             raise ValueError(
@@ -134,13 +109,16 @@ class _Norm(torch.nn.Module):
             )
         weight = self.weight
         if x.device != weight.device:
-            raise ValueError(f"{type(self).__name__}: input is on {x.device}, the parameters are on {weight.device}")
+            raise ValueError(
+                f"{type(self).__name__}: input is on {x.device}, must be on {weight.device} like the parameters"
+            )
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         elif weight.dtype != x.dtype and weight.dtype != torch.float32:
             raise ValueError(
                 f"{type(self).__name__}: input must be {weight.dtype}, the dtype of the parameters, got {x.dtype}"
             )
+        require_tensor(f"{type(self).__name__}: input", x)
         if dims > 1:
             x = x.reshape(*x.shape[: x.dim() - dims], math.prod(self.normalized_shape))
         return x.contiguous()
@@ -169,6 +147,8 @@ class LayerNorm(_Norm):
     Raises:
         ValueError: at construction, contradicting arguments; at the call, another shape, dtype or device.
     """
+
+    _rms = False
 
     def __init__(
         self,
@@ -199,7 +179,7 @@ class LayerNorm(_Norm):
     def forward(self, inp: torch.Tensor) -> torch.Tensor:
         x = self._rows(inp)
         weight, bias = self._vector(self.weight, x), self._vector(self.bias, x)
-        return layer_norm(x, weight, bias, self._options).view(inp.shape)
+        return normalize(x, weight, bias, self._options).view(inp.shape)
 
 
 class RMSNorm(_Norm):
@@ -207,6 +187,8 @@ class RMSNorm(_Norm):
 
     Arguments, input and errors as of `LayerNorm`.
     """
+
+    _rms = True
 
     def __init__(
         self,
@@ -229,7 +211,7 @@ class RMSNorm(_Norm):
 
     def forward(self, inp: torch.Tensor) -> torch.Tensor:
         x = self._rows(inp)
-        return rms_norm(x, self._vector(self.weight, x), self._options).view(inp.shape)
+        return normalize(x, self._vector(self.weight, x), None, self._options).view(inp.shape)
 
 
 class L2Normalization(torch.nn.Module):
@@ -248,7 +230,7 @@ class L2Normalization(torch.nn.Module):
     def forward(self, inp: torch.Tensor) -> torch.Tensor:
         size = inp.shape[-1]
         factor = torch.full((size,), size**-0.5, dtype=torch.float32, device=inp.device)
-        return rms_norm(inp.contiguous(), factor, NormOptions(self.eps / size, False))
+        return normalize(inp.contiguous(), factor, None, NormOptions(True, self.eps / size, False))
 
 
 def make_norm(

@@ -10,6 +10,8 @@ import torch
 
 from te_dispatch import ops
 from te_dispatch.core import scopes
+from te_dispatch.pytorch.arguments import require_tensor
+from te_dispatch.pytorch.compile import returned
 from te_dispatch.pytorch.scoped import in_forward_scope
 
 #: FP8 GEMMs need their dimensions in multiples of this (32 with MXFP8, whose blocks are longer).
@@ -26,7 +28,7 @@ class _PadRows(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor, splits: tuple[int, ...], padded: tuple[int, ...]) -> torch.Tensor:
         ctx.splits = splits, padded
         ctx.scope = scopes.capture()
-        return ops.pad_rows(x, splits, padded)
+        return returned(ops.pad_rows(x, splits, padded))
 
     @staticmethod
     @in_forward_scope
@@ -39,7 +41,7 @@ class _UnpadRows(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor, splits: tuple[int, ...], padded: tuple[int, ...]) -> torch.Tensor:
         ctx.splits = splits, padded
         ctx.scope = scopes.capture()
-        return ops.unpad_rows(x, splits, padded)
+        return returned(ops.unpad_rows(x, splits, padded))
 
     @staticmethod
     @in_forward_scope
@@ -61,6 +63,8 @@ class _RowSplits(torch.nn.Module):
         return f"num_gemms={self.num_gemms}, align_size={self.align_size}"
 
     def _splits(self, m_splits: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        if not isinstance(m_splits, Sequence) or not all(hasattr(rows, "__index__") for rows in m_splits):
+            raise TypeError(f"m_splits must be a list of ints, got {m_splits!r}")
         splits = tuple(int(rows) for rows in m_splits)
         if len(splits) != self.num_gemms:
             raise ValueError(f"m_splits must hold num_gemms={self.num_gemms} numbers of rows, got {len(splits)}")
@@ -103,5 +107,6 @@ class Fp8Unpadding(_RowSplits):
 
 
 def _check_rows(inp: torch.Tensor, rows: int, what: str) -> None:
+    require_tensor("inp", inp, floating=False)
     if inp.dim() != 2 or inp.shape[0] != rows:
         raise ValueError(f"inp must be ({rows}, K), {rows} being {what}, got shape {tuple(inp.shape)}")

@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 
+from te_dispatch.common.recipe import Recipe
+from te_dispatch.pytorch.arguments import PARALLEL_DEFAULTS, resolve_device
+
 #: Standard deviation of a weight that no `init_method` initializes, as in Transformer Engine.
 INIT_STD = 0.023
 
@@ -15,21 +18,8 @@ InitMethod = Callable[[torch.Tensor], Any]
 
 #: What the modules do not do yet: the only value each argument may have.
 UNSUPPORTED: dict[str, Any] = {
-    "sequence_parallel": False,
-    "fuse_wgrad_accumulation": False,
-    "tp_group": None,
-    "tp_size": 1,
-    "get_rng_state_tracker": None,
-    "rng_tracker_name": None,
-    "parallel_mode": None,
-    "set_parallel_mode": False,
+    **PARALLEL_DEFAULTS,
     "return_layernorm_output_gathered": False,
-    "ub_overlap_ag": False,
-    "ub_overlap_rs": False,
-    "ub_overlap_rs_dgrad": False,
-    "ub_bulk_dgrad": False,
-    "ub_bulk_wgrad": False,
-    "ub_name": None,
     "delay_wgrad_compute": False,
     "symmetric_ar_type": None,
     "save_original_input": False,
@@ -43,6 +33,29 @@ def require_size(name: str, value: Any) -> None:
     """Raise unless `value` is a positive int."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{name} must be a positive int, got {value!r}")
+
+
+def parameter_factory(device: torch.device | str | int | None, dtype: torch.dtype | None) -> dict[str, Any]:
+    """Keywords for `torch.empty` of a module's parameters: None for `resolve_device`'s choice and PyTorch's dtype."""
+    return {"device": resolve_device(device), "dtype": dtype or torch.get_default_dtype()}
+
+
+def check_alignment(module_name: str, recipe: Recipe, inp: torch.Tensor, features: Mapping[str, int]) -> None:
+    """Raise a ValueError unless all GEMM dimensions suit the recipe's kernels."""
+    alignment = recipe.alignment
+    rows = inp.numel() // inp.shape[-1] if inp.shape[-1] else 0
+    if not rows % alignment:
+        for size in features.values():
+            if size % alignment:
+                break
+        else:
+            return
+    for dimension, size in (("the number of rows of inp (all dimensions but the last)", rows), *features.items()):
+        if size % alignment:
+            raise ValueError(
+                f"{module_name}: under {type(recipe).__name__} {dimension} must be divisible by "
+                f"{alignment}, got {size}; te_dispatch.pytorch.Fp8Padding pads rows"
+            )
 
 
 def default_init(weight: torch.Tensor) -> None:

@@ -10,7 +10,8 @@ import torch
 from te_dispatch import ops
 from te_dispatch.core import scopes
 from te_dispatch.ops.attention import LAYOUTS
-from te_dispatch.pytorch.arguments import reject_unsupported, require_choice, resolve_device
+from te_dispatch.pytorch.arguments import reject_unsupported, require_choice, require_tensor, resolve_device
+from te_dispatch.pytorch.compile import returned
 from te_dispatch.pytorch.scoped import in_forward_scope, outside_autocast
 
 
@@ -107,13 +108,15 @@ class _RopeFunction(torch.autograd.Function):
         ctx.save_for_backward(freqs, cu_seqlens, offsets)
         ctx.options = options
         ctx.scope = scopes.capture()
-        return ops.rope_fwd(
-            x,
-            freqs,
-            layout=options.layout,
-            interleaved=options.interleaved,
-            cu_seqlens=cu_seqlens,
-            offsets=offsets,
+        return returned(
+            ops.rope_fwd(
+                x,
+                freqs,
+                layout=options.layout,
+                interleaved=options.interleaved,
+                cu_seqlens=cu_seqlens,
+                offsets=offsets,
+            )
         )
 
     @staticmethod
@@ -161,12 +164,18 @@ def apply_rotary_pos_emb(
         given = {"cp_size": cp_size, "cp_rank": cp_rank}
         reject_unsupported("apply_rotary_pos_emb", given, {"cp_size": 1, "cp_rank": 0})
     require_choice("tensor_format", tensor_format, LAYOUTS)
+    require_tensor("t", t)
+    require_tensor("freqs", freqs, floating=False)
+    if not freqs.is_floating_point():
+        raise ValueError(f"freqs must be float32, got {freqs.dtype}")
+    if freqs.device != t.device:
+        raise ValueError(f"freqs must be on {t.device} as t is, got {freqs.device}")
     if t.dim() != len(tensor_format):
         raise ValueError(
             f"t must have {len(tensor_format)} dimensions for tensor_format={tensor_format!r}, "
             f"got shape {tuple(t.shape)}"
         )
-    rotated = freqs.shape[-1]
+    rotated = freqs.shape[-1] if freqs.dim() == 4 else 0
     if freqs.dim() != 4 or freqs.shape[1:3] != (1, 1) or rotated > t.shape[-1] or rotated % 2:
         raise ValueError(
             f"freqs must be (s, 1, 1, r) with r even and at most {t.shape[-1]}, got shape {tuple(freqs.shape)}"

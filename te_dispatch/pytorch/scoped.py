@@ -28,27 +28,27 @@ def outside_autocast(device_type: str, function: Callable[..., Any], *args: Any)
         return function(*args)
 
 
-def backward_outside_autocast(device_type: str, backward: Callable[..., Any], ctx: Any, *gradients: Any) -> Any:
-    """A compiled `backward(ctx, *gradients)`, with torch.autocast off.
-
-    It must be switched off in any case: what is seen while tracing is the forward's surroundings, where the module has
-    switched it off, while the compiler lets the backward run under what is on around the whole region.
-    """
-    with torch.autocast(device_type, enabled=False):
-        return backward(ctx, *gradients)
-
-
 def in_forward_scope(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Run `backward(ctx, *gradients)` with the policy bindings of `ctx.scope`, and without torch.autocast."""
+    """Run a Function's `backward(ctx, *gradients)` under its forward's policy, `ctx.scope`, and without torch.autocast.
+
+    Raises:
+        RuntimeError: under ``create_graph=True``: the operators inside record no graph, and gradients would be lost.
+    """
 
     @functools.wraps(backward)
     def scoped(ctx: Any, *gradients: Any) -> Any:
         device_type = gradients[0].device.type
-        if torch.compiler.is_compiling():  # traced with its forward, and so under its policy
-            return backward_outside_autocast(device_type, backward, ctx, *gradients)
-        if scopes.capture() is ctx.scope:
-            return outside_autocast(device_type, backward, ctx, *gradients)
-        with scopes.reenter(ctx.scope):
-            return outside_autocast(device_type, backward, ctx, *gradients)
+        if torch.compiler.is_compiling():
+            # Traced with its forward, and so under its policy. torch.autocast must be switched off in any case: what
+            # is seen while tracing is the forward's surroundings, where the module has switched it off, while the
+            # compiler lets the backward run under what is on around the whole region.
+            with torch.autocast(device_type, enabled=False):
+                return backward(ctx, *gradients)
+        if torch.is_grad_enabled():
+            raise RuntimeError("te_dispatch modules have no second derivative: call backward without create_graph=True")
+        if scopes.capture() is ctx.scope and not torch.is_autocast_enabled(device_type):
+            return backward(ctx, *gradients)
+        with torch.autocast(device_type, enabled=False), scopes.reenter(ctx.scope):
+            return backward(ctx, *gradients)
 
     return scoped

@@ -10,8 +10,10 @@ import torch
 
 from te_dispatch.ops.attention import LAYOUTS
 from te_dispatch.pytorch.arguments import (
+    ATTENTION_CALL_DEFAULTS,
     PARALLEL_DEFAULTS,
     OneOf,
+    part_name,
     reject_unsupported,
     require_choice,
     require_probability,
@@ -26,11 +28,6 @@ from te_dispatch.pytorch.normalization import make_norm
 _UNSUPPORTED_INIT: dict[str, Any] = {
     **{name: OneOf(False, True) if name.startswith("ub_") else v for name, v in PARALLEL_DEFAULTS.items()},
     "ub_tp_comm_overlap": False,
-}
-_UNSUPPORTED_CALL: dict[str, Any] = {
-    "inference_params": None,
-    "thd_attention_policies": None,
-    "thd_attention_policy_dispatch": "auto",
 }
 
 
@@ -173,7 +170,7 @@ class TransformerLayer(torch.nn.Module):
             bottom_right_diagonal=bottom_right_diagonal,
             input_layernorm=not output_layernorm,
             return_layernorm_output=post_layernorm_residual,
-            name=self._part("self_attention"),
+            name=part_name(self.name, "self_attention"),
             **attention,
         )
         if layer_type == "decoder":
@@ -186,7 +183,7 @@ class TransformerLayer(torch.nn.Module):
                 attention_type="cross",
                 input_layernorm=True,
                 return_layernorm_output=post_layernorm_residual,
-                name=self._part("inter_attention"),
+                name=part_name(self.name, "inter_attention"),
                 **attention,
             )
         self.layernorm_mlp = LayerNormMLP(
@@ -196,7 +193,7 @@ class TransformerLayer(torch.nn.Module):
             activation=activation,
             activation_params=activation_params,
             return_layernorm_output=post_layernorm_residual,
-            name=self._part("layernorm_mlp"),
+            name=part_name(self.name, "layernorm_mlp"),
             **shared,
         )
         self.layernorm = (
@@ -204,9 +201,6 @@ class TransformerLayer(torch.nn.Module):
             if output_layernorm
             else None
         )
-
-    def _part(self, part: str) -> str | None:
-        return None if self.name is None else f"{self.name}.{part}"
 
     def forward(
         self,
@@ -259,7 +253,7 @@ class TransformerLayer(torch.nn.Module):
             or thd_attention_policies is not None
             or thd_attention_policy_dispatch != "auto"
         ):
-            reject_unsupported("TransformerLayer.forward", locals(), _UNSUPPORTED_CALL)
+            reject_unsupported("TransformerLayer.forward", locals(), ATTENTION_CALL_DEFAULTS)
         shared: dict[str, Any] = {
             "is_first_microbatch": is_first_microbatch,
             "checkpoint_core_attention": checkpoint_core_attention,

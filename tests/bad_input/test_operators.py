@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""Every operator, every argument, both backends: a spoilt argument is refused clearly, with nothing written, or works."""
+"""Every operator and argument on both backends: spoilt, it is refused clearly with nothing written, or it works."""
 
 from __future__ import annotations
 

@@ -156,12 +156,14 @@ def test_nan_and_inf_go_where_the_reference_says(operator: str) -> None:
         np.testing.assert_array_equal(ours.isinf().numpy(), reference.isinf().numpy())
 
 
-@pytest.mark.parametrize("name", ["multi_tensor_adam", "multi_tensor_l2norm", "multi_tensor_scale", "multi_tensor_quantize",
-                                  "update_delayed_scales", "grouped_gemm"])  # fmt: skip
+LISTS = ("multi_tensor_adam", "multi_tensor_l2norm", "multi_tensor_scale", "multi_tensor_quantize")
+
+
+@pytest.mark.parametrize("name", [*LISTS, "update_delayed_scales", "grouped_gemm"])
 def test_empty_lists(name: str) -> None:
     given = next(make for operator, make in CALLS.values() if operator == name)()
     empty = {key: [] if isinstance(value, list) else value for key, value in given.items()}
-    with pytest.raises(ValueError, match="got (an empty list|none), expected at least one"):
+    with pytest.raises(ValueError, match=r"got (an empty list|none), expected at least one"):
         getattr(ops, name)(**empty)
 
 

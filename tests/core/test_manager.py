@@ -296,7 +296,8 @@ _FORK = """
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_fork_while_another_thread_holds_the_lock_does_not_hang_the_child() -> None:
     root = Path(te_dispatch.__file__).parent.parent
-    environ = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    path = os.pathsep.join([str(root), *(p for p in sys.path if p)])
+    environ = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     run = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", textwrap.dedent(_FORK)],
         env=environ,

@@ -67,7 +67,7 @@ class Bounded:
         return Bounded(self.value @ other.value, carried).rounded(self.value.shape[-1] + 1, magnitude)
 
     @property
-    def T(self) -> Bounded:  # noqa: N802  (as tensors spell it)
+    def T(self) -> Bounded:
         return Bounded(self.value.T, self.error.T)
 
     def sum(self, dim: int, keepdim: bool = False) -> Bounded:

@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""Activations from their formulas, and bounds on them and on `LayerNormMLP`, as `bounds` has them for norms and sums."""
+"""Activations from their formulas, and bounds on them and on `LayerNormMLP`, like those of `bounds`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 import te_dispatch.pytorch as te
 
-from .bounds import U, Bounded, BoundedNorm
+from .bounds import Bounded, BoundedNorm
 
 Elementwise = Callable[[torch.Tensor], torch.Tensor]
 
@@ -40,9 +40,9 @@ def _with_derivative(f: Elementwise, z: Bounded, kinked: bool) -> tuple[Bounded,
     """f(z) and f'(z), for an f whose second derivative is at most 2, with a kink at 0 where `kinked`.
 
     2 is srelu's second derivative; those of the others stay below 0.9. With z off by e, f is off by at most
-    (|f'| + e) e, and f' by 2 e, or by 1 more where the kink of relu lies that near. Rounding: 16 u each of 1 + |z| + |f|
-    for the elementary function and the factors around it; and for f' of the tanh form, where 1 - tanh^2, off by 4 u, is
-    multiplied by 0.4 z (1 + 0.134 z^2), another 16 u |z|^3 / 8 covers the cubic term.
+    (|f'| + e) e, and f' by 2 e, or by 1 more where the kink of relu lies that near. Rounding: 16 u each of
+    1 + |z| + |f| for the elementary function and the factors around it; and for f' of the tanh form, where 1 - tanh^2,
+    off by 4 u, is multiplied by 0.4 z (1 + 0.134 z^2), another 16 u |z|^3 / 8 covers the cubic term.
     """
     at = z.value.clone().requires_grad_()
     value = f(at)
@@ -91,7 +91,7 @@ class BoundedActivation:
 
 
 class BoundedMLP:
-    """A float32 `LayerNormMLP` of x (.., n): `out` (r, n), `norm.y`, and the gradients; without the last bias on request.
+    """A float32 `LayerNormMLP` of x (.., n): `out` (r, n), `norm.y`, and the gradients.
 
     `params`: of the activation.
     """

@@ -171,7 +171,7 @@ def test_dropout_drops_its_share_and_keeps_the_mean() -> None:
     module = make(kv_channels=(D, 1), attention_dropout=p, attn_mask_type="no_mask")
     torch.manual_seed(0)
     kept = torch.stack([module(q, q, v) for _ in range(4)]) * n * (1 - p)
-    # n weights are summed; each is rounded by softmax, by 1 / (1 - p) and by their product, the sum again by our factors.
+    # n weights are summed; softmax rounds each, and 1 / (1 - p), and their product; then our factors round the sum.
     assert Bounded(kept.round()).rounded(n + 6).holds(kept), "weights are dropped whole"
     trials = kept.numel() * n
     deviation = (p * (1 - p) / trials) ** 0.5

@@ -17,7 +17,6 @@ from .bounds import Bounded, assert_bounded, assert_same_sum
 from .gemm_oracle import RECIPES
 from .mlp_bounds import BoundedMLP, activation
 
-
 #: Where results are compared with float64: worst-case bounds grow with every sum's length, short sums keep them sharp.
 NARROW = 8
 

@@ -92,9 +92,9 @@ def layernorm_bwd(
     checks.norm_bwd(dy, x, gamma, mean, rstd, add, True)
     factor = _factor(gamma, zero_centered_gamma)
     # The kernel reads the statistics as dense memory, whatever their strides say.
+    mean, rstd = mean.unsqueeze(-1).contiguous(), rstd.unsqueeze(-1).contiguous()
     dx, dgamma, dbeta = torch.ops.aten.native_layer_norm_backward(
-        dy.float(), x.float(), [x.shape[-1]], mean.unsqueeze(-1).contiguous(), rstd.unsqueeze(-1).contiguous(), factor, factor,
-        [True, True, True],
+        dy.float(), x.float(), [x.shape[-1]], mean, rstd, factor, factor, [True, True, True]
     )  # fmt: skip
     if add is not None:
         dx = dx + add

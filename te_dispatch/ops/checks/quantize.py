@@ -161,12 +161,13 @@ def update_delayed_scales(
     if isinstance(histories, (list, tuple)) and not histories:
         raise ValueError("histories: got none, expected at least one")
     check.sequence("histories", histories)
+    for i, history in enumerate(histories):
+        if not isinstance(history, torch.Tensor):
+            raise check.kind_error(f"histories[{i}]", history, "a torch.Tensor")
     given = {"scales": scales, "max_values": max_values} | ({} if amaxes is None else {"amaxes": amaxes})
     for name, items in given.items():
         check.sequence(name, items, len(histories), "history")
     for i, history in enumerate(histories):
-        if not isinstance(history, torch.Tensor):
-            raise check.kind_error(f"histories[{i}]", history, "a torch.Tensor")
         if history.dtype != torch.float32 or history.ndim != 2 or history.shape[0] == 0:
             raise ValueError(
                 f"histories[{i}]: got {history.dtype} {tuple(history.shape)}, expected float32 (length, n)"

@@ -44,6 +44,20 @@ def snapshot(quantizer: Any, after: torch.Tensor) -> Any:
     return quantizer
 
 
+def returned(out: torch.Tensor) -> torch.Tensor:
+    """What an autograd Function's forward returns: under tracing, a tensor that is no other of its steps' results.
+
+    Before PyTorch 2.12 a traced forward returns its intermediates beside its result. An operation that does nothing,
+    such as ``.to`` the same dtype, makes two of these one tensor; autograd then hands the gradient to the last of
+    them, and the backward receives zeros.
+    """
+    return out
+
+
+def _returned_traced(out: torch.Tensor) -> torch.Tensor:
+    return out.view_as(out)
+
+
 def _snapshot_traced(quantizer: Any, after: torch.Tensor) -> Any:
     if quantizer.__class__ is not DelayedQuantizer:
         return quantizer
@@ -111,4 +125,5 @@ _library.impl("call", _call, "CompositeExplicitAutograd")
 torch.library.register_fake("te_dispatch::snapshot", lambda state, after: torch.empty_like(state), lib=_library)
 torch.library.register_fake("te_dispatch::call", lambda ticket, after, name: None, lib=_library)
 hook.substitute(snapshot, _snapshot_traced)
+hook.substitute(returned, _returned_traced)
 hook.substitute(call_outside_graph, _call_traced)

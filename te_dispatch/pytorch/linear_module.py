@@ -1,0 +1,113 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""What `Linear` and `LayerNormLinear` share as modules: the parameters of one GEMM, and the call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from te_dispatch.numerics.quantized import Quantized
+from te_dispatch.pytorch.arguments import reject_unsupported
+from te_dispatch.pytorch.casts import Plan
+from te_dispatch.pytorch.module import GemmModule
+from te_dispatch.pytorch.parameters import (
+    UNSUPPORTED_FORWARD,
+    InitMethod,
+    add_split_parameters,
+    check_alignment,
+    default_init,
+    joined,
+    require_size,
+    split_sizes,
+    without_rows,
+)
+
+
+class LinearModule(GemmModule):
+    """Base of the modules with one GEMM; they say in `_run` and `_run_empty` what happens to a checked input."""
+
+    weight_names: list[str]
+    bias_names: list[str]
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool,
+        return_bias: bool,
+        init_method: InitMethod | None,
+        name: str | None,
+    ) -> None:
+        super().__init__()
+        require_size("in_features", in_features)
+        require_size("out_features", out_features)
+        self.in_features = in_features
+        self.out_features = out_features
+        self._sizes = {"in_features": in_features, "out_features": out_features}
+        self.use_bias = bias
+        self.return_bias = return_bias
+        self.name = name
+        self._init_method = init_method or default_init
+
+    def _add_weight(
+        self, parameters_split: Sequence[str] | Mapping[str, int] | None, factory: Mapping[str, Any]
+    ) -> None:
+        """Register weight and bias, uninitialized."""
+        self.weight_names, self.bias_names = add_split_parameters(
+            self,
+            split_sizes(parameters_split, self.out_features),
+            torch.empty(self.out_features, self.in_features, **factory),
+            torch.empty(self.out_features, **factory) if self.use_bias else None,
+        )
+
+    def reset_parameters(self, defer_init: bool = False) -> None:
+        """Initialize all parameters; nothing with `defer_init`."""
+        if defer_init:
+            return
+        with torch.no_grad():
+            for name in self.weight_names:
+                self._init_method(getattr(self, name))
+            for name in self.bias_names:
+                getattr(self, name).zero_()
+
+    def forward(
+        self,
+        inp: torch.Tensor,
+        is_first_microbatch: bool | None = None,
+        fp8_output: bool = False,
+        fp8_grad: bool = False,
+    ) -> Any:
+        if fp8_output or fp8_grad:
+            reject_unsupported(type(self).__name__, locals(), UNSUPPORTED_FORWARD)
+        if isinstance(inp, torch.Tensor) and inp.dim() == 1:
+            return without_rows(self.forward(inp[None], is_first_microbatch))
+        weight = joined(self, self.weight_names)
+        bias = joined(self, self.bias_names)
+        assert weight is not None
+        x = self._checked_input(inp, weight, self.in_features)
+        added = None if self.return_bias else bias
+        out = self._run(x, weight, added, is_first_microbatch) if x.numel() else self._run_empty(x, weight, added)
+        return self._results(out, bias) if self.return_bias or self.return_layernorm_output else out
+
+    def _run(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, is_first_microbatch: bool | None
+    ) -> Any:
+        """The result, with the norm's output in a tuple where `return_layernorm_output` asks for it."""
+        raise NotImplementedError
+
+    def _run_empty(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
+        """`_run` of an x without elements."""
+        raise NotImplementedError
+
+    def _prepared(
+        self, x: torch.Tensor, weight: torch.Tensor, is_first_microbatch: bool | None
+    ) -> tuple[Plan | None, Quantized | None]:
+        """The call's plan, None for high precision, and the quantized weight where it is cached."""
+        plan, record = self._begin(x)
+        if plan is None:
+            return None, None
+        check_alignment(type(self).__name__, plan.recipe, x, self._sizes)
+        weights = self._quantized_weights(plan, record, (weight,), is_first_microbatch)
+        return plan, None if weights is None else weights[0]
