@@ -242,7 +242,7 @@ def test_partial_casts_name_bad_arguments() -> None:
         partial_cast(x, x.clone(), amax, **size, block=0, encoding="e4m3fn")
     with pytest.raises(ValueError, match="encoding: got 'e2m1'"):
         partial_cast(x, out, amax, **size, block=0, encoding="e2m1")
-    with pytest.raises(ValueError, match="encoding: got .* expected one of"):
+    with pytest.raises(ValueError, match=r"encoding: got .* expected one of"):
         partial_cast(x, out, amax, **size, block=0, encoding="e9m9")
 
 
