@@ -78,7 +78,9 @@ def test_inductor_with_inlined_implementations(name, recipe):
     got = train(build(name), RECIPES[recipe], compiler("inductor"))
     for what, values in expected.items():
         for a, b in zip(values, got[what], strict=True):
-            if what == "state" or (name == "Linear" and what in ("out", "dx")):
+            # On a GPU inductor divides without rounding to nearest: an inlined 1 / scale may move by an ulp.
+            exact = DEVICE.type == "cpu" and name == "Linear" and what in ("out", "dx")
+            if what == "state" or exact:
                 assert torch.equal(a, b), what
             else:
                 torch.testing.assert_close(a, b, rtol=0, atol=1e-5 * a.abs().max().item())
