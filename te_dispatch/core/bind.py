@@ -18,10 +18,6 @@ from te_dispatch.core import codegen
 from te_dispatch.core.errors import BindError
 from te_dispatch.core.operator import Operator
 
-#: Called with (operator, implementation id, version, bound function, traits) after every import, so that
-#: torch.compile's substitutions can be registered for implementations it must not look into.
-BIND_HOOKS: list[Callable[[Operator, str, str, Callable[..., Any], frozenset[str]], None]] = []
-
 
 def import_target(target: str) -> Any:
     """Import ``module:attribute``."""

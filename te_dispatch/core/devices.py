@@ -9,7 +9,7 @@ from typing import Any
 
 from te_dispatch.core.bind import import_target
 from te_dispatch.core.errors import DispatchError
-from te_dispatch.core.facts import UNKNOWN, DeviceFacts, FactValue
+from te_dispatch.core.facts import DeviceFacts, FactValue
 from te_dispatch.core.snapshot import Snapshot
 
 _log = logging.getLogger("te_dispatch")
@@ -89,8 +89,3 @@ def _imitates(value: Any) -> bool:
         # Made by an implementation of plain PyTorch operations that ran on fake tensors.
         return _imitates(value.row_data) or _imitates(value.col_data)
     return name == "FakeTensor" or name == "FakeQuantized"
-
-
-def unknown_facts(facts: DeviceFacts) -> list[str]:
-    """Names of facts nobody could establish, for ``doctor``."""
-    return [name for name in facts if facts[name] is UNKNOWN]

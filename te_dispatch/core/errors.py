@@ -23,10 +23,6 @@ class PolicyError(DispatchError):
     """A policy that cannot be used. The message starts with ``file:line:column`` where there is one."""
 
 
-class ManifestError(DispatchError):
-    """A backend whose manifest breaks the contract."""
-
-
 class BindError(DispatchError):
     """An implementation that could not be imported or whose signature does not fit."""
 

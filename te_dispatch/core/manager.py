@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from te_dispatch.core import codegen
 from te_dispatch.core.arguments import check_kinds
-from te_dispatch.core.bind import BIND_HOOKS, import_target, load, positional
+from te_dispatch.core.bind import import_target, load, positional
 from te_dispatch.core.bindings import Bindings, Observer
 from te_dispatch.core.decision import Decision
 from te_dispatch.core.devices import is_imitation, probe_device
@@ -174,8 +174,6 @@ class OpManager:
             if lacking and candidate not in self.snapshot.lacking:
                 self._snapshot = self.snapshot.with_lacking(candidate, lacking)
             callable_ = positional(operator, function, lacking)
-            for hook in BIND_HOOKS:
-                hook(operator, candidate, implementation.version, callable_, implementation.traits)
             self._bound[candidate] = callable_
             return callable_
 

@@ -1,8 +1,7 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
 """`Quantized`: a quantized tensor as a plain record, the currency between operators.
 
-A record and not a tensor subclass, because a subclass costs ten times as much to build. `QuantizedTensor`
-(`te_dispatch.numerics.tensor`) wraps one where PyTorch must see a tensor.
+A record and not a tensor subclass, because a subclass costs ten times as much to build.
 """
 
 from __future__ import annotations
