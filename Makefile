@@ -4,17 +4,27 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 OUT ?= .
 DEMO ?=
+# What `conformance` and `conformance-gpu` run: smoke, full or soak; all of it or a part, such as 2/8; other options,
+# such as CONFORMANCE="--op gemm --resume".
+LEVEL ?= smoke
+SHARD ?= 1/1
+CONFORMANCE ?=
+CERTIFY = conformance --backend torch --level $(LEVEL) --shard $(SHARD) --out $(OUT)/te_dispatch_conformance $(CONFORMANCE)
 # Backends that every machine can use; those for hardware are added where the hardware is.
 PORTABLE = -e ./backends/reference -e ./backends/torch
 STAMP = $(VENV)/.installed
 
-.PHONY: demo test lint format types check bench test-gpu bench-gpu clean
+.PHONY: demo test conformance lint format types check bench test-gpu conformance-gpu bench-gpu clean
 
 demo: $(STAMP)
 	$(BIN)/te-dispatch demo --out $(OUT) $(DEMO)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 -q $(TESTS)
+
+# The reference is what the others are compared with; itself, it answers to its own tests.
+conformance: $(STAMP)
+	$(BIN)/te-dispatch $(CERTIFY)
 
 $(STAMP): pyproject.toml backends/reference/pyproject.toml backends/torch/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -49,6 +59,9 @@ $(GPU_SITE)/.installed:
 
 test-gpu: $(GPU_SITE)/.installed
 	PYTHONPATH=$(GPU_SITE):$(PYTHONPATH) $(PYTHON) -m pytest -q -p no:cacheprovider $(or $(TESTS),tests/gpu)
+
+conformance-gpu: $(GPU_SITE)/.installed
+	PYTHONPATH=$(GPU_SITE):$(PYTHONPATH) $(PYTHON) -m te_dispatch.cli $(CERTIFY)
 
 bench-gpu: $(GPU_SITE)/.installed
 	PYTHONPATH=$(GPU_SITE):$(PYTHONPATH) $(PYTHON) benchmarks/dispatch_overhead.py

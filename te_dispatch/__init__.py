@@ -17,15 +17,18 @@ if TYPE_CHECKING:
         NoImplementation,
         PlanError,
         PolicyError,
+        ShadowMismatch,
     )
     from te_dispatch.core.plan import Plan, freeze
     from te_dispatch.core.scopes import observe, policy, reload_environment, set_policy, using
+    from te_dispatch.core.shadow import shadow_report
 
 __version__ = "0.1.0"
 
 _HOMES = {
     **dict.fromkeys(("observe", "policy", "reload_environment", "set_policy", "using"), "te_dispatch.core.scopes"),
     **dict.fromkeys(("Plan", "freeze"), "te_dispatch.core.plan"),
+    "shadow_report": "te_dispatch.core.shadow",
     **dict.fromkeys(
         (
             "BindError",
@@ -35,6 +38,7 @@ _HOMES = {
             "NoImplementation",
             "PlanError",
             "PolicyError",
+            "ShadowMismatch",
         ),
         "te_dispatch.core.errors",
     ),
@@ -49,11 +53,13 @@ __all__ = [
     "Plan",
     "PlanError",
     "PolicyError",
+    "ShadowMismatch",
     "freeze",
     "observe",
     "policy",
     "reload_environment",
     "set_policy",
+    "shadow_report",
     "using",
 ]
 

@@ -179,3 +179,47 @@ def demo(
     for name in ("command", "as_json", "quiet"):
         arguments.pop(name)
     return command.run(arguments, as_json=as_json, quiet=quiet)
+
+
+@app.command()
+@verb
+def conformance(
+    backend: Annotated[
+        list[str] | None, typer.Option("--backend", "-b", help="To certify; repeat it. Default: all but the oracle.")
+    ] = None,
+    against: Annotated[str, typer.Option(help="The backend that is taken to be right.")] = "reference",
+    op: Annotated[list[str] | None, typer.Option(help="Operator, family or glob; repeat it.")] = None,
+    level: Annotated[str, typer.Option("--level", "-l", help="smoke, full or soak.")] = "smoke",
+    check: Annotated[list[str] | None, typer.Option(help="Only this check; repeat it.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the data.")] = 0,
+    shard: Annotated[str, typer.Option(metavar="I/N", help="Run the I-th of N parts.")] = "1/1",
+    product: Annotated[bool, typer.Option("--product", help="Every combination, not every pair.")] = False,
+    unit: Annotated[list[str] | None, typer.Option(help="Run just this unit, as a report names it; repeat it.")] = None,
+    replay: Annotated[str | None, typer.Option(metavar="FILE", help="Judge what shadow mode wrote down.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where the run in --out was stopped.")] = False,
+    skip_file: Annotated[str | None, typer.Option(metavar="FILE", help="Units to leave out, with reasons.")] = None,
+    expect_file: Annotated[str | None, typer.Option(metavar="FILE", help="Units known to fail, with reasons.")] = None,
+    device: Annotated[str | None, typer.Option("--device", "-d", help="PyTorch device.")] = None,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Worker processes.")] = 1,
+    limit: Annotated[float, typer.Option(min=1.0, metavar="SECONDS", help="For each unit.")] = 60.0,
+    in_process: Annotated[bool, typer.Option("--in-process", help="No workers: a crash ends the run.")] = False,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="DIR",
+            help="Where the page, the JSON and the JUnit XML go. Default: te_dispatch_conformance, of units its unit.",
+        ),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    as_json: Json = False,
+) -> int:
+    """Certify backends against the reference (exit code 1: something claimed failed)."""
+    require("conformance", "torch", "numpy", "jinja2")
+    from te_dispatch.cli import conformance as module
+
+    arguments: dict[str, Any] = dict(locals())
+    for name in ("module", "as_json", "quiet"):
+        arguments.pop(name)
+    return module.run(arguments, as_json=as_json, quiet=quiet)

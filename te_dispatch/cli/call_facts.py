@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from te_dispatch.cli.console import CommandError
 from te_dispatch.core.facts import FactValue
 from te_dispatch.core.operator import Fact, Operator
-from te_dispatch.core.policy_known import did_you_mean
+from te_dispatch.core.policy.known import did_you_mean
 from te_dispatch.numerics.encodings import ENCODINGS
 from te_dispatch.numerics.quantizers import CurrentQuantizer, DelayedQuantizer, MXFP8Quantizer, NVFP4Quantizer
 

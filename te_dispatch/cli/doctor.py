@@ -25,8 +25,8 @@ from te_dispatch.core.discovery import discover
 from te_dispatch.core.environment import debug_setting, environment_layers
 from te_dispatch.core.errors import PolicyError
 from te_dispatch.core.operator import OPERATORS
-from te_dispatch.core.policy_file import load_policy
-from te_dispatch.core.policy_known import Known
+from te_dispatch.core.policy.file import load_policy
+from te_dispatch.core.policy.known import Known
 from te_dispatch.core.shipped import shipped_policies
 from te_dispatch.core.snapshot import InstalledBackend, Snapshot
 

@@ -14,7 +14,7 @@ from te_dispatch.cli.devices import find_device
 from te_dispatch.core.facts import CallFacts, DeviceFacts
 from te_dispatch.core.operator import OPERATORS, Fact, Operator
 from te_dispatch.core.policy import COMPOSITE, Policy
-from te_dispatch.core.policy_known import did_you_mean
+from te_dispatch.core.policy.known import did_you_mean
 from te_dispatch.core.requirements import DEVICE_PREFIX
 from te_dispatch.core.resolve import resolve
 from te_dispatch.core.scopes import MANAGER
@@ -128,10 +128,8 @@ def _composites(operator: Operator, device: DeviceFacts | None, snapshot: Snapsh
     given = {name: True for name, fact in operator.facts.items() if fact.presence}
     calls: list[CallFacts] = [{}, defaults, {**defaults, **given}, *_quantizing(operator), *_options(operator)]
     for call in calls:
-        try:
-            decision = resolve(operator, call, place, Policy(), snapshot)
-        except Exception:  # a decomposition may take facts for granted that no real call leaves open
-            continue
+        # Nothing to catch: a decomposition answers whatever is unknown, so one that raises is a defect to be seen.
+        decision = resolve(operator, call, place, Policy(), snapshot)
         found |= {a.id: None for a in decision.accepted if a.id.startswith(f"{COMPOSITE}.")}
     return list(found)
 

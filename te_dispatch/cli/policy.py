@@ -11,7 +11,7 @@ from rich.text import Text
 import te_dispatch.ops  # noqa: F401  # before scopes
 from te_dispatch.cli.console import emit, out
 from te_dispatch.core.policy import Policy
-from te_dispatch.core.policy_file import effective_with_origins, json_schema, load_policy
+from te_dispatch.core.policy.file import effective_with_origins, json_schema, load_policy
 from te_dispatch.core.scopes import MANAGER
 from te_dispatch.core.shipped import shipped_policies
 
@@ -39,8 +39,9 @@ def _named(policy: Policy) -> set[str]:
     groups: list[Any] = [policy.prefer, policy.allow or (), policy.deny, *policy.require]
     for rule in policy.rules:
         groups += [rule.prefer, rule.allow or (), rule.deny, rule.require]
+    shadowed = {policy.shadow.against} if policy.shadow is not None and policy.shadow.active else set()
     names = {s.text.partition(".")[0] for group in groups for s in group if not s.text.startswith("trait:")}
-    return names - {"native", "composite"}
+    return (names | shadowed) - {"native", "composite"}
 
 
 def show(policy: str | None, origin: bool, as_json: bool) -> int:

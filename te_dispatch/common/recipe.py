@@ -10,81 +10,34 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import Any, ClassVar, Literal, NamedTuple, Union
+from typing import Any, ClassVar, Literal, Union
+
+from te_dispatch.common.recipe_parameters import (
+    Format,
+    FormatLimits,
+    MMParams,
+    QParams,
+    require_bool,
+    require_choice,
+)
+
+__all__ = [
+    "AmaxAlgorithm",
+    "CustomRecipe",
+    "DelayedScaling",
+    "Float8BlockScaling",
+    "Float8CurrentScaling",
+    "Format",
+    "FormatLimits",
+    "MMParams",
+    "MXFP8BlockScaling",
+    "NVFP4BlockScaling",
+    "QParams",
+    "Recipe",
+]
 
 
-class FormatLimits(NamedTuple):
-    """Largest finite values of the encodings that a format uses."""
-
-    max_fwd: float
-    max_bwd: float
-
-
-class Format(Enum):
-    """Which encodings the forward (activations, weights) and the backward (gradients) use.
-
-    The limits are those of the OCP encodings; a device whose encodings differ scales to its own.
-
-    E2M1: 4-bit. E4M3, E5M2: the same 8-bit format both ways. HYBRID: E4M3 forward, E5M2 backward.
-    """
-
-    E2M1 = FormatLimits(6.0, 6.0)
-    E4M3 = FormatLimits(448.0, 448.0)
-    E5M2 = FormatLimits(57344.0, 57344.0)
-    HYBRID = FormatLimits(448.0, 57344.0)
-
-    @property
-    def fwd(self) -> str:
-        """Encoding family of the forward: ``e4m3``, ``e5m2`` or ``e2m1``."""
-        return "e4m3" if self is Format.HYBRID else self.name.lower()
-
-    @property
-    def bwd(self) -> str:
-        """Encoding family of the backward."""
-        return "e5m2" if self is Format.HYBRID else self.name.lower()
-
-
-@dataclass(frozen=True)
-class MMParams:
-    """How one of a layer's three GEMMs runs.
-
-    Attributes:
-        use_split_accumulator: promote partial sums to full float32 (True), or allow the FP8 unit's fast, narrower
-            accumulation (False).
-    """
-
-    use_split_accumulator: bool = True
-
-    def __post_init__(self) -> None:
-        _require_bool(self, "use_split_accumulator")
-
-
-@dataclass(frozen=True)
-class QParams:
-    """How one kind of tensor is cast.
-
-    Attributes:
-        power_2_scale: round scales down to powers of two, so that scaling is exact.
-        amax_epsilon: floor under the amax, against huge scales of tiny tensors.
-        random_hadamard_transform: rotate blocks before the cast (NVFP4).
-        stochastic_rounding: round up or down at random (NVFP4).
-        fp4_2d_quantization: one scale per 16x16 values (NVFP4).
-    """
-
-    power_2_scale: bool = False
-    amax_epsilon: float = 0.0
-    random_hadamard_transform: bool = False
-    stochastic_rounding: bool = False
-    fp4_2d_quantization: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("power_2_scale", "random_hadamard_transform", "stochastic_rounding", "fp4_2d_quantization"):
-            _require_bool(self, name)
-        if isinstance(self.amax_epsilon, bool) or not isinstance(self.amax_epsilon, (int, float)):
-            raise TypeError(f"QParams: amax_epsilon must be a number, got {self.amax_epsilon!r}")
-        if not 0.0 <= self.amax_epsilon < float("inf"):
-            raise ValueError(f"QParams: amax_epsilon must be finite and not negative, got {self.amax_epsilon!r}")
+_FAST, _SPLIT = MMParams(use_split_accumulator=False), MMParams(use_split_accumulator=True)
 
 
 def _flag(name: str, default: str = "0") -> Callable[[], bool]:
@@ -93,20 +46,6 @@ def _flag(name: str, default: str = "0") -> Callable[[], bool]:
 
 def _override() -> str | None:
     return os.getenv("NVTE_BACKWARD_OVERRIDE") or None
-
-
-def _require_bool(owner: Any, name: str) -> None:
-    value = getattr(owner, name)
-    if not isinstance(value, bool):
-        raise TypeError(f"{type(owner).__name__}: {name} must be a bool, got {value!r}")
-
-
-def _require_choice(owner: Any, name: str, choices: tuple[Any, ...]) -> None:
-    value = getattr(owner, name)
-    if value not in choices:
-        raise ValueError(
-            f"{type(owner).__name__}: {name} must be one of {', '.join(map(repr, choices))}, got {value!r}"
-        )
 
 
 class Recipe:
@@ -166,9 +105,9 @@ class Recipe:
             raise ValueError(
                 f"{type(self).__name__}: fp8_format must be one of {allowed}, got Format.{self.fp8_format.name}"
             )
-        _require_bool(self, "fp8_dpa")
-        _require_bool(self, "fp8_mha")
-        _require_choice(self, "backward_override", (None, "high_precision", "dequantized"))
+        require_bool(self, "fp8_dpa")
+        require_bool(self, "fp8_mha")
+        require_choice(self, "backward_override", (None, "high_precision", "dequantized"))
 
     def _check_gemms(self) -> None:
         for name in ("fp8_gemm_fprop", "fp8_gemm_dgrad", "fp8_gemm_wgrad"):
@@ -220,13 +159,13 @@ class DelayedScaling(Recipe):
         if self.amax_history_len < 1:
             raise ValueError(f"DelayedScaling: amax_history_len must be at least 1, got {self.amax_history_len}")
         if not callable(self.amax_compute_algo):
-            _require_choice(self, "amax_compute_algo", ("max", "most_recent"))
+            require_choice(self, "amax_compute_algo", ("max", "most_recent"))
         if self.scaling_factor_compute_algo is not None and not callable(self.scaling_factor_compute_algo):
             raise TypeError(
                 "DelayedScaling: scaling_factor_compute_algo must be a function or None, "
                 f"got {self.scaling_factor_compute_algo!r}"
             )
-        _require_bool(self, "reduce_amax")
+        require_bool(self, "reduce_amax")
 
 
 @dataclass(frozen=True)
@@ -245,9 +184,9 @@ class Float8CurrentScaling(Recipe):
 
     use_power_2_scales: bool = field(default_factory=_flag("NVTE_FP8_CURRENT_SCALING_POWER_2_SCALES"))
     fp8_format: Format = Format.HYBRID
-    fp8_gemm_fprop: MMParams = MMParams(use_split_accumulator=False)
-    fp8_gemm_dgrad: MMParams = MMParams(use_split_accumulator=True)
-    fp8_gemm_wgrad: MMParams = MMParams(use_split_accumulator=True)
+    fp8_gemm_fprop: MMParams = _FAST
+    fp8_gemm_dgrad: MMParams = _SPLIT
+    fp8_gemm_wgrad: MMParams = _SPLIT
     fp8_dpa: bool = False
     fp8_mha: bool = False
     backward_override: str | None = field(default_factory=_override)
@@ -255,7 +194,7 @@ class Float8CurrentScaling(Recipe):
     def __post_init__(self) -> None:
         self._check_shared(_TRAINABLE)
         self._check_gemms()
-        _require_bool(self, "use_power_2_scales")
+        require_bool(self, "use_power_2_scales")
 
     @property
     def fp8_quant_fwd_inp(self) -> QParams:
@@ -287,7 +226,7 @@ class MXFP8BlockScaling(Recipe):
 
     def __post_init__(self) -> None:
         self._check_shared(_TRAINABLE)
-        _require_bool(self, "enable_2d_quantization")
+        require_bool(self, "enable_2d_quantization")
 
     def unsupported_knob(self) -> str | None:
         if self.margin != 0:
@@ -316,9 +255,9 @@ class Float8BlockScaling(Recipe):
     x_block_scaling_dim: int = 1
     w_block_scaling_dim: int = 2
     grad_block_scaling_dim: int = 1
-    fp8_gemm_fprop: MMParams = MMParams(use_split_accumulator=True)
-    fp8_gemm_dgrad: MMParams = MMParams(use_split_accumulator=True)
-    fp8_gemm_wgrad: MMParams = MMParams(use_split_accumulator=True)
+    fp8_gemm_fprop: MMParams = _SPLIT
+    fp8_gemm_dgrad: MMParams = _SPLIT
+    fp8_gemm_wgrad: MMParams = _SPLIT
     fp8_dpa: bool = False
     fp8_mha: bool = False
     backward_override: str | None = field(default_factory=_override)
@@ -326,10 +265,10 @@ class Float8BlockScaling(Recipe):
     def __post_init__(self) -> None:
         self._check_shared(_TRAINABLE)
         self._check_gemms()
-        _require_bool(self, "use_f32_scales")
+        require_bool(self, "use_f32_scales")
         dims = ("x_block_scaling_dim", "w_block_scaling_dim", "grad_block_scaling_dim")
         for name in dims:
-            _require_choice(self, name, (1, 2))
+            require_choice(self, name, (1, 2))
         if sum(getattr(self, name) == 2 for name in dims) > 1:
             given = ", ".join(f"{name}={getattr(self, name)}" for name in dims)
             raise ValueError(
@@ -383,11 +322,11 @@ class NVFP4BlockScaling(Recipe):
     def __post_init__(self) -> None:
         self._check_shared((Format.E4M3,))
         for name in ("disable_rht", "disable_stochastic_rounding", "disable_2d_quantization", "row_scaled_activation"):
-            _require_bool(self, name)
-        _require_choice(self, "fp4_format", (Format.E2M1,))
+            require_bool(self, name)
+        require_choice(self, "fp4_format", (Format.E2M1,))
         for name in ("nvfp4_4over6", "nvfp4_4over6_e4m3_use_256"):
-            _require_choice(self, name, ("none", "weights", "activations", "all"))
-        _require_choice(self, "nvfp4_4over6_err_mode", ("MAE", "MSE"))
+            require_choice(self, name, ("none", "weights", "activations", "all"))
+        require_choice(self, "nvfp4_4over6_err_mode", ("MAE", "MSE"))
 
     def unsupported_knob(self) -> str | None:
         if not self.disable_rht:

@@ -126,7 +126,8 @@ def inlined_code(operator: Operator, namespace: ModuleType, table: Table) -> Cod
     """Code of a trampoline with a table's lookup inside, which saves a call. Its variables go into the namespace."""
     # Its own names per table: a thread may still be in the code that reads the previous one's.
     prefix = f"_{operator.name}_{table.serial}"
-    namespace.__dict__.update({f"{prefix}{name}": value for name, value in table.variables().items()})
+    variables = namespace.__dict__
+    table.copy_to(lambda name, value: variables.__setitem__(f"{prefix}{name}", value))
     scratch: dict[str, Any] = {}
     _compile(_source(operator, table.body(_arguments(operator), " " * 8, prefix)), operator.name, scratch)
     code: CodeType = scratch[operator.name].__code__
@@ -143,16 +144,23 @@ def key_expression(operator: Operator, atoms: Sequence[Atom], by_device: bool) -
 def keyed(operator: Operator, namespace: ModuleType, table: Table) -> Callable[..., Any]:
     """A function of the operator's arguments, by position, that makes a table's lookup and calls what it finds."""
     arguments = _arguments(operator)
-    variables = table.variables()
     source = (
-        f"def make({', '.join(variables)}):\n"
+        f"def make({', '.join(table.variables)}):\n"
         f"    def {operator.name}_keyed({arguments}):\n"
         f"{table.body(arguments, ' ' * 8)}"
         f"    return {operator.name}_keyed\n"
     )
     local: dict[str, Any] = {}
     _exec_in(source, f"{operator.name} keyed", namespace, local)
-    return local["make"](**variables)  # type: ignore[no-any-return]
+    function: FunctionType = local["make"](**table.variables)
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
+
+    def copy(name: str, value: Any) -> None:
+        if name in cells:  # not every variable is read in every mode
+            cells[name].cell_contents = value
+
+    table.copy_to(copy)
+    return function
 
 
 def guarding(
@@ -172,6 +180,35 @@ def guarding(
     local: dict[str, Any] = {}
     _exec_in(source, f"{operator.name} guarded", namespace, local)
     return local["make"](bound, declined)  # type: ignore[no-any-return]
+
+
+def sampling(
+    operator: Operator,
+    namespace: ModuleType,
+    bound: Callable[..., Any],
+    countdown: Callable[[], int],
+    sample: Callable[..., Any],
+) -> Callable[..., Any]:
+    """`bound`, of whose calls some go to `sample` instead: the n-th after each `countdown() -> n`.
+
+    Threads that count at once may lose a step, which delays a sample and does no harm.
+    """
+    arguments = _arguments(operator)
+    source = (
+        f"def make(_bound, _countdown, _sample):\n"
+        f"    _left = _countdown()\n"
+        f"    def {operator.name}_sampled({arguments}):\n"
+        f"        nonlocal _left\n"
+        f"        _left -= 1\n"
+        f"        if _left > 0:\n"
+        f"            return _bound({arguments})\n"
+        f"        _left = _countdown()\n"
+        f"        return _sample({arguments})\n"
+        f"    return {operator.name}_sampled\n"
+    )
+    local: dict[str, Any] = {}
+    _exec_in(source, f"{operator.name} sampled", namespace, local)
+    return local["make"](bound, countdown, sample)  # type: ignore[no-any-return]
 
 
 def reader(operator: Operator, namespace: ModuleType, expression: str, label: str) -> Callable[..., Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import sys
 from typing import Any
 
 from te_dispatch.core.bind import import_target
@@ -48,6 +49,27 @@ def probe_device(snapshot: Snapshot, type: str, index: int | None) -> tuple[Devi
     return dataclasses.replace(first, type=type, index=index, extra=extra), problems
 
 
+def probe_backends(snapshot: Snapshot) -> tuple[Snapshot, list[str]]:
+    """Ask every backend that can tell whether it works on this machine.
+
+    Returns:
+        The snapshot with the reasons of those that do not, and what went wrong with a check.
+    """
+    unavailable = dict(snapshot.unavailable)
+    problems: list[str] = []
+    for backend in snapshot.backends.values():
+        if backend.manifest.unavailable is None:
+            continue
+        try:
+            reason = import_target(backend.manifest.unavailable)()
+        except (Exception, SystemExit) as error:
+            reason = f"its check of this machine raised {type(error).__name__}: {error}"
+            problems.append(f"backend {backend.name!r}: {reason}")
+        if reason is not None:
+            unavailable[backend.name] = str(reason)
+    return dataclasses.replace(snapshot, unavailable=unavailable), problems
+
+
 def describe_device(snapshot: Snapshot, text: str) -> DeviceFacts:
     """Facts of a device that need not be here, e.g. ``nvidia:sm_90``; library versions are unknown.
 
@@ -72,6 +94,26 @@ def describe_device(snapshot: Snapshot, text: str) -> DeviceFacts:
     return DeviceFacts(
         type=type, vendor=vendor, arch=arch, name=f"{vendor} {arch} (described)", table=rows[arch], described=True
     )
+
+
+def current_accelerator() -> Any:
+    """PyTorch's current accelerator as a ``torch.device``; None without one, or where torch is not loaded."""
+    accelerator = getattr(sys.modules.get("torch"), "accelerator", None)
+    if accelerator is None or not accelerator.is_available():
+        return None
+    return accelerator.current_accelerator()
+
+
+def is_capturing() -> bool:
+    """Whether the current stream is being captured into a CUDA graph."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.cuda.is_available() and bool(torch.cuda.is_current_stream_capturing())
+
+
+def is_compiling() -> bool:
+    """Whether torch.compile or torch.export is tracing what runs now."""
+    compiler = getattr(sys.modules.get("torch"), "compiler", None)
+    return compiler is not None and bool(compiler.is_compiling())
 
 
 def is_imitation(device: Any, args: tuple[Any, ...]) -> bool:

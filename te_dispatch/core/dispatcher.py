@@ -94,6 +94,8 @@ class Dispatcher:
         self.callable: Callable[..., Any] = self.miss
         self._key: Callable[..., Any] | None = None
         self._device = codegen.reader(operator, self.manager.namespace, operator.device, "device")
+        #: candidate -> the implementation, and the same with some of its calls compared (`te_dispatch.core.shadow`)
+        self._sampled: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {}
 
     # -- the slow path --------------------------------------------------------------------------------------------
 
@@ -169,14 +171,18 @@ class Dispatcher:
             reads |= others_reads
         return reads, False
 
-    def bind(self, accepted: Accepted) -> Callable[..., Any]:
+    def bind(self, accepted: Accepted, *, sampled: bool = True) -> Callable[..., Any]:
         """A callable for a candidate that takes every argument by position.
+
+        Args:
+            sampled: whether a policy with `shadow` may compare some of its calls. Not what a graph is traced from.
 
         Raises:
             BindError: after recording the failure in a new snapshot.
         """
         if not accepted.id.startswith(f"{COMPOSITE}."):
-            return self.manager.bound(self.operator, accepted.id)
+            bound = self.manager.bound(self.operator, accepted.id)
+            return self._sample(accepted.id, bound) if sampled else bound
         name = accepted.id.partition(".")[2]
         decomposition = next(d for d in self.operator.decompositions if d.name == name)
         pieces = {}
@@ -187,10 +193,21 @@ class Dispatcher:
             pieces[piece_name] = codegen.guarding(
                 dispatcher.operator,
                 self.manager.namespace,
-                dispatcher.bind(piece.chosen),
+                dispatcher.bind(piece.chosen, sampled=sampled),
                 dispatcher.piece_declined(piece.chosen.id),
             )
         return positional(self.operator, decomposition.build(**pieces), ())
+
+    def _sample(self, candidate: str, bound: Callable[..., Any]) -> Callable[..., Any]:
+        """An implementation, behind a countdown to the next call that is compared where the policy asks for it."""
+        policy = self.bindings.policy
+        if policy.shadow is None:
+            return bound
+        found = self._sampled.get(candidate)
+        if found is None or found[0] is not bound:
+            sampled = self.manager.shadows.sampler(self.operator, candidate, bound, policy.shadow, policy.digest())
+            found = self._sampled[candidate] = (bound, sampled)
+        return found[1]
 
     def _publish(
         self,
@@ -226,8 +243,8 @@ class Dispatcher:
             self.table.insert(
                 self._device(*args) if self.by_device else None, key[2:] if self.by_device else key, function
             )
-            if self.table.atoms and self._published is self.table:
-                return  # the generated function reads the table that has just grown
+            if self._published is self.table:
+                return  # the generated functions read the table that has just grown
             self.callable = codegen.keyed(self.operator, self.manager.namespace, self.table)
         self.bindings.publish(self)
         self._published = self.table

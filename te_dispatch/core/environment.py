@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from te_dispatch.core.errors import PolicyError
 from te_dispatch.core.policy import TRAIT_PREFIX, Origin, Policy, Rule, Selector
-from te_dispatch.core.policy_check import check_contradictions
-from te_dispatch.core.policy_known import Known
+from te_dispatch.core.policy.check import check_contradictions
+from te_dispatch.core.policy.known import Known
 from te_dispatch.core.requirements import Compare, Condition, OneOf
 
 PREFER = "TE_DISPATCH_PREFER"
@@ -163,7 +163,7 @@ def _policy_layer(environ: Mapping[str, str], known: Known) -> Policy | None:
     value = _value(environ, POLICY)
     if value is None:
         return None
-    from te_dispatch.core.policy_file import load_policy  # the YAML reader loads only where there is YAML to read
+    from te_dispatch.core.policy.file import load_policy  # the YAML reader loads only where there is YAML to read
 
     try:
         return load_policy(value, known)

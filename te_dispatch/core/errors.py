@@ -31,5 +31,25 @@ class PlanError(DispatchError):
     """A lock file that does not fit this machine; the message is the difference."""
 
 
+class ShadowMismatch(DispatchError):
+    """A sampled call differs from what another backend makes of it, under a policy with ``on_mismatch: raise``.
+
+    Attributes:
+        operator, implementation, other: names: what was called, on what, and the backend that it differs from.
+        finding: what differs, in words.
+        file: where the call's inputs are, for ``te-dispatch conformance --replay``; None where none was written.
+    """
+
+    def __init__(
+        self, message: str, operator: str, implementation: str, other: str, finding: str, file: str | None
+    ) -> None:
+        super().__init__(message)
+        self.operator = operator
+        self.implementation = implementation
+        self.other = other
+        self.finding = finding
+        self.file = file
+
+
 class CaptureError(DispatchError):
     """A call during CUDA graph capture that would have to resolve, allocate outside the pool or synchronize."""

@@ -7,7 +7,6 @@ it. The lock guards writers only: nothing on the hot path takes it.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import sys
@@ -16,40 +15,40 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from types import CodeType, SimpleNamespace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from te_dispatch.core import codegen
-from te_dispatch.core.arguments import check_kinds
+from te_dispatch.core.announcements import Announcements
 from te_dispatch.core.bind import import_target, load, positional
 from te_dispatch.core.bindings import Bindings, Observer
 from te_dispatch.core.decision import Decision
-from te_dispatch.core.devices import is_imitation, probe_device
-from te_dispatch.core.errors import BindError, CaptureError, Declined
+from te_dispatch.core.devices import (
+    current_accelerator,
+    is_capturing,
+    is_imitation,
+    probe_backends,
+    probe_device,
+)
+from te_dispatch.core.errors import BindError, CaptureError
 from te_dispatch.core.facts import DeviceFacts
+from te_dispatch.core.layers import ProcessLayers
+from te_dispatch.core.mirror import Mirror
 from te_dispatch.core.operator import OPERATORS, Operator
 from te_dispatch.core.policy import Policy
+from te_dispatch.core.shadow import Shadows
 from te_dispatch.core.snapshot import Snapshot
 from te_dispatch.core.startup import no_collection
 from te_dispatch.core.tables import ANY, CPU_ONLY
+from te_dispatch.core.trampolines import Trampolines
 from te_dispatch.numerics.quantized import Quantized
 
 if TYPE_CHECKING:
     from te_dispatch.core.dispatcher import Dispatcher
-    from te_dispatch.core.environment import Debug
-    from te_dispatch.core.policy_known import Known
+    from te_dispatch.core.policy.known import Known
 
 _log = logging.getLogger("te_dispatch")
 _managers: weakref.WeakSet[OpManager] = weakref.WeakSet()
-
-
-class _Mirror(threading.local):
-    """The bindings of the scope this thread is in, for torch.compile, which cannot read a context variable."""
-
-    def __init__(self) -> None:
-        self.bindings: Bindings | None = None
-        #: A scope was entered in an event loop of this thread, whose tasks the mirror cannot tell apart.
-        self.shared = False
 
 
 class OpManager:
@@ -65,63 +64,30 @@ class OpManager:
         self, snapshot: Snapshot | None = None, environ: Mapping[str, str] | None = None, label: str = "manager"
     ) -> None:
         self.lock = threading.RLock()
-        self.namespace = codegen.new_namespace(label)
         self._snapshot = snapshot
         self._probed_availability = False
-        self._environ = environ
-        self._environment: tuple[Policy, ...] | None = None
-        self._set_layer: Policy | None = None
-        self._default_layer: Policy | None = None
+        self._layers = ProcessLayers(environ, self.known)
         self._devices: dict[tuple[str, int | None], DeviceFacts] = {}
         self._several: bool | None = None
         self._known: Known | None = None
-        self._debug: Debug | None = None
         self._bound: dict[str, Callable[..., Any]] = {}
         self._readers: dict[str, dict[str, Callable[..., Any]]] = {}
-        self._announced: set[tuple[str, ...]] = set()
+        self._announcements = Announcements()
         self._scopes: dict[tuple[str, ...], Bindings] = {}
-        self._forwarding: dict[str, CodeType] = {}
-        self._codes: list[CodeType] = []
         self._active_scopes = 0
         self._generation = 0
         #: Bindings by what compiled graphs know them by.
         self.tokens: weakref.WeakValueDictionary[str, Bindings] = weakref.WeakValueDictionary()
         self._current: ContextVar[Bindings | None] = ContextVar(f"te_dispatch.{label}.scope", default=None)
-        self.mirror = _Mirror()
+        self.mirror = Mirror()
+        #: Of calls that are compared with another backend's (`te_dispatch.core.shadow`).
+        self.shadows = Shadows(self)
         self.probe_problems: list[str] = []
         self.bindings = Bindings(self)
-        self.ops = SimpleNamespace()
-        for operator in OPERATORS.values():
-            self._install(operator)
+        self._trampolines = Trampolines(label, self.bindings, self._current)
+        self.namespace = self._trampolines.namespace
+        self.ops = self._trampolines.functions
         _managers.add(self)
-
-    def _install(self, operator: Operator) -> None:
-        name = operator.name
-        variables = self.namespace.__dict__
-        variables[f"_{name}"] = getattr(self.bindings, name)
-
-        def scoped(*args: Any) -> Any:
-            bindings = self._current.get() or self.bindings
-            try:
-                return getattr(bindings, name)(*args)
-            except Declined as declined:
-                return bindings.dispatcher(operator).declined(declined, *args)
-            except (AttributeError, LookupError, TypeError):
-                check_kinds(operator, args)
-                raise
-
-        def explain(*args: Any) -> None:
-            check_kinds(operator, args)
-
-        def declined(exception: Any, *args: Any) -> Any:
-            return self.bindings.dispatcher(operator).declined(exception, *args)
-
-        variables[f"_{name}_scoped"] = scoped
-        variables[f"_{name}_declined"] = declined
-        variables[f"_{name}_explain"] = explain
-        function = codegen.trampoline(operator, self.namespace)
-        self._forwarding[name] = function.__code__
-        setattr(self.ops, name, function)
 
     # -- registry -------------------------------------------------------------------------------------------------
 
@@ -136,23 +102,9 @@ class OpManager:
                     self._snapshot = discover(OPERATORS)
             if not self._probed_availability:
                 self._probed_availability = True
-                self._snapshot = self._with_availability(self._snapshot)
+                self._snapshot, problems = probe_backends(self._snapshot)
+                self._report(problems)
             return self._snapshot
-
-    def _with_availability(self, snapshot: Snapshot) -> Snapshot:
-        unavailable = dict(snapshot.unavailable)
-        for backend in snapshot.backends.values():
-            if backend.manifest.unavailable is None:
-                continue
-            try:
-                reason = import_target(backend.manifest.unavailable)()
-            except (Exception, SystemExit) as error:
-                reason = f"its check of this machine raised {type(error).__name__}: {error}"
-                self.probe_problems.append(f"backend {backend.name!r}: {reason}")
-                _log.warning("backend %r: %s", backend.name, reason)
-            if reason is not None:
-                unavailable[backend.name] = str(reason)
-        return dataclasses.replace(snapshot, unavailable=unavailable)
 
     def bound(self, operator: Operator, candidate: str) -> Callable[..., Any]:
         """An implementation, imported and checked, as a callable that takes every argument by position.
@@ -200,27 +152,27 @@ class OpManager:
         if found is None:
             with self.lock:
                 found, problems = probe_device(self.snapshot, *key)
-                for problem in problems:
-                    _log.warning("%s", problem)
-                self.probe_problems += problems
+                self._report(problems)
                 self._devices[key] = found
         return found
 
+    def _report(self, problems: list[str]) -> None:
+        for problem in problems:
+            _log.warning("%s", problem)
+        self.probe_problems += problems
+
     def seen_devices(self) -> list[DeviceFacts]:
         """Facts of the CPU, the current accelerator if there is one, and every device met so far."""
-        torch = sys.modules.get("torch")
-        accelerator = getattr(torch, "accelerator", None)
-        if accelerator is not None and accelerator.is_available():
-            self.device_facts(accelerator.current_accelerator())
+        accelerator = current_accelerator()
+        if accelerator is not None:
+            self.device_facts(accelerator)
         self.device_facts(SimpleNamespace(type="cpu", index=None))
         return list(self._devices.values())
 
     def several_devices(self) -> bool:
         """Whether calls on different kinds of devices may meet in this process."""
         if self._several is None:
-            torch = sys.modules.get("torch")
-            accelerator = getattr(torch, "accelerator", None)
-            self._several = bool(accelerator is not None and accelerator.is_available())
+            self._several = current_accelerator() is not None
         return self._several
 
     def device_mode(self) -> str:
@@ -241,77 +193,30 @@ class OpManager:
 
     def refuse_during_capture(self, operator: str) -> None:
         """Resolution imports, allocates and may synchronize: none of it may happen inside a CUDA graph capture."""
-        torch = sys.modules.get("torch")
-        if torch is None or not self.several_devices() or not torch.cuda.is_available():
-            return
-        if torch.cuda.is_current_stream_capturing():
+        if self.several_devices() and is_capturing():
             raise CaptureError(
                 f"{operator}: this combination of device, dtypes and options has not been called yet, and resolving "
                 "it is not possible during CUDA graph capture; run the step once before capturing it"
             )
 
     def announce(self, decision: Decision) -> None:
-        """Warn, once each, of a slow path and of an order that only names decided."""
-        chosen = decision.chosen
-        assert chosen is not None
-        where = decision.device.label()
-        asked_for = any(rejected.where == "policy" for rejected in decision.rejected)
-        if "emulated" in chosen.traits and not asked_for and self._once("emulated", chosen.id, where):
-            _log.warning(
-                "%s runs emulated on %s (%s): no installed backend has a real implementation for this call; "
-                "te-dispatch explain %s shows why",
-                decision.operator, where, chosen.id, decision.operator,
-            )  # fmt: skip
-        debug = self._debug
-        asked = debug is not None and debug.enabled and OPERATORS[decision.operator].family == "attention"
-        if asked and self._once("debug", decision.operator, chosen.id, where):
-            level = 0 if debug is None else debug.level
-            _log.warning("%s", decision.table() if level >= 2 else f"{decision.operator}: {chosen.id}")
-        if decision.tie and self._once("tie", *decision.tie, where):
-            _log.warning(
-                "%s on %s: %s are equally placed and %s was taken by name; set `prefer` in a policy to choose",
-                decision.operator, where, " and ".join(decision.tie), chosen.id,
-            )  # fmt: skip
-
-    def _once(self, *what: str) -> bool:
-        if what in self._announced:
-            return False
-        self._announced.add(what)
-        return True
+        """Warn, once each, of what a user should know about a decision."""
+        self._announcements.announce(decision, self._layers.debug)
 
     # -- policies -------------------------------------------------------------------------------------------------
 
     def process_layers(self) -> list[Policy]:
         """The layers below any scope, strongest first: environment, `set_policy`, the shipped default."""
         with self.lock, no_collection():
-            from te_dispatch.core.environment import debug_setting, environment_layers
-            from te_dispatch.core.policy_file import load_policy
-
-            if self._environment is None:
-                environ = os.environ if self._environ is None else self._environ
-                self._environment = tuple(environment_layers(environ, self.known()))
-                self._debug = debug_setting(environ)
-            if self._default_layer is None:
-                self._default_layer = load_policy("default", self.known())
-            chosen = [self._set_layer] if self._set_layer is not None else []
-            return [*self._environment, *chosen, self._default_layer]
+            return self._layers.all()
 
     def known(self) -> Known:
         """The words that policies may use on this machine."""
-        from te_dispatch.core.policy_known import Known
+        from te_dispatch.core.policy.known import Known
 
         if self._known is None:
             self._known = Known.of([b.manifest for b in self.snapshot.backends.values()], OPERATORS)
         return self._known
-
-    def _layer(self, policy: Policy | str | os.PathLike[str]) -> Policy:
-        if isinstance(policy, Policy):
-            return policy
-        if not isinstance(policy, (str, os.PathLike)):
-            raise TypeError(f"policy: got {type(policy).__name__}, expected a Policy, a shipped name or a path")
-        from te_dispatch.core.policy_file import load_policy
-
-        return load_policy(policy, self.known())
 
     def set_policy(self, policy: Policy | str | os.PathLike[str] | None) -> None:
         """Put a policy in force for the whole process, below the environment's; None goes back to the default.
@@ -321,17 +226,17 @@ class OpManager:
         Raises:
             PolicyError: nothing is changed.
         """
-        layer = None if policy is None else self._layer(policy)
+        layer = None if policy is None else self._layers.load(policy)
         with self.lock:
             self._settle()
-            self._set_layer = layer
+            self._layers.chosen = layer
             self._rebind()
 
     def reload_environment(self) -> None:
         """Read TE_DISPATCH_* and NVTE_* again."""
         with self.lock:
             self._settle()
-            self._environment = None
+            self._layers.forget_environment()
             self._generation += 1
             self._rebind()
 
@@ -346,46 +251,32 @@ class OpManager:
             self._generation += 1
             self._probed_availability = False
             self._known = None
-            self._environment = self._default_layer = None  # read again: their words are checked against what is known
+            self._layers.forget_words()
             self._devices = {}
             self._bound = {}
             self._rebind()
 
     def _settle(self) -> None:
         """Bindings that somebody may have captured keep the policy that was in force until now."""
-        if self._default_layer is not None:
+        if self._layers.loaded:
             for bindings in (self.bindings, *self._scopes.values()):
                 bindings.settle()
 
     def _rebind(self) -> None:
         self._scopes.clear()
-        bindings = Bindings(self)
-        self.bindings = bindings
-        for name in OPERATORS:
-            self.namespace.__dict__[f"_{name}"] = getattr(bindings, name)
-            self._use_code(name, self._forwarding[name])
+        self.bindings = Bindings(self)
+        self._trampolines.rebind(self.bindings)
 
     def published(self, bindings: Bindings, dispatcher: Dispatcher) -> None:
         """A dispatcher's new callable becomes the trampoline's, if its bindings are still those of the process."""
-        if bindings is not self.bindings:
-            return
-        name = dispatcher.operator.name
-        self.namespace.__dict__[f"_{name}"] = dispatcher.callable
-        if dispatcher.keyed and dispatcher.table is not None:
-            self._use_code(name, codegen.inlined_code(dispatcher.operator, self.namespace, dispatcher.table))
-        else:
-            self._use_code(name, self._forwarding[name])
-
-    def _use_code(self, name: str, code: CodeType) -> None:
-        """Replace a trampoline's body. Old code stays alive: torch.compile tells code objects apart by address."""
-        self._codes.append(code)
-        getattr(self.ops, name).__code__ = code
+        if bindings is self.bindings:
+            self._trampolines.publish(dispatcher)
 
     # -- scopes ---------------------------------------------------------------------------------------------------
 
     def token(self, layers: tuple[Policy, ...]) -> str:
         """What tells bindings apart: all that their resolutions depend on, without reading the environment yet."""
-        chosen = layers if self._set_layer is None else (*layers, self._set_layer)
+        chosen = layers if self._layers.chosen is None else (*layers, self._layers.chosen)
         return " ".join([f"generation {self._generation}", *(f"{one.name}:{one.digest()}" for one in chosen)])
 
     def capture(self) -> Bindings:
@@ -395,11 +286,8 @@ class OpManager:
     @contextmanager
     def reenter(self, bindings: Bindings) -> Iterator[None]:
         """Run a block under bindings captured elsewhere, e.g. a backward under its forward's."""
-        mirrored = self.mirror.bindings
         token = self._current.set(bindings)
-        self.mirror.bindings = bindings
-        if _in_event_loop():
-            self.mirror.shared = True
+        mirrored = self.mirror.replace(bindings)
         self._count_scopes(1)
         try:
             yield
@@ -432,7 +320,7 @@ class OpManager:
     @contextmanager
     def policy(self, policy: Policy | str | os.PathLike[str]) -> Iterator[None]:
         """Scope a policy: a shipped name, a file, or a `Policy`."""
-        with self.reenter(self.scope(self._layer(policy))):
+        with self.reenter(self.scope(self._layers.load(policy))):
             yield
 
     @contextmanager
@@ -458,12 +346,6 @@ class OpManager:
     def replace_locks(self) -> None:
         """In a forked child: another thread may have held the lock, and it does not exist here."""
         self.lock = threading.RLock()
-
-
-def _in_event_loop() -> bool:
-    asyncio = sys.modules.get("asyncio")
-    running = getattr(asyncio, "_get_running_loop", None)
-    return running is not None and running() is not None
 
 
 def _after_fork() -> None:

@@ -233,57 +233,24 @@ def operator(
         operands: parameters that are tensors or `Quantized`; tensors: plain tensors; quantizers: quantizers. Which
             are optional follows from their defaults and annotations.
         options: parameters keyed by value; dtypes: those whose value is a dtype.
-        sizes: derived integer facts, name -> expression.
-        facts: anything else.
+        sizes: derived integer facts, name -> expression; facts: anything else.
         companion, backward, companion_facts, saved, mutates: see `Operator`.
     """
+    roles = _Roles(operands, tensors, quantizers, options, dtypes, sizes or {})
 
     def declare(stub: Callable[..., Any]) -> Callable[..., Any]:
-        signature = inspect.signature(stub)
-
-        def optional(parameter: str) -> bool:
-            found = signature.parameters[parameter]
-            return found.default is None or "None" in str(found.annotation)  # a required argument may be None too
-
-        found: list[Fact] = []
-        for p in operands:
-            found += operand_facts(p, optional(p))
-        for p in tensors:
-            found += tensor_facts(p, optional(p))
-        for p in quantizers:
-            found += quantizer_facts(p, optional(p))
-        for p in options:
-            boolean = "bool" in str(signature.parameters[p].annotation)
-            found.append(Fact(p, p, "option", f"the argument `{p}`", boolean))
-        found += [Fact(p, p, "dtype", f"the argument `{p}`") for p in dtypes]
-        found += [Fact(n, f"({e})", "size") for n, e in (sizes or {}).items()]
-        found += facts
-        # For implementations that lack a newer keyword: they serve calls that leave it at its default.
-        found += [
-            Fact(f"{p.name}.default", f"({p.name} {'is' if p.default is None else '=='} {p.default!r})")
-            for p in signature.parameters.values()
-            if p.default is not inspect.Parameter.empty
-        ]
+        name, signature = stub.__name__, inspect.signature(stub)
+        found = [*roles.facts(signature), *facts, *_default_value_facts(signature)]
         if saved is not None:
             found.append(Fact("saved", f"({saved})", doc="implementation whose forward saved"))
-        by_name = {f.name: f for f in found}
-        if len(by_name) != len(found):
-            raise ValueError(f"{stub.__name__}: a fact is declared twice")
-        unread = set(signature.parameters) - set(operands) - set(tensors) - set(quantizers) - set(options)
-        unread -= set(dtypes) | set(by_name) | _NEVER_READ
-        if unread:
-            raise ValueError(f"{stub.__name__}: no fact covers the parameters {', '.join(sorted(unread))}")
-        name = stub.__name__
-        if name in OPERATORS:
-            raise ValueError(f"operator {name} is declared twice")
-        OPERATORS[name] = Operator(
+        declared = Operator(
             name=name,
             version=version,
             family=family,
             signature=signature,
             doc=inspect.getdoc(stub) or "",
             device=device,
-            facts=by_name,
+            facts=_by_name(name, found, roles, signature),
             shape=shape,
             companion=companion,
             backward=backward,
@@ -291,9 +258,64 @@ def operator(
             saved=saved,
             mutates=tuple(mutates),
         )
+        if OPERATORS.setdefault(name, declared) is not declared:
+            raise ValueError(f"operator {name} is declared twice")
         return stub
 
     return declare
+
+
+@dataclass(frozen=True)
+class _Roles:
+    """What resolution reads off an operator's parameters, and the sizes derived from them; see `operator`."""
+
+    operands: Sequence[str]
+    tensors: Sequence[str]
+    quantizers: Sequence[str]
+    options: Sequence[str]
+    dtypes: Sequence[str]
+    sizes: Mapping[str, str]
+
+    def facts(self, signature: inspect.Signature) -> list[Fact]:
+        def optional(parameter: str) -> bool:
+            found = signature.parameters[parameter]
+            return found.default is None or "None" in str(found.annotation)  # a required argument may be None too
+
+        found = [fact for p in self.operands for fact in operand_facts(p, optional(p))]
+        found += [fact for p in self.tensors for fact in tensor_facts(p, optional(p))]
+        found += [fact for p in self.quantizers for fact in quantizer_facts(p, optional(p))]
+        for p in self.options:
+            boolean = "bool" in str(signature.parameters[p].annotation)
+            found.append(Fact(p, p, "option", f"the argument `{p}`", boolean))
+        found += [Fact(p, p, "dtype", f"the argument `{p}`") for p in self.dtypes]
+        return found + [Fact(name, f"({expression})", "size") for name, expression in self.sizes.items()]
+
+    def parameters(self) -> set[str]:
+        return {*self.operands, *self.tensors, *self.quantizers, *self.options, *self.dtypes}
+
+
+def _default_value_facts(signature: inspect.Signature) -> list[Fact]:
+    """For implementations that lack a newer keyword: they serve calls that leave it at its default."""
+    return [
+        Fact(f"{p.name}.default", f"({p.name} {'is' if p.default is None else '=='} {p.default!r})")
+        for p in signature.parameters.values()
+        if p.default is not inspect.Parameter.empty
+    ]
+
+
+def _by_name(operator: str, facts: Sequence[Fact], roles: _Roles, signature: inspect.Signature) -> dict[str, Fact]:
+    """The facts by name, which must be distinct and between them say something of every parameter.
+
+    Raises:
+        ValueError: they do not.
+    """
+    by_name = {fact.name: fact for fact in facts}
+    if len(by_name) != len(facts):
+        raise ValueError(f"{operator}: a fact is declared twice")
+    unread = set(signature.parameters) - roles.parameters() - set(by_name) - _NEVER_READ
+    if unread:
+        raise ValueError(f"{operator}: no fact covers the parameters {', '.join(sorted(unread))}")
+    return by_name
 
 
 #: Scalars whose value never decides which implementation runs (an implementation may still decline them).

@@ -143,8 +143,9 @@ class Plan:
             elif name not in here and name != "te-dispatch":
                 found.append(f"{name} {version} is not installed")
         policy = manager.capture().policy
-        if policy.as_data() != dict(self.policy):
-            found.append("the effective policy differs: " + _policy_difference(dict(self.policy), policy.as_data()))
+        if _choosing(policy.as_data()) != dict(self.policy):
+            ours = _choosing(policy.as_data())
+            found.append("the effective policy differs: " + _policy_difference(dict(self.policy), ours))
         devices = {facts.label(): facts for facts in manager.seen_devices()}
         for label, theirs in self.devices.items():
             if label not in devices:
@@ -209,7 +210,7 @@ def freeze(manager: OpManager | None = None) -> Plan:
         choices=tuple(choices[key] for key in sorted(choices)),
         distributions=distributions,
         devices={name: _device_data(facts) for name, facts in devices.items()},
-        policy=bindings.policy.as_data(),
+        policy=_choosing(bindings.policy.as_data()),
         kernels=kernels,
     )
 
@@ -261,6 +262,11 @@ def _jsonable(value: Any) -> Any:
 
 def _restored(facts: Mapping[str, Any]) -> dict[str, FactValue]:
     return {name: tuple(v) if isinstance(v, list) else v for name, v in facts.items()}
+
+
+def _choosing(policy: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a policy chooses: whether calls are compared with another backend's does not."""
+    return {key: value for key, value in policy.items() if key != "shadow"}
 
 
 def _policy_difference(theirs: dict[str, Any], ours: dict[str, Any]) -> str:

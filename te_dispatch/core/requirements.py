@@ -54,8 +54,8 @@ def _accepted(fact: str, values: tuple[FactValue, ...]) -> tuple[FactValue, ...]
 
 
 @dataclass(frozen=True)
-class OneOf:
-    """The fact equals one of `values`; a fact that is a tuple (``device.encodings``) contains one of them."""
+class _Listed:
+    """A condition that lists values of one fact."""
 
     fact: str
     values: tuple[FactValue, ...]
@@ -63,6 +63,13 @@ class OneOf:
     def __init__(self, fact: str, *values: FactValue) -> None:
         object.__setattr__(self, "fact", fact)
         object.__setattr__(self, "values", _accepted(fact, values))
+
+    def reads(self) -> frozenset[str]:
+        return frozenset((self.fact,))
+
+
+class OneOf(_Listed):
+    """The fact equals one of `values`; a fact that is a tuple (``device.encodings``) contains one of them."""
 
     def check(self, call: CallFacts, device: DeviceFacts) -> Verdict:
         value = read_fact(self.fact, call, device)
@@ -75,23 +82,12 @@ class OneOf:
         wanted = " or ".join(_show(v) for v in self.values)
         return Verdict(False, f"{self.fact} is {_show(value)}, needs {wanted}")
 
-    def reads(self) -> frozenset[str]:
-        return frozenset((self.fact,))
-
     def describe(self) -> str:
         return f"{self.fact} is " + " or ".join(_show(v) for v in self.values)
 
 
-@dataclass(frozen=True)
-class NoneOf:
+class NoneOf(_Listed):
     """The fact equals none of `values`."""
-
-    fact: str
-    values: tuple[FactValue, ...]
-
-    def __init__(self, fact: str, *values: FactValue) -> None:
-        object.__setattr__(self, "fact", fact)
-        object.__setattr__(self, "values", _accepted(fact, values))
 
     def check(self, call: CallFacts, device: DeviceFacts) -> Verdict:
         verdict = OneOf(self.fact, *self.values).check(call, device)
@@ -100,9 +96,6 @@ class NoneOf:
         if verdict.holds:
             return Verdict(False, f"{self.fact} is {_show(read_fact(self.fact, call, device))}, which is not served")
         return HOLDS
-
-    def reads(self) -> frozenset[str]:
-        return frozenset((self.fact,))
 
     def describe(self) -> str:
         return f"{self.fact} is not " + " or ".join(_show(v) for v in self.values)

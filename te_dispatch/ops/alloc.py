@@ -33,3 +33,8 @@ def set_allocator(allocator: Allocator | None) -> Allocator | None:
     global _override
     previous, _override = _override, allocator
     return previous
+
+
+def replaced() -> bool:
+    """Whether another allocator than PyTorch's is in force."""
+    return _override is not None

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from te_dispatch.core.errors import NoImplementation
@@ -199,8 +200,16 @@ def _grouped_shape(
 
     if out is not None:
         return list(out)
-    parts = a if splits is None else a[0].split(list(splits), 0)
-    return [torch.empty(out_shape(x, y, layout), dtype=out_dtype or x.dtype, device=x.device) for x, y in zip(parts, b)]
+    if splits is None:
+        shapes = [x.shape for x in a]
+    else:
+        rows = splits.tolist() if isinstance(splits, torch.Tensor) else splits
+        shapes = [(count, a[0].shape[-1]) for count in rows]
+    dtype, device = out_dtype or (a[0].dtype if a else None), a[0].device if a else None
+    return [
+        torch.empty(out_shape(SimpleNamespace(shape=shape), y, layout), dtype=dtype, device=device)
+        for shape, y in zip(shapes, b)
+    ]
 
 
 @operator(

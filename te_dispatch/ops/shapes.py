@@ -57,6 +57,24 @@ def scale_shapes(shape: tuple[int, ...], scaling: str) -> tuple[tuple[int, ...],
     raise ValueError(f"scaling must be one of tensor, block_1d, block_2d, mxfp8, nvfp4, got {scaling!r}")
 
 
+def laid_out_shapes(shape: tuple[int, ...], scaling: str, layout: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shapes of row_scale_inv and col_scale_inv in a scale layout (`te_dispatch.ops.relayout_scales`)."""
+    row, column = scale_shapes(shape, scaling)
+    if layout == CANONICAL_SCALES:
+        return row, column
+    if layout == "gemm_1d":
+        return (row[1], _up(row[0], 4)), (column[1], _up(column[0], 4))
+    if layout == "gemm_2d":
+        return (row[0], _up(row[1], 4)), (column[0], _up(column[1], 4))
+    if scaling == "mxfp8":  # swizzled with the contracted dimension's blocks last
+        column = (column[1], column[0])
+    return (_up(row[0], 128), _up(row[1], 4)), (_up(column[0], 128), _up(column[1], 4))
+
+
+def _up(size: int, multiple: int) -> int:
+    return ceil_div(size, multiple) * multiple
+
+
 def empty_quantized(
     shape: tuple[int, ...], quantizer: Quantizer, usage: str, dtype: torch.dtype, device: torch.device
 ) -> FakeQuantized:

@@ -13,6 +13,7 @@ from te_dispatch.pytorch.linear import Linear
 from te_dispatch.pytorch.multi_head_attention import MultiheadAttention
 from te_dispatch.pytorch.normalization import LayerNorm, RMSNorm
 from te_dispatch.pytorch.padding import Fp8Padding, Fp8Unpadding
+from te_dispatch.pytorch.quantized_tensor import QuantizedTensor
 from te_dispatch.pytorch.rotary import RotaryPositionEmbedding, apply_rotary_pos_emb
 from te_dispatch.pytorch.sequential import Sequential
 from te_dispatch.pytorch.transformer_layer import TransformerLayer
@@ -26,6 +27,7 @@ __all__ = [
     "LayerNormMLP",
     "Linear",
     "MultiheadAttention",
+    "QuantizedTensor",
     "RMSNorm",
     "RotaryPositionEmbedding",
     "Sequential",

@@ -30,13 +30,6 @@ PARALLEL_DEFAULTS: dict[str, Any] = {
     "ub_name": None,
 }
 
-#: Arguments of attention's forward that nothing here does yet, as `PARALLEL_DEFAULTS`.
-ATTENTION_CALL_DEFAULTS: dict[str, Any] = {
-    "inference_params": None,
-    "thd_attention_policies": None,
-    "thd_attention_policy_dispatch": "auto",
-}
-
 
 def reject_unsupported(module_name: str, given: Mapping[str, Any], supported_defaults: Mapping[str, Any]) -> None:
     """Raise for the first argument that asks for something not built yet.
@@ -68,6 +61,24 @@ class OneOf:
 
     def __init__(self, *values: Any) -> None:
         self.values = values
+
+
+def reject_in_call(
+    module_name: str, inference_params: Any, thd_attention_policies: Any, thd_attention_policy_dispatch: str
+) -> None:
+    """`reject_unsupported` for the arguments of attention's calls that nothing here does yet.
+
+    Tested one by one, because a dictionary for every call costs more than the tests.
+    """
+    if inference_params is None and thd_attention_policies is None and thd_attention_policy_dispatch == "auto":
+        return
+    given = {
+        "inference_params": inference_params,
+        "thd_attention_policies": thd_attention_policies,
+        "thd_attention_policy_dispatch": thd_attention_policy_dispatch,
+    }
+    supported = {**dict.fromkeys(given), "thd_attention_policy_dispatch": "auto"}
+    reject_unsupported(f"{module_name}.forward", given, supported)
 
 
 def require_choice(name: str, value: Any, choices: Iterable[Any]) -> None:

@@ -12,14 +12,15 @@ import torch.utils.checkpoint
 from te_dispatch import ops
 from te_dispatch.ops.attention import LAYOUTS, SOFTMAX_TYPES
 from te_dispatch.pytorch.arguments import reject_unsupported, require_choice, require_probability, resolve_device
+from te_dispatch.pytorch.attention_bounds import Bounds, sequence_bounds
 from te_dispatch.pytorch.attention_function import AttentionOptions, AttentionTensors, attention
 from te_dispatch.pytorch.attention_inputs import Operands, check_operands, gather_operands
 from te_dispatch.pytorch.attention_lowering import AttentionMask, arbitrary_mask, operator_bias_type, spell_out
 from te_dispatch.pytorch.attention_masks import (
     UNBOUNDED,
+    Masking,
     canonical_mask_type,
     canonical_window,
-    mask_to_cu_seqlens,
     starts_bottom_right,
 )
 from te_dispatch.pytorch.randomness import draw_rng_state
@@ -226,6 +227,40 @@ class DotProductAttention(torch.nn.Module):
         operands = gather_operands(query_layer, key_layer, value_layer, qkv_layer, kv_layer, qkv_interleave_dim)
         layout = qkv_format or self.qkv_format
         check_operands(operands, layout, self.num_attention_heads, self.num_gqa_groups, self._widths())
+        masking = self._masking(layout, attn_mask_type, window_size, bottom_right_diagonal)
+        given = Bounds(
+            cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded, cu_seqlens_kv_padded, max_seqlen_q, max_seqlen_kv
+        )
+        if pad_between_seqs is not None:
+            given = given.padded_between(pad_between_seqs, layout)
+        own = self.attention_type == "self"
+        bounds = sequence_bounds(operands, layout, masking.mask_type, attention_mask, given, own)
+        tensors = AttentionTensors(
+            attn_mask=arbitrary_mask(operands, layout, masking.mask_type, attention_mask),
+            cu_seqlens_q=bounds.cu_seqlens_q,
+            cu_seqlens_kv=bounds.cu_seqlens_kv,
+            cu_seqlens_q_padded=bounds.cu_seqlens_q_padded,
+            cu_seqlens_kv_padded=bounds.cu_seqlens_kv_padded,
+            alibi_slopes=alibi_slopes,
+        )
+        bias_type = operator_bias_type(core_attention_bias_type, core_attention_bias)
+        options = self._options(operands, layout, masking, bounds, bias_type, softcap)
+        options, tensors, bias = spell_out(options, tensors, operands, core_attention_bias, masking.bottom_right)
+        if checkpoint_core_attention and torch.is_grad_enabled():
+            return _checkpointed(self._attend, operands, options, tensors, bias)
+        return self._attend(operands, options, tensors, bias)
+
+    def _widths(self) -> tuple[int, int]:
+        return self.hidden_size_per_attention_head_k, self.hidden_size_per_attention_head_v
+
+    def _masking(
+        self,
+        layout: str,
+        attn_mask_type: str | None,
+        window_size: tuple[int, int] | None,
+        bottom_right_diagonal: bool | None,
+    ) -> Masking:
+        """A call's mask: what it gives, else what the constructor was given."""
         if attn_mask_type is None:
             mask_type = self.attn_mask_type
         else:
@@ -235,29 +270,28 @@ class DotProductAttention(torch.nn.Module):
         window = canonical_window(mask_type, self.window_size if window_size is None else window_size)
         if bottom_right_diagonal is None:
             bottom_right_diagonal = self.bottom_right_diagonal
-        bottom_right = starts_bottom_right(mask_type, bottom_right_diagonal)
-        if pad_between_seqs is False:
-            cu_seqlens_q_padded = cu_seqlens_kv_padded = None
-        elif pad_between_seqs and layout == "thd" and (cu_seqlens_q_padded is None or cu_seqlens_kv_padded is None):
-            raise ValueError("pad_between_seqs=True needs cu_seqlens_q_padded and cu_seqlens_kv_padded, got None")
-        bounds = self._cu_seqlens(operands, layout, mask_type, attention_mask, cu_seqlens_q, cu_seqlens_kv)
-        tensors = AttentionTensors(
-            attn_mask=arbitrary_mask(operands, layout, mask_type, attention_mask),
-            cu_seqlens_q=bounds[0],
-            cu_seqlens_kv=bounds[1],
-            cu_seqlens_q_padded=cu_seqlens_q_padded,
-            cu_seqlens_kv_padded=cu_seqlens_kv_padded,
-            alibi_slopes=alibi_slopes,
-        )
-        options = AttentionOptions(
+        return Masking(mask_type, window, starts_bottom_right(mask_type, bottom_right_diagonal))
+
+    def _options(
+        self,
+        operands: Operands,
+        layout: str,
+        masking: Masking,
+        bounds: Bounds,
+        bias_type: str,
+        softcap: float | None,
+    ) -> AttentionOptions:
+        mask, window = masking.mask_type, masking.window
+        shared = bounds.cu_seqlens_q is bounds.cu_seqlens_kv
+        return AttentionOptions(
             layout=layout,
             joined=operands.joined,
             packing=operands.packing,
-            mask="none" if mask_type == "no_mask" else mask_type,
-            window=None if window == UNBOUNDED or (window == (-1, 0) and "causal" in mask_type) else window,
-            max_seqlen_q=max_seqlen_q,
-            max_seqlen_kv=max_seqlen_q if max_seqlen_kv is None and bounds[0] is bounds[1] else max_seqlen_kv,
-            bias_type=operator_bias_type(core_attention_bias_type, core_attention_bias),
+            mask="none" if mask == "no_mask" else mask,
+            window=None if window == UNBOUNDED or (window == (-1, 0) and "causal" in mask) else window,
+            max_seqlen_q=bounds.max_seqlen_q,
+            max_seqlen_kv=bounds.max_seqlen_q if bounds.max_seqlen_kv is None and shared else bounds.max_seqlen_kv,
+            bias_type=bias_type,
             softmax_scale=self.softmax_scale,
             softmax_type=self.softmax_type,
             softcap=self.softcap if softcap is None else softcap,
@@ -265,13 +299,6 @@ class DotProductAttention(torch.nn.Module):
             deterministic=torch.are_deterministic_algorithms_enabled() or bool(ops.policy_numerics().deterministic),
             with_max_logit=self.return_max_logit,
         )
-        options, tensors, bias = spell_out(options, tensors, operands, core_attention_bias, bottom_right)
-        if checkpoint_core_attention and torch.is_grad_enabled():
-            return _checkpointed(self._attend, operands, options, tensors, bias)
-        return self._attend(operands, options, tensors, bias)
-
-    def _widths(self) -> tuple[int, int]:
-        return self.hidden_size_per_attention_head_k, self.hidden_size_per_attention_head_v
 
     def _attend(
         self, operands: Operands, options: AttentionOptions, tensors: AttentionTensors, bias: torch.Tensor | None
@@ -283,49 +310,6 @@ class DotProductAttention(torch.nn.Module):
         if offset is not None and offset.dtype != torch.float32:
             offset = offset.float()
         return attention(operands.q, operands.k, operands.v, options, bias, offset, tensors)
-
-    def _cu_seqlens(
-        self,
-        operands: Operands,
-        layout: str,
-        mask_type: str,
-        attention_mask: AttentionMask | None,
-        cu_seqlens_q: torch.Tensor | None,
-        cu_seqlens_kv: torch.Tensor | None,
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        if not mask_type.startswith("padding"):
-            return None, None
-        if cu_seqlens_kv is None and self.attention_type == "self":
-            cu_seqlens_kv = cu_seqlens_q
-        if cu_seqlens_q is not None and cu_seqlens_kv is not None:
-            for name, cu in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_kv", cu_seqlens_kv)):
-                if cu.dtype != torch.int32 or cu.dim() != 1 or cu.device != operands.q.device:
-                    raise ValueError(
-                        f"{name} must be int32 (b + 1,) on {operands.q.device}, "
-                        f"got {cu.dtype} {tuple(cu.shape)} on {cu.device}"
-                    )
-            return cu_seqlens_q, cu_seqlens_kv
-        if layout == "thd":
-            missing = "cu_seqlens_q" if cu_seqlens_q is None else "cu_seqlens_kv"
-            raise ValueError(f"{missing} must be int32 (b + 1,) for qkv_format='thd', got None")
-        if attention_mask is None:
-            raise ValueError(
-                f"attn_mask_type={mask_type!r} needs attention_mask, or cu_seqlens_q and cu_seqlens_kv; got None"
-            )
-        batch, length = layout.index("b"), layout.index("s")
-        b, s_q, s_kv = operands.q_shape[batch], operands.q_shape[length], operands.k_shape[length]
-        if isinstance(attention_mask, torch.Tensor):
-            if s_q != s_kv:
-                raise ValueError(
-                    "attention_mask must be a pair of masks (of queries, of keys) where their lengths differ "
-                    f"({s_q} and {s_kv}), got one tensor"
-                )
-            cu = mask_to_cu_seqlens("attention_mask", attention_mask, b, s_q)
-            return cu, cu
-        return (
-            mask_to_cu_seqlens("attention_mask[0]", attention_mask[0], b, s_q),
-            mask_to_cu_seqlens("attention_mask[1]", attention_mask[1], b, s_kv),
-        )
 
 
 def _checkpointed(attend: Callable[..., Any], *args: Any) -> Any:

@@ -9,6 +9,7 @@ import torch
 
 from te_dispatch.ops.attention import LAYOUTS
 from te_dispatch.pytorch.arguments import require_choice, require_tensor
+from te_dispatch.pytorch.quantized_tensor import plain
 
 _DIMS = {"sbhd": "(s, b, h, d)", "bshd": "(b, s, h, d)", "thd": "(t, h, d)"}
 
@@ -60,10 +61,12 @@ def gather_operands(
         ValueError: another combination, or a packed tensor of another shape than `qkv_interleave_dim` says.
     """
     names = ("query_layer", "key_layer", "value_layer", "qkv_layer", "kv_layer")
-    given = [n for n, t in zip(names, (query, key, value, qkv, kv), strict=True) if t is not None]
+    query, key, value, qkv, kv = plain(query), plain(key), plain(value), plain(qkv), plain(kv)
+    given = []
     for name, tensor in zip(names, (query, key, value, qkv, kv), strict=True):
         if tensor is not None:
             require_tensor(name, tensor)
+            given.append(name)
     if given == ["qkv_layer"]:
         assert qkv is not None
         shape, packing = _packed_shape("qkv_layer", qkv, 3, interleave_dim)

@@ -30,6 +30,20 @@ _SPELLINGS = {"causal_padding": "padding_causal", "causal_bottom_right_padding":
 UNBOUNDED = (-1, -1)
 
 
+class Masking(NamedTuple):
+    """Which keys a query may look at.
+
+    Attributes:
+        mask_type: one of `MASK_TYPES`.
+        window: (left, right), -1 for unbounded.
+        bottom_right: see `starts_bottom_right`.
+    """
+
+    mask_type: str
+    window: tuple[int, int]
+    bottom_right: bool
+
+
 def canonical_mask_type(name: str, value: str) -> str:
     """`value` as one of `MASK_TYPES`; `name` is the argument, for the error."""
     spelled = value.replace(",", "_") if isinstance(value, str) else value

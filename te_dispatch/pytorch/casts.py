@@ -35,6 +35,7 @@ from te_dispatch.pytorch.scale_update import ScaleGroup
 
 if TYPE_CHECKING:
     from te_dispatch.numerics.quantized import Quantized
+    from te_dispatch.pytorch.boundary import Boundary
 
 
 def _union(*usages: str) -> str:
@@ -97,11 +98,12 @@ class Plan:
         replay: whether this plan repeats an earlier forward: fixed scales, no amax.
         root: of a replay: the graph task whose end updates the backward scales (`scale_update.note_backward_cast`).
         weights: of a replay: the quantized weights of the first forward where it had them cached.
+        boundary: the casts of what enters and leaves the module quantized; None until a call asks for that.
     """
 
     __slots__ = (
         "recipe", "scope", "device", "process_group", "gemms", "forward", "backward", "forward_group",
-        "backward_group", "replay", "root", "weights",
+        "backward_group", "replay", "root", "weights", "boundary",
     )  # fmt: skip
 
     def __init__(
@@ -126,6 +128,12 @@ class Plan:
         self.replay = False
         self.root: int | None = None
         self.weights: list[Quantized | None] | None = None
+        self.boundary: Boundary | None = None
+
+    def forward_states(self) -> list[DelayedScales]:
+        """All states that this plan's forwards record amaxes in."""
+        states = [self.forward, None if self.boundary is None else self.boundary.forward]
+        return [state for state in states if state is not None]
 
     def fits(self, recipe: Recipe, scope: Any, device: torch.device, process_group: Any) -> bool:
         return (
@@ -147,6 +155,8 @@ class Plan:
         plan = Plan(self.recipe, self.scope, self.device, self.process_group, gemms, self.forward, self.backward)
         plan.replay = True
         plan.weights = self.weights
+        if self.boundary is not None:
+            plan.boundary = self.boundary if self.replay else self.boundary.as_replay()
         return plan
 
 
@@ -228,6 +238,7 @@ def build_plan(
         )
         gemms.append(GemmCasts(x, w, g, splits, formats))  # type: ignore[arg-type]
     if forward is not None and backward is not None:
-        forward.retarget([q.max_value for casts in gemms for q in (casts.input, casts.weight)])
-        backward.retarget([casts.grad.max_value for casts in gemms])
+        assert isinstance(recipe, DelayedScaling)
+        forward.retarget([q.max_value for casts in gemms for q in (casts.input, casts.weight)], recipe.margin)
+        backward.retarget([casts.grad.max_value for casts in gemms], recipe.margin)
     return Plan(recipe, scope, device, process_group, gemms, forward, backward)

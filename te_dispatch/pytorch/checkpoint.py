@@ -12,7 +12,8 @@ import torch.utils.checkpoint as torch_checkpoint
 from te_dispatch.core import scopes
 from te_dispatch.pytorch import regions
 from te_dispatch.pytorch.arguments import reject_unsupported
-from te_dispatch.pytorch.autocast import current_state, restored
+from te_dispatch.pytorch.autocast import current_state, restored, thread
+from te_dispatch.pytorch.compile.state import tracing
 
 _UNSUPPORTED: dict[str, Any] = {"distribute_saved_activations": False, "get_rng_state_tracker": None}
 _TORCH_ONLY_NON_REENTRANT = ("context_fn", "determinism_check", "debug", "early_stop")
@@ -44,6 +45,17 @@ class _Checkpointed:
 regions.mark_own(_Checkpointed.__call__.__code__)
 
 
+def _keep_scales(context: Any, operation: Any, *args: Any, **kwargs: Any) -> torch_checkpoint.CheckpointPolicy:
+    """What the compiler keeps of a checkpoint's first forward: the scales that it saw, nothing else."""
+    policy = torch_checkpoint.CheckpointPolicy
+    kept = operation is torch.ops.te_dispatch.snapshot.default
+    return policy.MUST_SAVE if kept else policy.PREFER_RECOMPUTE
+
+
+def _scales_kept() -> Any:
+    return torch_checkpoint.create_selective_checkpoint_contexts(_keep_scales)
+
+
 def _traced(
     function: Callable[..., Any],
     args: tuple[Any, ...],
@@ -52,15 +64,28 @@ def _traced(
     options: dict[str, Any],
 ) -> Any:
     """In a compiled program the compiler recomputes, from the graph that it traced; there is one kind of checkpoint."""
-    state = current_state()
-    if state is not None and (state.enabled or state.calibrating) and state.recipe.delayed():
-        raise NotImplementedError(
-            "checkpoint: delayed scaling is not supported for a checkpoint inside a compiled region: its amaxes would "
-            "be recorded again in the recomputation; use another recipe, or leave either away"
-        )
-    return torch_checkpoint.checkpoint(
-        function, *args, use_reentrant=False, preserve_rng_state=preserve_rng_state, **options, **kwargs
-    )
+    autocast = current_state()
+    delayed = autocast is not None and (autocast.enabled or autocast.calibrating) and autocast.recipe.delayed()
+    if delayed:
+        if thread.traced is not None:
+            raise NotImplementedError(
+                "checkpoint: delayed scaling is not supported for a checkpoint inside a compiled region that contains "
+                "the autocast too; put the autocast around the compiled call, or use another recipe"
+            )
+        if "context_fn" in options:
+            raise NotImplementedError(
+                "checkpoint: context_fn is not supported with delayed scaling inside a compiled region, which needs "
+                "one of its own to keep scales; use another recipe, or leave it away"
+            )
+        options = {**options, "context_fn": _scales_kept}
+    arguments = {"use_reentrant": False, "preserve_rng_state": preserve_rng_state, **options, **kwargs}
+    if not delayed or tracing.checkpoint:  # written outside of checkpoints only: dynamo refuses it inside
+        return torch_checkpoint.checkpoint(function, *args, **arguments)
+    tracing.checkpoint = True
+    try:
+        return torch_checkpoint.checkpoint(function, *args, **arguments)
+    finally:
+        tracing.checkpoint = False
 
 
 def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from te_dispatch import ops
 from te_dispatch.pytorch.compile import keep_static
 
 if TYPE_CHECKING:
@@ -25,18 +26,33 @@ class DelayedScales:
         history: float32 (length, count). Row 0 collects this step's amaxes, row 1 is the oldest step remembered, the
             last row the newest.
         scale: float32 (count,), in force.
+        scale_amax: float32 (count,), the amax that made the scale in force. It, and not the scale, crosses to another
+            encoding: the same amax gives each encoding's own scale, bit for bit. 0 where no amax has made the scale
+            yet, which is then 1 in every encoding; NaN where it cannot be told (`scale_amax_unknown`).
+        max_values, margin: what the scales were made for: where each tensor's cast saturates, and the powers of two
+            below it; () and 0 until a recipe is bound.
         amax_views, scale_views: float32 (1,) each: row 0 and the scales by tensor. They are made once, because
             indexing on every cast costs more than the cast's launch.
-        max_values: where each tensor's cast saturates; () until a recipe is bound.
         group: the `ScaleGroup` that updates them, None until a recipe is bound.
     """
 
-    __slots__ = ("history", "scale", "amax_views", "scale_views", "max_values", "group", "_frozen", "__weakref__")
+    __slots__ = (
+        "history", "scale", "scale_amax", "max_values", "margin", "amax_views", "scale_views", "group", "_frozen",
+        "__weakref__",
+    )  # fmt: skip
 
-    def __init__(self, history: torch.Tensor, scale: torch.Tensor, max_values: Sequence[float] = ()) -> None:
+    def __init__(
+        self,
+        history: torch.Tensor,
+        scale: torch.Tensor,
+        scale_amax: torch.Tensor,
+        max_values: Sequence[float] = (),
+        margin: int = 0,
+    ) -> None:
         self.max_values = tuple(max_values)
+        self.margin = margin
         self.group: ScaleGroup | None = None
-        self._adopt(history, scale)
+        self._adopt(history, scale, scale_amax)
 
     @classmethod
     def fresh(cls, length: int, count: int, device: torch.device) -> DelayedScales:
@@ -46,16 +62,18 @@ class DelayedScales:
             return cls(
                 torch.zeros(length, count, dtype=torch.float32, device=device),
                 torch.ones(count, dtype=torch.float32, device=device),
+                torch.zeros(count, dtype=torch.float32, device=device),
             )
 
-    def _adopt(self, history: torch.Tensor, scale: torch.Tensor) -> None:
+    def _adopt(self, history: torch.Tensor, scale: torch.Tensor, scale_amax: torch.Tensor) -> None:
         with torch.inference_mode(False), torch.no_grad():
             self.history = history
             self.scale = scale
+            self.scale_amax = scale_amax
             self.amax_views = [history[0, i : i + 1] for i in range(scale.numel())]
             self.scale_views = [scale[i : i + 1] for i in range(scale.numel())]
         self._frozen: list[torch.Tensor] | None = None
-        keep_static(history, scale)
+        keep_static(history, scale, scale_amax)
 
     @property
     def device(self) -> torch.device:
@@ -83,7 +101,7 @@ class DelayedScales:
 
     def move(self, device: torch.device) -> None:
         if device != self.device:
-            self._adopt(self.history.to(device), self.scale.to(device))
+            self._adopt(self.history.to(device), self.scale.to(device), self.scale_amax.to(device))
 
     def resize(self, length: int) -> None:
         """Remember `length` steps; what is kept is the current row and the newest ones."""
@@ -96,61 +114,93 @@ class DelayedScales:
             kept = min(length, old.shape[0]) - 1
             if kept:
                 history[-kept:] = old[-kept:]
-            self._adopt(history, self.scale)
+            self._adopt(history, self.scale, self.scale_amax)
 
-    def retarget(self, max_values: Sequence[float]) -> None:
-        """Bind to casts that saturate at `max_values`; scales made for other maxima (another encoding) follow."""
-        max_values = tuple(max_values)
-        if self.max_values and self.max_values != max_values:
-            ratio = [new / old for new, old in zip(max_values, self.max_values)]
-            with torch.no_grad():
-                self.scale.mul_(torch.tensor(ratio, dtype=torch.float32, device=self.device))
-            self.updated()
-        self.max_values = max_values
+    def retarget(self, max_values: Sequence[float], margin: int) -> None:
+        """Bind to casts that saturate at `max_values`, with scales `margin` powers of two below that.
+
+        Scales made for others (another encoding, portability or margin) are made again from their amaxes, to the
+        bits that the last update would have given had it been made for these. A scale whose amax is unknown is
+        multiplied by the ratio of the maxima, to within three roundings of that; the next update mends it.
+        """
+        old, self.max_values = self.max_values, tuple(max_values)
+        moved = bool(old) and (old, self.margin) != (self.max_values, margin)
+        self.margin = margin
+        if not moved:
+            return
+        ratio = [new / before for new, before in zip(self.max_values, old)]
+        with torch.inference_mode(False), torch.no_grad():
+            scale, amax = self.scale.data, self.scale_amax.data
+            follows = scale * torch.tensor(ratio, dtype=torch.float32, device=self.device)
+            scale.copy_(torch.where(amax.isnan(), follows, scale))
+            # An update that remembers this amax alone: the operator's own arithmetic, so its bits. Where the amax is
+            # 0 or NaN it keeps the scale.
+            ops.update_delayed_scales(
+                [amax[None].clone()], [scale], [self.max_values], algorithm="most_recent", margin=margin
+            )
+        self.updated()
 
     def as_data(self) -> dict[str, Any]:
-        """Plain tensors and lists, as ``torch.load(weights_only=True)`` reads them."""
+        """Plain tensors, lists and numbers, as ``torch.load(weights_only=True)`` reads them."""
         return {
             "amax_history": self.history.detach().clone(),
             "scale": self.scale.detach().clone(),
+            "scale_amax": self.scale_amax.detach().clone(),
             "max_values": list(self.max_values),
+            "margin": self.margin,
         }
 
     def load(self, other: DelayedScales) -> None:
         """Take another's values: in place where shapes agree, so that captured graphs keep their addresses."""
+        theirs = (other.history, other.scale, other.scale_amax)
         if other.history.shape == self.history.shape:
             with torch.no_grad():
-                self.history.copy_(other.history)
-                self.scale.copy_(other.scale)
+                for mine, value in zip((self.history, self.scale, self.scale_amax), theirs):
+                    mine.copy_(value)
             self.updated()
         else:
-            self._adopt(other.history.to(self.device), other.scale.to(self.device))
-        self.max_values = other.max_values
+            self._adopt(*(value.to(self.device) for value in theirs))
+        self.max_values, self.margin = other.max_values, other.margin
 
     @classmethod
     def from_data(cls, data: dict[str, Any], count: int, where: str) -> DelayedScales:
-        """Read what `as_data` wrote.
+        """Read what `as_data` wrote, or a state from before `scale_amax` was saved: its amaxes are then unknown.
 
         Raises:
             RuntimeError: shapes that are not a state of `count` tensors; `where` starts the message.
         """
         history, scale = data["amax_history"], data["scale"]
-        if history.dim() != 2 or history.shape[0] < 1 or history.shape[1] != count or tuple(scale.shape) != (count,):
-            raise RuntimeError(
-                f"{where}: amax_history must be (length, {count}) and scale ({count},), got "
-                f"{tuple(history.shape)} and {tuple(scale.shape)}"
-            )
+        scale_amax = data.get("scale_amax")
+        if scale_amax is None:
+            scale_amax = scale_amax_unknown(scale)
+        if history.dim() != 2 or history.shape[0] < 1 or history.shape[1] != count:
+            raise RuntimeError(f"{where}: amax_history must be (length, {count}), got {tuple(history.shape)}")
+        for name, tensor in (("scale", scale), ("scale_amax", scale_amax)):
+            if tuple(tensor.shape) != (count,):
+                raise RuntimeError(f"{where}: {name} must be ({count},), got {tuple(tensor.shape)}")
         with torch.inference_mode(False):
-            return cls(
-                history.detach().to(torch.float32, copy=True),
-                scale.detach().to(torch.float32, copy=True),
-                data.get("max_values", ()),
-            )
+            history, scale, scale_amax = (t.detach().to(torch.float32, copy=True) for t in (history, scale, scale_amax))
+            return cls(history, scale, scale_amax, data.get("max_values", ()), data.get("margin", 0))
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Copies and pickles get their own views; the group binds anew at the next use.
-        return _restore, (self.history.clone(), self.scale.clone(), self.max_values)
+        tensors = (self.history.clone(), self.scale.clone())
+        return _restore, (*tensors, self.max_values, self.scale_amax.clone(), self.margin)
 
 
-def _restore(history: torch.Tensor, scale: torch.Tensor, max_values: tuple[float, ...]) -> DelayedScales:
-    return DelayedScales(history, scale, max_values)
+def scale_amax_unknown(scale: torch.Tensor) -> torch.Tensor:
+    """The `DelayedScales.scale_amax` of scales that another formula made, or whose amax was not saved."""
+    return torch.full_like(scale, torch.nan)
+
+
+def _restore(
+    history: torch.Tensor,
+    scale: torch.Tensor,
+    max_values: tuple[float, ...],
+    scale_amax: torch.Tensor | None = None,
+    margin: int = 0,
+) -> DelayedScales:
+    """Unpickle; pickles from before `scale_amax` was kept have three arguments."""
+    if scale_amax is None:
+        scale_amax = scale_amax_unknown(scale)
+    return DelayedScales(history, scale, scale_amax, max_values, margin)

@@ -11,6 +11,7 @@ from te_dispatch import ops
 from te_dispatch.core import scopes
 from te_dispatch.pytorch.arguments import require_probability
 from te_dispatch.pytorch.compile import returned
+from te_dispatch.pytorch.quantized_tensor import plain
 from te_dispatch.pytorch.randomness import draw_rng_state
 from te_dispatch.pytorch.scoped import in_forward_scope, outside_autocast
 
@@ -53,6 +54,7 @@ def bias_dropout_add(
             residual) the residual's counts.
         dropout_p: probability of dropping, 0 outside training.
     """
+    x, residual = plain(x), plain(residual)
     if residual is not None and residual.dtype != x.dtype:
         x = x.to(residual.dtype)
     if bias is not None and bias.dtype != x.dtype:

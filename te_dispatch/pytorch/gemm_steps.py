@@ -1,7 +1,12 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""The GEMMs of a layer, quantized or not, as steps that the modules' autograd Functions are made of."""
+"""The GEMMs of a layer as steps that the modules' autograd Functions are made of.
+
+The steps take the casts of one weight, or None for high precision: operands are then plain tensors, else `Quantized`.
+"""
 
 from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 import torch
 
@@ -9,8 +14,10 @@ from te_dispatch import ops
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.numerics.quantizers import Quantizer
 from te_dispatch.pytorch import scale_update
+from te_dispatch.pytorch.boundary import Leaves, detached, leaving_product, operand
 from te_dispatch.pytorch.casts import GemmCasts, Plan
 from te_dispatch.pytorch.compile import snapshot
+from te_dispatch.pytorch.quantized_tensor import QuantizedTensor
 from te_dispatch.pytorch.saved import with_layout
 
 
@@ -28,30 +35,124 @@ def as_dtype(x: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
     return x if x is None or x.dtype == dtype else x.to(dtype)
 
 
-def fprop(
-    casts: GemmCasts, x: Quantized, weight: Quantized, bias: torch.Tensor | None, dtype: torch.dtype
+class Wanted(NamedTuple):
+    """Which gradients of a product x W^T + bias to compute: the dtype of each, None for those not wanted."""
+
+    x: torch.dtype | None
+    weight: torch.dtype | None
+    bias: torch.dtype | None
+
+
+def weight_operand(
+    casts: GemmCasts | None, weight: torch.Tensor, cached: Quantized | None, x: torch.Tensor, trains_x: bool
+) -> Any:
+    """The weight as the product with x reads it: in x's dtype, or quantized here unless it is `cached`.
+
+    Args:
+        x: the Function's input. trains_x: whether a dgrad may read the weight, too.
+    """
+    if casts is None:
+        return as_dtype(detached(weight), x.dtype)
+    if cached is not None:
+        return cached
+    usage = casts.weight_usage[1 if trains_x else 0]
+    if isinstance(weight, QuantizedTensor):
+        return operand(weight, casts.weight, usage)
+    return ops.quantize(weight, snapshot(casts.weight, x), usage=usage)
+
+
+def product(
+    casts: GemmCasts | None,
+    x: Any,
+    weight: Any,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+    leaves: Leaves | None = None,
+    after: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """x W^T + bias in `dtype`."""
+    """x W^T + bias in `dtype`, which is that of plain operands.
+
+    Args:
+        leaves: how it leaves the module, if quantized; `after` is then the Function's input.
+    """
+    if casts is not None:
+        return fprop(casts, x, weight, bias, dtype, leaves, after)
+    return ops.gemm(x, weight, layout="NT", bias=as_dtype(bias, dtype)).out  # type: ignore[return-value]
+
+
+def product_gradients(
+    casts: GemmCasts | None, dy: torch.Tensor, x: Any, weight: Any, wanted: Wanted, leaves: Leaves | None = None
+) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    """Gradients of `product`: of x, weight and bias.
+
+    Args:
+        dy: contiguous, may be a `QuantizedTensor`.
+        leaves: how the gradient of x leaves the module, if quantized.
+        x, weight: as the product read them, or a plain weight in its own dtype; None where no wanted gradient reads it.
+    """
+    if casts is None:
+        dy = detached(dy)
+        dx = None if wanted.x is None else ops.gemm(dy, as_dtype(weight, dy.dtype), layout="NN").out
+        return dx, *plain_weight_grads(dy, x, wanted.weight, wanted.bias)  # type: ignore[return-value]
+    usage = (wanted.x is not None) + 2 * (wanted.weight is not None)
+    if not usage:
+        return None, None, None if wanted.bias is None else column_sums(dy, wanted.bias)
+    dyq, db = quantize_gradient(casts.grad, casts.grad_usage[usage], dy, wanted.bias)
+    return *operand_gradients(casts, dyq, x, weight, wanted, leaves, dy), db
+
+
+def operand_gradients(
+    casts: GemmCasts,
+    dy: Quantized,
+    x: Any,
+    weight: Any,
+    wanted: Wanted,
+    leaves: Leaves | None = None,
+    after: torch.Tensor | None = None,
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """`product_gradients` of x and weight, of a gradient that is quantized already; `after` is as it came."""
+    dx = None if wanted.x is None else dgrad(casts, dy, weight, wanted.x, leaves, after)
+    dw = None if wanted.weight is None else wgrad(casts, dy, x, wanted.weight)
+    return dx, dw
+
+
+def fprop(
+    casts: GemmCasts,
+    x: Quantized,
+    weight: Quantized,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+    leaves: Leaves | None = None,
+    after: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """x W^T + bias in `dtype`, and quantized where it `leaves` so."""
     (_, a_layout), (_, b_layout) = casts.fprop
+    x, weight, bias = with_layout(x, a_layout), with_layout(weight, b_layout), as_dtype(bias, dtype)
+    split = casts.fprop_split
+    if leaves is not None:
+        assert after is not None
+        return leaving_product(x, weight, leaves, after, dtype, False, layout="NT", bias=bias, split_accumulator=split)
     return ops.gemm(  # type: ignore[return-value]
-        with_layout(x, a_layout),
-        with_layout(weight, b_layout),
-        layout="NT",
-        bias=as_dtype(bias, dtype),
-        out_dtype=dtype,
-        split_accumulator=casts.fprop_split,
+        x, weight, layout="NT", bias=bias, out_dtype=dtype, split_accumulator=split
     ).out
 
 
-def dgrad(casts: GemmCasts, dy: Quantized, weight: Quantized, dtype: torch.dtype) -> torch.Tensor:
-    """dy W in `dtype`."""
+def dgrad(
+    casts: GemmCasts,
+    dy: Quantized,
+    weight: Quantized,
+    dtype: torch.dtype,
+    leaves: Leaves | None = None,
+    after: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """dy W in `dtype`, and quantized where it `leaves` so."""
     (_, a_layout), (_, b_layout) = casts.dgrad
+    dy, weight = with_layout(dy, a_layout), with_layout(weight, b_layout)
+    if leaves is not None:
+        assert after is not None
+        return leaving_product(dy, weight, leaves, after, dtype, True, layout="NN", split_accumulator=casts.dgrad_split)
     return ops.gemm(  # type: ignore[return-value]
-        with_layout(dy, a_layout),
-        with_layout(weight, b_layout),
-        layout="NN",
-        out_dtype=dtype,
-        split_accumulator=casts.dgrad_split,
+        dy, weight, layout="NN", out_dtype=dtype, split_accumulator=casts.dgrad_split
     ).out
 
 
@@ -71,7 +172,9 @@ def quantize_gradient(
     quantizer: Quantizer, usage: str, dy: torch.Tensor, bias_dtype: torch.dtype | None
 ) -> tuple[Quantized, torch.Tensor | None]:
     """The gradient cast, and its column sums where `bias_dtype` asks for them."""
-    quantizer = snapshot(quantizer, dy)
+    if isinstance(dy, QuantizedTensor):
+        return operand(dy, quantizer, usage, True), None if bias_dtype is None else column_sums(dy, bias_dtype)
+    quantizer = snapshot(quantizer, dy, in_backward=True)
     if bias_dtype is None:
         return ops.quantize(dy, quantizer, usage=usage), None
     both = ops.quantize_dbias(dy, quantizer, usage=usage, bias_dtype=bias_dtype)
@@ -80,6 +183,7 @@ def quantize_gradient(
 
 def column_sums(dy: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The bias gradient by itself: (N,), summed in float32."""
+    dy = detached(dy, torch.float32)
     return dy.reshape(-1, dy.shape[-1]).sum(0, dtype=torch.float32).to(dtype)
 
 

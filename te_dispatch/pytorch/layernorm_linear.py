@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from te_dispatch.pytorch.arguments import reject_unsupported
+from te_dispatch.pytorch.boundary import arrived, detached, leaving, outgoing
 from te_dispatch.pytorch.compile import returned, snapshot
 from te_dispatch.pytorch.linear_module import LinearModule
 from te_dispatch.pytorch.linear_steps import (
@@ -27,7 +28,8 @@ from te_dispatch.pytorch.norm_steps import (
     reset_norm_parameters,
 )
 from te_dispatch.pytorch.parameters import UNSUPPORTED, InitMethod, empty_result, parameter_factory
-from te_dispatch.pytorch.scoped import in_forward_scope
+from te_dispatch.pytorch.quantized_tensor import plain
+from te_dispatch.pytorch.scoped import in_forward_scope_as_is
 
 
 class _LayerNormLinear(torch.autograd.Function):
@@ -58,20 +60,31 @@ class _LayerNormLinear(torch.autograd.Function):
             normed = norm_forward(x, gamma, beta, norm, quantizer, usage, options.returns_norm)
             assert normed.y_quantized is not None
             out, saved = quantized_product(
-                ctx, casts, x, normed.y_quantized, weight, options.weight, bias, needs_dgrad, needs_wgrad
+                ctx,
+                casts,
+                x,
+                normed.y_quantized,
+                weight,
+                options.weight,
+                bias,
+                needs_dgrad,
+                needs_wgrad,
+                options.output,
             )
         if trains:
             stats = (x, gamma, normed.mean, normed.rstd) if needs_dgrad else (None, None, None, None)
             ctx.save_for_backward(*stats, *saved)
             ctx.norm = norm
+            ctx.returns_norm = options.returns_norm
+            ctx.input_grad = options.input_grad
             note_forward(ctx, plan, x, weight, bias)
-        if options.returns_norm:
-            return returned(out), returned(normed.y)  # type: ignore[return-value]
-        return returned(out)
+        out, *parts = outgoing(ctx, out)
+        norms = (returned(normed.y),) if options.returns_norm else ()
+        return (out, *norms, *parts) if norms or parts else out  # type: ignore[return-value]
 
     @staticmethod
-    @in_forward_scope
-    def backward(ctx: Any, dy: torch.Tensor, dnormed: torch.Tensor | None = None) -> tuple[torch.Tensor | None, ...]:
+    @in_forward_scope_as_is
+    def backward(ctx: Any, dy: torch.Tensor, *beside: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         needs = ctx.needs_input_grad
         needs_dgrad = needs[0] or needs[1] or needs[2]
         x, gamma, mean, rstd, *saved = ctx.saved_tensors
@@ -79,10 +92,12 @@ class _LayerNormLinear(torch.autograd.Function):
         if not needs_dgrad:
             return None, None, None, dw, db, None
         assert dz is not None
+        dnormed = beside[0] if ctx.returns_norm else None
         if dnormed is not None:
-            dz = dz + dnormed
+            dz = dz + detached(dnormed)
         grads = norm_backward(dz, x, gamma, mean, rstd, ctx.norm)
-        return grads.dx, grads.dgamma, grads.dbeta if needs[2] else None, dw, db, None
+        dx = leaving(grads.dx, ctx.input_grad) if needs[0] and ctx.input_grad is not None else grads.dx
+        return dx, grads.dgamma, grads.dbeta if needs[2] else None, dw, db, None
 
 
 class LayerNormLinear(LinearModule):
@@ -98,7 +113,8 @@ class LayerNormLinear(LinearModule):
         return_layernorm_output_gathered and the arguments that `Linear` does not support: not supported yet.
 
     Forward:
-        inp, is_first_microbatch, fp8_output, fp8_grad: as in `Linear`.
+        inp, is_first_microbatch, fp8_output, fp8_grad: as in `Linear`; of a `QuantizedTensor` the norm takes the
+            values.
         Returns (..., out_features); with `return_bias` and `return_layernorm_output` a tuple of it, the bias and
         norm(x), of which each is there where asked for.
 
@@ -166,14 +182,27 @@ class LayerNormLinear(LinearModule):
         )
 
     def _run(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, is_first_microbatch: bool | None
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        is_first_microbatch: bool | None,
+        fp8_output: bool,
+        fp8_grad: bool,
     ) -> Any:
-        plan, kept = self._prepared(x, weight, is_first_microbatch)
+        plan, kept = self._prepared(x, weight, is_first_microbatch, fp8_output or fp8_grad)
+        if plan is None:
+            weight = plain(weight)
         gamma = norm_parameter(self._parameters.get("layer_norm_weight"), x)
         beta = norm_parameter(self._parameters.get("layer_norm_bias"), x)
         returns_norm = self.return_layernorm_output or self._calibrating()
-        options = LinearOptions(plan, kept, torch.is_grad_enabled(), self._norm, returns_norm)
+        output, input_grad = self._leaves(plan, fp8_output, fp8_grad)
+        options = LinearOptions(plan, kept, torch.is_grad_enabled(), self._norm, returns_norm, output, input_grad)
         result = self._run_function(_LayerNormLinear, plan, x, gamma, beta, weight, bias, options)
+        if isinstance(result, tuple) and len(result) > 1 + returns_norm:
+            norms, parts = result[1 : 1 + returns_norm], result[1 + returns_norm :]
+            out = arrived(result[0], parts, output)
+            result = (out, *norms) if norms else out
         if returns_norm and not self.return_layernorm_output:
             self._calibrate(0, result[1], weight)
             return result[0]

@@ -11,21 +11,20 @@ import torch
 from te_dispatch import ops
 from te_dispatch.core import scopes
 from te_dispatch.numerics.quantized import Quantized
-from te_dispatch.pytorch.casts import Plan
+from te_dispatch.pytorch.casts import GemmCasts, Plan
 from te_dispatch.pytorch.compile import returned, snapshot
 from te_dispatch.pytorch.gemm_steps import (
+    Wanted,
     as_dtype,
-    column_sums,
-    dgrad,
-    fprop,
     note_backward,
-    plain_weight_grads,
-    quantize_gradient,
-    wgrad,
+    operand_gradients,
+    product,
+    product_gradients,
+    weight_operand,
 )
 from te_dispatch.pytorch.norm_steps import NormOptions, norm_backward, norm_forward
-from te_dispatch.pytorch.saved import NOTHING, PARTS, Header, Parts, pack, unpack
-from te_dispatch.pytorch.scoped import in_forward_scope
+from te_dispatch.pytorch.saved import PARTS, keep, restored
+from te_dispatch.pytorch.scoped import in_forward_scope_as_is
 
 
 class LayerNormMLPOptions:
@@ -97,6 +96,11 @@ class Needs(NamedTuple):
         return self.norm or self.first
 
 
+def _casts(plan: Plan | None) -> tuple[GemmCasts | None, GemmCasts | None]:
+    """Of the first GEMM and the second; None for high precision."""
+    return (None, None) if plan is None else plan.gemms  # type: ignore[return-value]
+
+
 def first_half(
     x: torch.Tensor,
     gamma: torch.Tensor,
@@ -109,18 +113,17 @@ def first_half(
     with_normed: bool,
 ) -> Half:
     """`weight` is quantized under a plan and in x's dtype without one."""
-    if plan is None:
+    first, second = _casts(plan)
+    if first is None or second is None:
         normed = norm_forward(x, gamma, beta, options.norm)
-        z = ops.gemm(normed.y, weight, layout="NT", bias=as_dtype(bias, x.dtype)).out
+        z = product(None, normed.y, weight, bias, x.dtype)
         hidden = ops.activation_fwd(z, kind=options.kind, params=options.params).out
         return Half(normed.y, normed.y, z, hidden, normed.mean, normed.rstd)  # type: ignore[arg-type]
-    first, second = plan.gemms
     normed = norm_forward(
         x, gamma, beta, options.norm, snapshot(first.input, x), first.input_usage[1 if needs.first else 0], with_normed
     )
     operand = normed.y_quantized
-    assert operand is not None
-    z = fprop(first, operand, weight, bias, x.dtype)
+    z = product(first, operand, weight, bias, x.dtype)
     hidden = ops.activation_fwd(
         z,
         kind=options.kind,
@@ -129,15 +132,6 @@ def first_half(
         usage=second.input_usage[1 if needs.second else 0],
     ).out_quantized
     return Half(normed.y, operand, z, hidden, normed.mean, normed.rstd)
-
-
-def _kept(operand: Any, usage: str, wanted: bool) -> tuple[Header | None, Parts]:
-    """An operand as saved tensors: packed if it is quantized."""
-    if not wanted:
-        return None, NOTHING
-    if isinstance(operand, torch.Tensor):
-        return None, (operand, None, None, None, None)
-    return pack(operand, usage)
 
 
 class LayerNormMLPFunction(torch.autograd.Function):
@@ -160,27 +154,15 @@ class LayerNormMLPFunction(torch.autograd.Function):
         norm_wanted = trains and (wants[0] or wants[1] or wants[2])
         # The first bias's gradient needs what the first weight's does.
         needs = Needs(norm_wanted, trains and (wants[3] or wants[4]), trains and wants[5])
-        first_operand: Any
-        second_operand: Any
-        if plan is None:
-            first_operand, second_operand = as_dtype(w1, x.dtype), as_dtype(w2, x.dtype)
-        else:
-            first_operand, second_operand = options.weights or (None, None)
-            casts1, casts2 = plan.gemms
-            if first_operand is None:
-                usage = casts1.weight_usage[1 if needs.norm else 0]
-                first_operand = ops.quantize(w1, snapshot(casts1.weight, x), usage=usage)
-            if second_operand is None:
-                usage = casts2.weight_usage[1 if needs.hidden else 0]
-                second_operand = ops.quantize(w2, snapshot(casts2.weight, x), usage=usage)
+        first, second = _casts(plan)
+        cached = options.weights or (None, None)
+        first_operand = weight_operand(first, w1, cached[0], x, needs.norm)
+        second_operand = weight_operand(second, w2, cached[1], x, needs.hidden)
         half = first_half(x, gamma, beta, first_operand, b1, options, plan, needs, options.returns_norm)
-        if plan is None:
-            out = ops.gemm(half.hidden, second_operand, layout="NT", bias=as_dtype(b2, x.dtype)).out
-            if options.calibrate is not None:
-                options.calibrate(0, half.operand, w1)
-                options.calibrate(1, half.hidden, w2)
-        else:
-            out = fprop(casts2, half.hidden, second_operand, b2, x.dtype)
+        out = product(second, half.hidden, second_operand, b2, x.dtype)
+        if plan is None and options.calibrate is not None:
+            options.calibrate(0, half.operand, w1)
+            options.calibrate(1, half.hidden, w2)
         if trains:
             _save(ctx, x, gamma, beta, w1, b1, w2, b2, options, needs, half, first_operand, second_operand)
         if options.returns_norm:
@@ -188,34 +170,32 @@ class LayerNormMLPFunction(torch.autograd.Function):
         return returned(out)  # type: ignore[return-value]
 
     @staticmethod
-    @in_forward_scope
+    @in_forward_scope_as_is
     def backward(ctx: Any, dy: torch.Tensor, dnormed: torch.Tensor | None = None) -> tuple[torch.Tensor | None, ...]:
         options: LayerNormMLPOptions = ctx.options
         plan: Plan | None = ctx.plan
         wants, needs = ctx.needs_input_grad, ctx.needs
         x, gamma, mean, rstd, beta, b1, z, *saved = ctx.saved_tensors
-        w1 = _restored(ctx.headers[0], saved[:PARTS], x.dtype)
-        w2 = _restored(ctx.headers[1], saved[PARTS : 2 * PARTS], x.dtype)
+        w1, w2, operand, hidden = [
+            restored(header, saved[i * PARTS : (i + 1) * PARTS]) for i, header in enumerate(ctx.headers)
+        ]
         if options.recomputes:
-            half = first_half(x, gamma, beta, w1, b1, options, ctx.replay, needs, False)
+            w1_again = as_dtype(w1, x.dtype) if plan is None else w1
+            half = first_half(x, gamma, beta, w1_again, b1, options, ctx.replay, needs, False)
             operand, z, hidden = half.operand, half.z, half.hidden
-        else:
-            operand = _restored(ctx.headers[2], saved[2 * PARTS : 3 * PARTS], x.dtype)
-            hidden = _restored(ctx.headers[3], saved[3 * PARTS :], x.dtype)
         x_dtype, w1_dtype, b1_dtype, w2_dtype, b2_dtype = ctx.dtypes
-        dtypes = (
-            w1_dtype if wants[3] else None,
-            b1_dtype if wants[4] else None,
-            w2_dtype if wants[5] else None,
-            b2_dtype if wants[6] else None,
+        first = Wanted(x_dtype if needs.norm else None, w1_dtype if wants[3] else None, b1_dtype if wants[4] else None)
+        second = Wanted(
+            x_dtype if needs.hidden else None, w2_dtype if wants[5] else None, b2_dtype if wants[6] else None
         )
         dy = dy.contiguous()
-        if plan is None:
-            step = _plain_backward(dy, w1, w2, operand, z, hidden, options, needs, dtypes)
-        else:
+        if plan is not None:
             note_backward(plan, ctx.root, dy)
-            step = _quantized_backward(dy, w1, w2, operand, z, hidden, options, plan, needs, dtypes, x_dtype)
-        dnorm, dw1, db1, dw2, db2 = step
+        casts1, casts2 = _casts(plan)
+        dnorm = dw1 = db1 = None
+        dhidden, dw2, db2 = product_gradients(casts2, dy, hidden, w2, second)
+        if dhidden is not None:
+            dnorm, dw1, db1 = _first_gradients(casts1, dhidden, z, operand, w1, options, first, dy)
         if not needs.norm:
             return None, None, None, dw1, db1, dw2, db2, None
         if dnormed is not None:
@@ -249,10 +229,10 @@ def _save(
         if again:
             # The first GEMM runs again and reads the copy that fprop reads, which may not be dgrad's.
             usages = (casts1.weight_usage[1], *usages[1:])
-    w1_header, w1_parts = _kept(first_operand if plan is not None else w1, usages[0], needs.norm or again)
-    w2_header, w2_parts = _kept(second_operand if plan is not None else w2, usages[1], needs.hidden)
-    x_header, x_parts = _kept(half.operand, usages[2], needs.first and not again)
-    h_header, h_parts = _kept(half.hidden, usages[3], needs.second and not again)
+    w1_header, w1_parts = keep(first_operand if plan is not None else w1, usages[0], needs.norm or again)
+    w2_header, w2_parts = keep(second_operand if plan is not None else w2, usages[1], needs.hidden)
+    x_header, x_parts = keep(half.operand, usages[2], needs.first and not again)
+    h_header, h_parts = keep(half.hidden, usages[3], needs.second and not again)
     ctx.save_for_backward(
         x,
         gamma,
@@ -277,80 +257,28 @@ def _save(
     ctx.dtypes = (x.dtype, w1.dtype, biases[0], w2.dtype, biases[1])
 
 
-def _restored(header: Header | None, parts: Any, dtype: torch.dtype) -> Any:
-    """An operand that `_kept` saved; plain ones in `dtype`, since weights are saved as they are."""
-    return as_dtype(parts[0], dtype) if header is None else unpack(header, parts)
-
-
-_Dtypes = tuple["torch.dtype | None", "torch.dtype | None", "torch.dtype | None", "torch.dtype | None"]
-_Grads = tuple[
-    "torch.Tensor | None", "torch.Tensor | None", "torch.Tensor | None", "torch.Tensor | None", "torch.Tensor | None"
-]
-
-
-def _plain_backward(
-    dy: torch.Tensor,
-    w1: Any,
-    w2: Any,
-    operand: Any,
+def _first_gradients(
+    casts: GemmCasts | None,
+    dhidden: torch.Tensor,
     z: torch.Tensor,
-    hidden: Any,
-    options: LayerNormMLPOptions,
-    needs: Needs,
-    dtypes: _Dtypes,
-) -> _Grads:
-    """(gradient of norm(x), dw1, db1, dw2, db2) in high precision; weight gradients where `dtypes` has a dtype."""
-    w1_dtype, b1_dtype, w2_dtype, b2_dtype = dtypes
-    dw2, db2 = plain_weight_grads(dy, hidden, w2_dtype, b2_dtype)
-    if not needs.hidden:
-        return None, None, None, dw2, db2
-    dhidden = ops.gemm(dy, w2, layout="NN").out
-    dz = ops.activation_bwd(dhidden, z, kind=options.kind, params=options.params).dx  # type: ignore[arg-type]
-    assert dz is not None
-    dw1, db1 = plain_weight_grads(dz, operand, w1_dtype, b1_dtype)
-    dnorm = ops.gemm(dz, w1, layout="NN").out if needs.norm else None
-    return dnorm, dw1, db1, dw2, db2  # type: ignore[return-value]
-
-
-def _quantized_backward(
-    dy: torch.Tensor,
-    w1: Any,
-    w2: Any,
     operand: Any,
-    z: torch.Tensor,
-    hidden: Any,
+    weight: Any,
     options: LayerNormMLPOptions,
-    plan: Plan,
-    needs: Needs,
-    dtypes: _Dtypes,
-    dtype: torch.dtype,
-) -> _Grads:
-    """As `_plain_backward`, with dy and the activation's gradient quantized."""
-    w1_dtype, b1_dtype, w2_dtype, b2_dtype = dtypes
-    first, second = plan.gemms
-    dw1 = db1 = dw2 = dnorm = None
-    if not (needs.hidden or needs.second):
-        return None, None, None, None, None if b2_dtype is None else column_sums(dy, b2_dtype)
-    dyq, db2 = quantize_gradient(second.grad, second.grad_usage[needs.hidden + 2 * needs.second], dy, b2_dtype)
-    if needs.second:
-        assert w2_dtype is not None
-        dw2 = wgrad(second, dyq, hidden, w2_dtype)
-    if not needs.hidden:
-        return None, None, None, dw2, db2
-    dhidden = dgrad(second, dyq, w2, dtype)
+    wanted: Wanted,
+    dy: torch.Tensor,
+) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    """Gradients of norm(x), w1 and b1, from that of the activation's output; `dy` is the Function's."""
+    if casts is None:
+        dz = ops.activation_bwd(dhidden, z, kind=options.kind, params=options.params).dx
+        return product_gradients(None, dz, operand, weight, wanted)  # type: ignore[arg-type]
     step = ops.activation_bwd(
         dhidden,
         z,
         kind=options.kind,
         params=options.params,
-        quantizer=snapshot(first.grad, dy),
-        usage=first.grad_usage[needs.norm + 2 * needs.first],
-        with_dbias=b1_dtype is not None,
+        quantizer=snapshot(casts.grad, dy, in_backward=True),
+        usage=casts.grad_usage[(wanted.x is not None) + 2 * (wanted.weight is not None)],
+        with_dbias=wanted.bias is not None,
     )
-    if b1_dtype is not None:
-        db1 = as_dtype(step.dbias, b1_dtype)
-    if w1_dtype is not None:
-        dw1 = wgrad(first, step.dx_quantized, operand, w1_dtype)  # type: ignore[arg-type]
-    if needs.norm:
-        dnorm = dgrad(first, step.dx_quantized, w1, dtype)  # type: ignore[arg-type]
-    return dnorm, dw1, db1, dw2, db2
+    dnorm, dw = operand_gradients(casts, step.dx_quantized, operand, weight, wanted)  # type: ignore[arg-type]
+    return dnorm, dw, None if wanted.bias is None else as_dtype(step.dbias, wanted.bias)

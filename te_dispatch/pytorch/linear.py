@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
-from te_dispatch import ops
 from te_dispatch.pytorch.arguments import reject_unsupported
-from te_dispatch.pytorch.compile import returned, snapshot
+from te_dispatch.pytorch.boundary import arrived, operand, outgoing
 from te_dispatch.pytorch.linear_module import LinearModule
 from te_dispatch.pytorch.linear_steps import (
     LinearOptions,
@@ -20,7 +19,8 @@ from te_dispatch.pytorch.linear_steps import (
     quantized_product,
 )
 from te_dispatch.pytorch.parameters import UNSUPPORTED, InitMethod, empty_result, parameter_factory
-from te_dispatch.pytorch.scoped import in_forward_scope
+from te_dispatch.pytorch.quantized_tensor import plain
+from te_dispatch.pytorch.scoped import in_forward_scope_as_is
 
 
 class _Linear(torch.autograd.Function):
@@ -29,7 +29,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, options: LinearOptions
-    ) -> torch.Tensor:
+    ) -> torch.Tensor | tuple[torch.Tensor, ...]:
         plan, trains = options.plan, options.trains
         needs_dgrad = trains and ctx.needs_input_grad[0]
         needs_wgrad = trains and ctx.needs_input_grad[1]
@@ -37,18 +37,22 @@ class _Linear(torch.autograd.Function):
             out, saved = plain_product(x, weight, bias, needs_dgrad, needs_wgrad)
         else:
             casts = plan.gemms[0]
-            xq = ops.quantize(x, snapshot(casts.input, x), usage=casts.input_usage[1 if needs_wgrad else 0])
-            out, saved = quantized_product(ctx, casts, x, xq, weight, options.weight, bias, needs_dgrad, needs_wgrad)
+            xq = operand(x, casts.input, casts.input_usage[1 if needs_wgrad else 0])
+            out, saved = quantized_product(
+                ctx, casts, x, xq, weight, options.weight, bias, needs_dgrad, needs_wgrad, options.output
+            )
         if trains:
             ctx.save_for_backward(*saved)
             note_forward(ctx, plan, x, weight, bias)
-        return returned(out)
+            ctx.input_grad = options.input_grad
+        out, *parts = outgoing(ctx, out)
+        return (out, *parts) if parts else out
 
     @staticmethod
-    @in_forward_scope
-    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    @in_forward_scope_as_is
+    def backward(ctx: Any, dy: torch.Tensor, *_: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         needs_dgrad, needs_wgrad, needs_bgrad, _ = ctx.needs_input_grad
-        dx, dw, db = product_backward(ctx, dy, ctx.saved_tensors, needs_dgrad, needs_wgrad, needs_bgrad)
+        dx, dw, db = product_backward(ctx, dy, ctx.saved_tensors, needs_dgrad, needs_wgrad, needs_bgrad, ctx.input_grad)
         return dx, dw, db, None
 
 
@@ -75,13 +79,19 @@ class Linear(LinearModule):
         inp: (..., in_features) on the parameters' device, of their dtype outside torch.autocast.
         is_first_microbatch: None quantizes the weight at every call; True does and keeps the result; False uses what
             was kept. The weight must not change in between.
-        fp8_output, fp8_grad: not supported yet.
+        fp8_output: inside `autocast`, return a `QuantizedTensor`, cast as the recipe casts a GEMM's input (with
+            delayed scaling by a scale of its own). Outside, and for an input without elements, it changes nothing.
+        fp8_grad: the same for the gradient of inp, cast as the recipe casts gradients.
+        A `QuantizedTensor` for inp, or for the gradient of the output, in the format that the recipe's own cast gives,
+        enters the GEMMs as it is; in another format, and outside `autocast`, its values do.
         Returns (..., out_features), or (that, bias) with `return_bias` (the bias None if there is none).
 
     Raises:
         NotImplementedError: an argument not supported yet; names it.
         ValueError: an input of another shape, dtype or device; dimensions the recipe's kernels cannot take.
     """
+
+    takes_quantized = True
 
     def __init__(
         self,
@@ -120,13 +130,23 @@ class Linear(LinearModule):
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.use_bias}"
 
     def _run(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, is_first_microbatch: bool | None
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        is_first_microbatch: bool | None,
+        fp8_output: bool,
+        fp8_grad: bool,
     ) -> torch.Tensor:
-        plan, kept = self._prepared(x, weight, is_first_microbatch)
-        if plan is None and self._calibrating():
-            self._calibrate(0, x, weight)
-        options = LinearOptions(plan, kept, torch.is_grad_enabled())
-        return self._run_function(_Linear, plan, x, weight, bias, options)  # type: ignore[no-any-return]
+        plan, kept = self._prepared(x, weight, is_first_microbatch, fp8_output or fp8_grad)
+        if plan is None:
+            x, weight = plain(x), plain(weight)
+            if self._calibrating():
+                self._calibrate(0, x, weight)
+        output, input_grad = self._leaves(plan, fp8_output, fp8_grad)
+        options = LinearOptions(plan, kept, torch.is_grad_enabled(), output=output, input_grad=input_grad)
+        out = self._run_function(_Linear, plan, x, weight, bias, options)
+        return arrived(out[0], out[1:], output) if isinstance(out, tuple) else out
 
     def _run_empty(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return empty_result(x, self.out_features, (weight, bias))

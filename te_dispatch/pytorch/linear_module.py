@@ -9,11 +9,10 @@ from typing import Any
 import torch
 
 from te_dispatch.numerics.quantized import Quantized
-from te_dispatch.pytorch.arguments import reject_unsupported
+from te_dispatch.pytorch.boundary import Leaves
 from te_dispatch.pytorch.casts import Plan
 from te_dispatch.pytorch.module import GemmModule
 from te_dispatch.pytorch.parameters import (
-    UNSUPPORTED_FORWARD,
     InitMethod,
     add_split_parameters,
     check_alignment,
@@ -22,6 +21,12 @@ from te_dispatch.pytorch.parameters import (
     require_size,
     split_sizes,
     without_rows,
+)
+from te_dispatch.pytorch.quantized_tensor import plain
+
+_COMPILED_GRADIENT = (
+    "fp8_grad=True is not supported in a compiled region: while tracing, the class of a gradient is taken to be that "
+    "of the output it belongs to; leave fp8_grad or torch.compile away"
 )
 
 
@@ -79,20 +84,27 @@ class LinearModule(GemmModule):
         fp8_output: bool = False,
         fp8_grad: bool = False,
     ) -> Any:
-        if fp8_output or fp8_grad:
-            reject_unsupported(type(self).__name__, locals(), UNSUPPORTED_FORWARD)
         if isinstance(inp, torch.Tensor) and inp.dim() == 1:
-            return without_rows(self.forward(inp[None], is_first_microbatch))
+            return without_rows(self.forward(inp[None], is_first_microbatch, fp8_output, fp8_grad))
         weight = joined(self, self.weight_names)
         bias = joined(self, self.bias_names)
         assert weight is not None
         x = self._checked_input(inp, weight, self.in_features)
         added = None if self.return_bias else bias
-        out = self._run(x, weight, added, is_first_microbatch) if x.numel() else self._run_empty(x, weight, added)
+        if x.numel():
+            out = self._run(x, weight, added, is_first_microbatch, fp8_output, fp8_grad)
+        else:
+            out = self._run_empty(plain(x), weight, added)
         return self._results(out, bias) if self.return_bias or self.return_layernorm_output else out
 
     def _run(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, is_first_microbatch: bool | None
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        is_first_microbatch: bool | None,
+        fp8_output: bool,
+        fp8_grad: bool,
     ) -> Any:
         """The result, with the norm's output in a tuple where `return_layernorm_output` asks for it."""
         raise NotImplementedError
@@ -102,12 +114,30 @@ class LinearModule(GemmModule):
         raise NotImplementedError
 
     def _prepared(
-        self, x: torch.Tensor, weight: torch.Tensor, is_first_microbatch: bool | None
+        self, x: torch.Tensor, weight: torch.Tensor, is_first_microbatch: bool | None, boundary: bool
     ) -> tuple[Plan | None, Quantized | None]:
-        """The call's plan, None for high precision, and the quantized weight where it is cached."""
-        plan, record = self._begin(x)
+        """The call's plan, None for high precision, and the quantized weight where it is cached.
+
+        Args:
+            boundary: whether something is to leave quantized.
+        """
+        plan, record = self._begin(x, boundary)
         if plan is None:
             return None, None
         check_alignment(type(self).__name__, plan.recipe, x, self._sizes)
         weights = self._quantized_weights(plan, record, (weight,), is_first_microbatch)
         return plan, None if weights is None else weights[0]
+
+    @staticmethod
+    def _leaves(plan: Plan | None, fp8_output: bool, fp8_grad: bool) -> tuple[Leaves | None, Leaves | None]:
+        """How the output and the input's gradient leave the module: quantized where asked, under a plan."""
+        if plan is None or not (fp8_output or fp8_grad):
+            return None, None
+        if fp8_grad and torch.compiler.is_compiling():
+            raise NotImplementedError(_COMPILED_GRADIENT)
+        boundary, trains = plan.boundary, torch.is_grad_enabled()
+        assert boundary is not None
+        return (
+            Leaves(boundary.output, trains) if fp8_output else None,
+            Leaves(boundary.input_grad, trains) if fp8_grad and trains else None,
+        )

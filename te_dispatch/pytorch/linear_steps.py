@@ -7,23 +7,20 @@ from typing import Any
 
 import torch
 
-from te_dispatch import ops
 from te_dispatch.core import scopes
 from te_dispatch.numerics.quantized import Quantized
+from te_dispatch.pytorch.boundary import Leaves
 from te_dispatch.pytorch.casts import GemmCasts, Plan
-from te_dispatch.pytorch.compile import snapshot
 from te_dispatch.pytorch.gemm_steps import (
+    Wanted,
     as_dtype,
-    column_sums,
-    dgrad,
-    fprop,
     note_backward,
-    plain_weight_grads,
-    quantize_gradient,
-    wgrad,
+    product,
+    product_gradients,
+    weight_operand,
 )
 from te_dispatch.pytorch.norm_steps import NormOptions
-from te_dispatch.pytorch.saved import NOTHING, pack, unpack
+from te_dispatch.pytorch.saved import PARTS, keep, restored
 
 Saved = tuple[Any, ...]
 Gradients = tuple["torch.Tensor | None", "torch.Tensor | None", "torch.Tensor | None"]
@@ -38,9 +35,10 @@ class LinearOptions:
         trains: whether a backward may follow.
         norm: the options of the norm in front; None without one.
         returns_norm: return the norm's output too.
+        output, input_grad: how the output and the input's gradient leave the module, None for plain.
     """
 
-    __slots__ = ("plan", "weight", "trains", "norm", "returns_norm")
+    __slots__ = ("plan", "weight", "trains", "norm", "returns_norm", "output", "input_grad")
 
     def __init__(
         self,
@@ -49,21 +47,24 @@ class LinearOptions:
         trains: bool,
         norm: NormOptions | None = None,
         returns_norm: bool = False,
+        output: Leaves | None = None,
+        input_grad: Leaves | None = None,
     ) -> None:
         self.plan = plan
         self.weight = weight
         self.trains = trains
         self.norm = norm
         self.returns_norm = returns_norm
+        self.output = output
+        self.input_grad = input_grad
 
 
 def plain_product(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, needs_dgrad: bool, needs_wgrad: bool
 ) -> tuple[torch.Tensor, Saved]:
     """x W^T + bias in x's dtype, and what `product_backward` reads: as many tensors of x as of the weight."""
-    dtype = x.dtype
-    out = ops.gemm(x, as_dtype(weight, dtype), layout="NT", bias=as_dtype(bias, dtype)).out
-    return out, (x if needs_wgrad else None, weight if needs_dgrad else None)  # type: ignore[return-value]
+    out = product(None, x, as_dtype(weight, x.dtype), bias, x.dtype)
+    return out, (x if needs_wgrad else None, weight if needs_dgrad else None)
 
 
 def quantized_product(
@@ -76,19 +77,16 @@ def quantized_product(
     bias: torch.Tensor | None,
     needs_dgrad: bool,
     needs_wgrad: bool,
+    leaves: Leaves | None = None,
 ) -> tuple[torch.Tensor, Saved]:
     """As `plain_product`, of x quantized already and the weight quantized here unless it was `kept`.
 
-    The result has the dtype of the Function's input `inp`.
+    The result has the dtype of the Function's input `inp`, and is quantized where it `leaves` so.
     """
-    if kept is None:
-        kept = ops.quantize(weight, snapshot(casts.weight, inp), usage=casts.weight_usage[1 if needs_dgrad else 0])
-    out = fprop(casts, x, kept, bias, inp.dtype)
-    x_parts = w_parts = NOTHING
-    if needs_wgrad:
-        ctx.x_header, x_parts = pack(x, casts.wgrad[1][0])
-    if needs_dgrad:
-        ctx.w_header, w_parts = pack(kept, casts.dgrad[1][0])
+    kept = weight_operand(casts, weight, kept, inp, needs_dgrad)
+    out = product(casts, x, kept, bias, inp.dtype, leaves, inp)
+    ctx.x_header, x_parts = keep(x, casts.wgrad[1][0], needs_wgrad)
+    ctx.w_header, w_parts = keep(kept, casts.dgrad[1][0], needs_dgrad)
     return out, (*x_parts, *w_parts)
 
 
@@ -101,28 +99,24 @@ def note_forward(ctx: Any, plan: Plan | None, x: torch.Tensor, weight: torch.Ten
 
 
 def product_backward(
-    ctx: Any, dy: torch.Tensor, saved: Saved, needs_dgrad: bool, needs_wgrad: bool, needs_bgrad: bool
+    ctx: Any,
+    dy: torch.Tensor,
+    saved: Saved,
+    needs_dgrad: bool,
+    needs_wgrad: bool,
+    needs_bgrad: bool,
+    leaves: Leaves | None = None,
 ) -> Gradients:
-    """Gradients of x, weight and bias, each where it is needed, else None."""
+    """Gradients of x, weight and bias, each where it is needed, else None; x's is quantized where it `leaves` so."""
     plan: Plan | None = ctx.plan
     x_dtype, weight_dtype, bias_dtype = ctx.dtypes
-    if not needs_bgrad:
-        bias_dtype = None
-    half = len(saved) // 2
+    wanted = Wanted(
+        x_dtype if needs_dgrad else None, weight_dtype if needs_wgrad else None, bias_dtype if needs_bgrad else None
+    )
     dy = dy.contiguous()
-    dx = dw = None
     if plan is None:
-        if needs_dgrad:
-            dx = ops.gemm(dy, as_dtype(saved[half], dy.dtype), layout="NN").out
-        dw, db = plain_weight_grads(dy, saved[0], weight_dtype if needs_wgrad else None, bias_dtype)
-        return dx, dw, db  # type: ignore[return-value]
-    if not (needs_dgrad or needs_wgrad):
-        return None, None, None if bias_dtype is None else column_sums(dy, bias_dtype)
-    note_backward(plan, ctx.root, dy)
-    casts = plan.gemms[0]
-    dyq, db = quantize_gradient(casts.grad, casts.grad_usage[needs_dgrad + 2 * needs_wgrad], dy, bias_dtype)
-    if needs_dgrad:
-        dx = dgrad(casts, dyq, unpack(ctx.w_header, saved[half:]), x_dtype)
-    if needs_wgrad:
-        dw = wgrad(casts, dyq, unpack(ctx.x_header, saved[:half]), weight_dtype)
-    return dx, dw, db
+        return product_gradients(None, dy, *saved, wanted)
+    if needs_dgrad or needs_wgrad:
+        note_backward(plan, ctx.root, dy)
+    x, weight = restored(ctx.x_header, saved[:PARTS]), restored(ctx.w_header, saved[PARTS:])
+    return product_gradients(plan.gemms[0], dy, x, weight, wanted, leaves)

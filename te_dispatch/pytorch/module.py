@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
@@ -15,14 +15,15 @@ from te_dispatch.core import scopes
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.pytorch import regions, scale_update
 from te_dispatch.pytorch.autocast import AutocastState, thread
+from te_dispatch.pytorch.boundary import Boundary, operand
 from te_dispatch.pytorch.casts import Plan, build_plan
-from te_dispatch.pytorch.compile import call_outside_graph, constant, register_call, snapshot
+from te_dispatch.pytorch.compile import call_outside_graph, constant, refuse_recomputation, register_call
 from te_dispatch.pytorch.compile.recipes import group_numbered, recipe_named
-from te_dispatch.pytorch.delayed_scales import DelayedScales
 from te_dispatch.pytorch.gemm_steps import as_dtype
+from te_dispatch.pytorch.module_state import ScaledModule
+from te_dispatch.pytorch.quantized_tensor import plain
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_EXTRA_STATE_FORMAT = 1
 
 _NO_STATE = (
     "the state of the first forward cannot be found: this forward runs inside a backward pass, so it is the "
@@ -32,18 +33,7 @@ _NO_STATE = (
 
 _DELAYED_FORWARD = "delayed_forward"
 
-
-def _refuse_recomputation() -> None:
-    """What compiled forwards with delayed scaling call whenever they run: nothing else could tell a recomputation."""
-    if torch._C._current_graph_task_id() != -1:
-        raise RuntimeError(
-            "a compiled module with delayed scaling runs inside a backward pass: the recomputation of a checkpoint "
-            "around the compiled call would record amaxes again and read newer scales; use another recipe, or leave "
-            "either the checkpoint or torch.compile away"
-        )
-
-
-register_call(_DELAYED_FORWARD, _refuse_recomputation)
+register_call(_DELAYED_FORWARD, refuse_recomputation)
 
 #: Tokens of bindings, numbered: part of attribute names.
 _policy_numbers: dict[str, int] = {}
@@ -57,15 +47,11 @@ class TracedPlans:
     """
 
 
-class GemmModule(torch.nn.Module):
-    """Base of `Linear`, `LayerNormLinear` and `LayerNormMLP`.
+class GemmModule(ScaledModule):
+    """Base of `Linear`, `LayerNormLinear` and `LayerNormMLP`."""
 
-    Delayed-scaling state is kept as plain attributes: dtype casts leave it alone, DDP and FSDP do not see it, device
-    moves take it along, and `get_extra_state` saves it.
-    """
-
-    #: How many weights the module has; each has an input, a weight and a gradient that are cast.
-    gemm_count = 1
+    #: Whether the module's Function multiplies with a `QuantizedTensor` as it is; others are given its values.
+    takes_quantized = False
     return_bias = False
     return_layernorm_output = False
 
@@ -73,29 +59,30 @@ class GemmModule(torch.nn.Module):
         super().__init__()
         self._plan: Plan | None = None
         self._traced_plans = TracedPlans()
-        self._forward_scales: DelayedScales | None = None
-        self._backward_scales: DelayedScales | None = None
         self._cached_weights: list[Quantized | None] | None = None
         self._cached_for: Plan | None = None
         self._ran_unowned = False
 
     # -- the plan of a call ---------------------------------------------------------------------------------------
 
-    def _begin(self, x: torch.Tensor) -> tuple[Plan | None, Plan | None]:
+    def _begin(self, x: torch.Tensor, boundary: bool = False) -> tuple[Plan | None, Plan | None]:
         """(plan, record) of this call: how to quantize, None for high precision; and, inside a checkpoint's first
         forward, the entry kept for its recomputation.
+
+        Args:
+            boundary: whether something leaves the module quantized, so that the plan must have a `Boundary`.
 
         Raises:
             RuntimeError: a recomputation whose first forward is unknown.
         """
         if torch.compiler.is_compiling():
-            return self._begin_traced(x), None
+            return self._begin_traced(x, boundary), None
         if torch._C._current_graph_task_id() != -1:
-            return self._recomputed(x)
+            return self._recomputed(x, boundary)
         state = thread.state
         if state is None or not (state.enabled or state.calibrating):
             return None, None
-        plan = self._current_plan(state, x.device)
+        plan = self._current_plan(state, x.device, boundary)
         if plan.forward_group is not None:
             plan.forward_group.dirty = True
         if not state.enabled:
@@ -104,27 +91,29 @@ class GemmModule(torch.nn.Module):
             return plan, None
         return plan, self._record(plan, regions.find()[0])
 
-    def _begin_traced(self, x: torch.Tensor) -> Plan | None:
+    def _begin_traced(self, x: torch.Tensor, boundary: bool) -> Plan | None:
         """`_begin` in a compiled program, which knows no checkpoint regions."""
         state = thread.state
         if state is None or not (state.enabled or state.calibrating):
             return None
-        plan = self._traced_plan(state, x.device)
+        plan = self._traced_plan(state, x.device, boundary)
         if plan.forward_group is not None:
-            call_outside_graph(_DELAYED_FORWARD)
             if thread.traced is None:
-                plan.forward_group.dirty = True
+                call_outside_graph(plan.forward_group.cast_call)
             else:
+                call_outside_graph(_DELAYED_FORWARD)
                 thread.traced.append(plan)
         return plan if state.enabled else None
 
-    def _traced_plan(self, state: AutocastState, device: torch.device) -> Plan:
+    def _traced_plan(self, state: AutocastState, device: torch.device, boundary: bool = False) -> Plan:
         """The plan of a call in a compiled program; made outside of it, because a graph cannot make state."""
-        name = self._prepare(*state.names, scopes.capture().token, device.type, device.index)
+        name = self._prepare(*state.names, scopes.capture().token, device.type, device.index, boundary)
         return getattr(self._traced_plans, name)  # type: ignore[no-any-return]
 
     @constant
-    def _prepare(self, recipe: str, group: int, policy: str, device_type: str, index: int | None) -> str:
+    def _prepare(
+        self, recipe: str, group: int, policy: str, device_type: str, index: int | None, boundary: bool
+    ) -> str:
         """Have a plan under the bindings with the token `policy`, and return its name in `_traced_plans`.
 
         Dynamo calls this while tracing.
@@ -135,6 +124,8 @@ class GemmModule(torch.nn.Module):
         if plan is None or not plan.fits(*found):
             with scopes.reenter(bindings):
                 plan = self._build_plan(found[0], device, found[3])
+        if boundary:
+            self._add_boundary(plan)
         where = _policy_numbers.setdefault(policy, len(_policy_numbers))
         name = f"{recipe}_{group + 1}_{device_type}_{index}_{where}"
         setattr(self._traced_plans, name, plan)
@@ -150,12 +141,27 @@ class GemmModule(torch.nn.Module):
             region.record(self, entry)
         return entry
 
-    def _current_plan(self, state: AutocastState, device: torch.device) -> Plan:
+    def _current_plan(self, state: AutocastState, device: torch.device, boundary: bool) -> Plan:
         plan = self._plan
         scope = scopes.capture()
         if plan is None or not plan.fits(state.recipe, scope, device, state.process_group):
             plan = self._build_plan(state.recipe, device, state.process_group)
+        if boundary and plan.boundary is None:
+            self._add_boundary(plan)
         return plan
+
+    def _add_boundary(self, plan: Plan) -> None:
+        """Have casts for what leaves the module quantized."""
+        if plan.boundary is not None:
+            return
+        recipe, casts = plan.recipe, plan.gemms[0]
+        if not isinstance(recipe, DelayedScaling):
+            plan.boundary = Boundary(casts.input, casts.grad)
+            return
+        forward, backward = self._boundary_scales_for(recipe, plan.device)
+        scale_update.scale_group(recipe, plan.process_group, plan.device, True).add(forward)
+        scale_update.scale_group(recipe, plan.process_group, plan.device, False).add(backward)
+        plan.boundary = Boundary.delayed(casts.input, casts.grad, recipe.margin, forward, backward)
 
     def _build_plan(self, recipe: Recipe, device: torch.device, process_group: Any) -> Plan:
         forward = backward = None
@@ -169,25 +175,7 @@ class GemmModule(torch.nn.Module):
             self._traced_plans = TracedPlans()
         return plan
 
-    def _scales_identity(self) -> list[Any]:
-        """What a plan of delayed scaling depends on and cannot follow: memory and maxima."""
-        return [
-            None if scales is None else (scales.history.data_ptr(), scales.max_values, scales.group)
-            for scales in (self._forward_scales, self._backward_scales)
-        ]
-
-    def _scales_for(self, recipe: DelayedScaling, device: torch.device) -> tuple[DelayedScales, DelayedScales]:
-        length = recipe.amax_history_len
-        if self._forward_scales is None:
-            self._forward_scales = DelayedScales.fresh(length, 2 * self.gemm_count, device)
-        if self._backward_scales is None:
-            self._backward_scales = DelayedScales.fresh(length, self.gemm_count, device)
-        for scales in (self._forward_scales, self._backward_scales):
-            scales.move(device)
-            scales.resize(length)
-        return self._forward_scales, self._backward_scales
-
-    def _recomputed(self, x: torch.Tensor) -> tuple[Plan | None, Plan | None]:
+    def _recomputed(self, x: torch.Tensor, boundary: bool) -> tuple[Plan | None, Plan | None]:
         """The plan of a forward that runs inside a backward: that of the first forward."""
         task = torch._C._current_graph_task_id()
         targets, source = regions.find()
@@ -202,7 +190,7 @@ class GemmModule(torch.nn.Module):
                 return None, None
             if isinstance(state.recipe, DelayedScaling):
                 raise RuntimeError(f"{type(self).__name__}: {_NO_STATE}")
-            plan = self._current_plan(state, x.device)
+            plan = self._current_plan(state, x.device, boundary)
         elif plan.forward is not None:
             assert source is not None
             if source.root is None:
@@ -253,7 +241,7 @@ class GemmModule(torch.nn.Module):
         if is_first_microbatch or self._cached_weights is None or self._cached_for is not plan:
             with torch.no_grad():
                 self._cached_weights = [
-                    ops.quantize(w.detach().contiguous(), snapshot(casts.weight, w), usage=casts.weight_usage[1])
+                    operand(w.detach().contiguous(), casts.weight, casts.weight_usage[1])
                     for w, casts in zip(weights, plan.gemms)
                 ]
             self._cached_for = plan
@@ -264,7 +252,8 @@ class GemmModule(torch.nn.Module):
     # -- checks ---------------------------------------------------------------------------------------------------
 
     def _checked_input(self, inp: torch.Tensor, weight: torch.Tensor, features: int) -> torch.Tensor:
-        """The input, contiguous and in the dtype of torch.autocast where that is on.
+        """The input, contiguous and in the dtype of torch.autocast where that is on; its values, if it is a
+        `QuantizedTensor` that the module does not take as it is.
 
         Raises:
             TypeError, ValueError: not a tensor; another last dimension, device or dtype than the parameters'.
@@ -282,6 +271,8 @@ class GemmModule(torch.nn.Module):
             raise ValueError(f"{name}: inp must be {weight.dtype} like the parameters, got {inp.dtype}")
         if inp.dtype not in _DTYPES:
             raise ValueError(f"{name}: inp must be float32, bfloat16 or float16, got {inp.dtype}")
+        if not self.takes_quantized:
+            inp = plain(inp)
         return inp.contiguous()
 
     def _run_function(self, function: type[torch.autograd.Function], plan: Plan | None, *arguments: Any) -> Any:
@@ -314,23 +305,12 @@ class GemmModule(torch.nn.Module):
         stack.enter_context(scopes.reenter(plan.scope))
         return stack
 
-    # -- state ----------------------------------------------------------------------------------------------------
-
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> GemmModule:
-        super()._apply(fn, recurse)
-        for scales in (self._forward_scales, self._backward_scales):
-            if scales is not None:
-                # Only where fn moves tensors is of interest: a float32 probe tells, whatever it does to dtypes.
-                with torch.no_grad():
-                    device = fn(torch.zeros((), dtype=torch.float32, device=scales.device)).device
-                if device.type != "meta":
-                    scales.move(device)
-        self._forget_plan()
-        return self
-
     def _forget_plan(self) -> None:
         self._plan = None
         self._traced_plans = TracedPlans()
+        self._forget_weights()
+
+    def _forget_weights(self) -> None:
         self._cached_weights = None
         self._cached_for = None
 
@@ -339,66 +319,3 @@ class GemmModule(torch.nn.Module):
         state = dict(self.__dict__)
         state.update(_plan=None, _traced_plans=TracedPlans(), _cached_weights=None, _cached_for=None)
         return state
-
-    def get_extra_state(self) -> dict[str, Any] | None:
-        """The delayed-scaling state as plain data, None before the first use of delayed scaling."""
-        if self._forward_scales is None or self._backward_scales is None:
-            return None
-        return {
-            "format": _EXTRA_STATE_FORMAT,
-            "recipe": "delayed",
-            "forward": self._forward_scales.as_data(),
-            "backward": self._backward_scales.as_data(),
-        }
-
-    def set_extra_state(self, state: Any) -> None:
-        """Take the state of `get_extra_state`; None changes nothing.
-
-        Another history length than the recipe's is adapted at the next use: the newest steps are kept.
-
-        Raises:
-            RuntimeError: a state that is not one of this module's.
-        """
-        if state is None:
-            return
-        name = type(self).__name__
-        if not isinstance(state, dict) or state.get("format") != _EXTRA_STATE_FORMAT:
-            found = state.get("format") if isinstance(state, dict) else type(state).__name__
-            raise RuntimeError(f"{name}: extra state must have format {_EXTRA_STATE_FORMAT}, got {found!r}")
-        for key, attribute, count in (
-            ("forward", "_forward_scales", 2 * self.gemm_count),
-            ("backward", "_backward_scales", self.gemm_count),
-        ):
-            loaded = DelayedScales.from_data(state[key], count, f"{name}: extra state, {key}")
-            live = getattr(self, attribute)
-            if live is None:
-                setattr(self, attribute, loaded)
-            else:
-                live.load(loaded)
-        self._forget_plan()
-
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        key = f"{prefix}_extra_state"
-        if destination.get(key, self) is None:
-            # Nothing to save: a model that never used delayed scaling has the keys of its torch.nn twin.
-            del destination[key]
-
-    def _load_from_state_dict(
-        self,
-        state_dict: Mapping[str, Any],
-        prefix: str,
-        local_metadata: Mapping[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )
-        key = f"{prefix}_extra_state"
-        if key in missing_keys:
-            # Checkpoints of high-precision training have none; scales then start as in a new model.
-            missing_keys.remove(key)
-        self._cached_weights = None

@@ -3,16 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from te_dispatch.ops.attention import LAYOUTS
 from te_dispatch.pytorch.arguments import (
-    ATTENTION_CALL_DEFAULTS,
     PARALLEL_DEFAULTS,
     part_name,
+    reject_in_call,
     reject_unsupported,
     require_choice,
     require_tensor,
@@ -28,6 +28,11 @@ from te_dispatch.pytorch.rotary import apply_rotary_pos_emb
 RotaryEmbedding = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 _QK_NORMS = ("L2Normalization", "RMSNorm", "LayerNorm")
+#: Arguments that `DotProductAttention` takes too, under the same names.
+_OF_CORE_ATTENTION = (
+    *("num_gqa_groups", "attention_dropout", "qkv_format", "attn_mask_type", "window_size", "bottom_right_diagonal"),
+    *("softcap", "layer_number", "attention_type", "softmax_type"),
+)
 
 
 class MultiheadAttention(torch.nn.Module):
@@ -116,33 +121,15 @@ class MultiheadAttention(torch.nn.Module):
         reject_unsupported("MultiheadAttention", given, PARALLEL_DEFAULTS)
         require_choice("attention_type", attention_type, ("self", "cross"))
         require_choice("qkv_format", qkv_format, LAYOUTS)
-        if kv_channels is None:
-            if hidden_size % num_attention_heads:
-                raise ValueError(
-                    f"hidden_size must be a multiple of num_attention_heads={num_attention_heads} where kv_channels "
-                    f"is not given, got {hidden_size}"
-                )
-            kv_channels = hidden_size // num_attention_heads
+        self.kv_channels = _head_width(hidden_size, num_attention_heads, kv_channels)
         self.core_attention = DotProductAttention(
-            num_attention_heads,
-            kv_channels,
-            num_gqa_groups=num_gqa_groups,
-            attention_dropout=attention_dropout,
-            qkv_format=qkv_format,
-            attn_mask_type=attn_mask_type,
-            window_size=window_size,
-            bottom_right_diagonal=bottom_right_diagonal,
-            softcap=softcap,
-            layer_number=layer_number,
-            attention_type=attention_type,
-            softmax_type=softmax_type,
+            num_attention_heads, self.kv_channels, **{argument: given[argument] for argument in _OF_CORE_ATTENTION}
         )
         if softmax_type == "learnable":
             self.core_attention.to(resolve_device(device))  # its own constructor takes no device
         self.hidden_size = hidden_size
         self.num_attention_heads = num_attention_heads
         self.num_gqa_groups = self.core_attention.num_gqa_groups
-        self.kv_channels = kv_channels
         self.qkv_format = qkv_format
         self.attention_type = attention_type
         self.attn_mask_type = attn_mask_type
@@ -155,34 +142,24 @@ class MultiheadAttention(torch.nn.Module):
         self.rotary_pos_interleaved = rotary_pos_interleaved
         self.qk_norm_before_rope = qk_norm_before_rope
         self.name = name
-        linear: dict[str, Any] = {"bias": bias, "params_dtype": params_dtype, "device": device}
-        norm: dict[str, Any] = {
-            "eps": layernorm_epsilon,
-            "normalization": normalization,
-            "zero_centered_gamma": zero_centered_gamma,
-            "return_layernorm_output": self.return_layernorm_output,
-        }
-        self._build_projections(linear, norm, init_method)
-        self.proj = Linear(
-            num_attention_heads * kv_channels,
-            hidden_size,
-            init_method=output_layer_init_method,
-            return_bias=return_bias,
-            name=part_name(self.name, "proj"),
-            **linear,
-        )
+        self._build_projections(given)
         self.q_norm, self.k_norm = self._build_qk_norms(qk_norm_type, qk_norm_eps, params_dtype, device)
 
-    def _build_projections(
-        self, linear: dict[str, Any], norm: dict[str, Any], init_method: Callable[[torch.Tensor], Any] | None
-    ) -> None:
-        """The first projections, under the names that checkpoints know them by."""
+    def _build_projections(self, given: Mapping[str, Any]) -> None:
+        """All projections, under the names that checkpoints know them by, from the constructor's arguments."""
+        linear: dict[str, Any] = {argument: given[argument] for argument in ("bias", "params_dtype", "device")}
+        norm = {
+            "eps": given["layernorm_epsilon"],
+            "normalization": given["normalization"],
+            "zero_centered_gamma": given["zero_centered_gamma"],
+            "return_layernorm_output": self.return_layernorm_output,
+        }
         width, width_kv = self.num_attention_heads * self.kv_channels, self.num_gqa_groups * self.kv_channels
         splits = {"query": width, "key": width_kv, "value": width_kv}
 
         def build(name: str, parts: dict[str, int], normed: bool) -> torch.nn.Module:
             arguments = {
-                "init_method": init_method,
+                "init_method": given["init_method"],
                 "parameters_split": None if self.fuse_qkv_params or len(parts) == 1 else parts,
                 "name": part_name(self.name, name),
                 **linear,
@@ -195,10 +172,18 @@ class MultiheadAttention(torch.nn.Module):
         if self.attention_type == "self":
             name = "layernorm_qkv" if self.input_layernorm else "qkv"
             self.add_module(name, build(name, splits, self.input_layernorm))
-            return
-        name = "layernorm_query" if self.input_layernorm else "query_layer"
-        self.add_module(name, build(name, {"query": splits.pop("query")}, self.input_layernorm))
-        self.key_value = build("key_value", splits, False)
+        else:
+            name = "layernorm_query" if self.input_layernorm else "query_layer"
+            self.add_module(name, build(name, {"query": splits.pop("query")}, self.input_layernorm))
+            self.key_value = build("key_value", splits, False)
+        self.proj = Linear(
+            width,
+            self.hidden_size,
+            init_method=given["output_layer_init_method"],
+            return_bias=self.return_bias,
+            name=part_name(self.name, "proj"),
+            **linear,
+        )
 
     def _build_qk_norms(
         self, kind: str | None, eps: float, params_dtype: torch.dtype | None, device: torch.device | str | None
@@ -251,18 +236,8 @@ class MultiheadAttention(torch.nn.Module):
         Returns:
             Like hidden_states; with return_bias or return_layernorm_output a tuple (output[, bias][, norm's output]).
         """
-        if (
-            inference_params is not None
-            or thd_attention_policies is not None
-            or thd_attention_policy_dispatch != "auto"
-        ):
-            reject_unsupported("MultiheadAttention.forward", locals(), ATTENTION_CALL_DEFAULTS)
-        require_tensor("hidden_states", hidden_states, floating=False)
-        if hidden_states.dim() != len(self.qkv_format) - 1 or hidden_states.shape[-1] != self.hidden_size:
-            raise ValueError(
-                f"hidden_states must have {len(self.qkv_format) - 1} dimensions for qkv_format={self.qkv_format!r} and "
-                f"end in hidden_size={self.hidden_size}, got shape {tuple(hidden_states.shape)}"
-            )
+        reject_in_call("MultiheadAttention", inference_params, thd_attention_policies, thd_attention_policy_dispatch)
+        self._check_input(hidden_states)
         rotary = (
             rotary_pos_emb,
             cu_seqlens_q if cu_seqlens_q_padded is None or pad_between_seqs is False else cu_seqlens_q_padded,
@@ -297,6 +272,14 @@ class MultiheadAttention(torch.nn.Module):
         if self.return_layernorm_output:
             outputs += (normed,)
         return outputs if len(outputs) > 1 else outputs[0]
+
+    def _check_input(self, hidden_states: torch.Tensor) -> None:
+        require_tensor("hidden_states", hidden_states, floating=False)
+        if hidden_states.dim() != len(self.qkv_format) - 1 or hidden_states.shape[-1] != self.hidden_size:
+            raise ValueError(
+                f"hidden_states must have {len(self.qkv_format) - 1} dimensions for qkv_format={self.qkv_format!r} and "
+                f"end in hidden_size={self.hidden_size}, got shape {tuple(hidden_states.shape)}"
+            )
 
     def _project(
         self, name: str, inp: torch.Tensor, is_first_microbatch: bool | None
@@ -370,3 +353,15 @@ class MultiheadAttention(torch.nn.Module):
         if self.q_norm is not None and self.k_norm is not None and not self.qk_norm_before_rope:
             q, k = self.q_norm(q), self.k_norm(k)
         return q, k
+
+
+def _head_width(hidden_size: int, heads: int, kv_channels: int | None) -> int:
+    """`kv_channels`, or an even share of the hidden size."""
+    if kv_channels is not None:
+        return kv_channels
+    if hidden_size % heads:
+        raise ValueError(
+            f"hidden_size must be a multiple of num_attention_heads={heads} where kv_channels is not given, "
+            f"got {hidden_size}"
+        )
+    return hidden_size // heads

@@ -12,6 +12,7 @@ from te_dispatch import ops
 from te_dispatch.core import scopes
 from te_dispatch.pytorch.arguments import require_tensor
 from te_dispatch.pytorch.compile import returned
+from te_dispatch.pytorch.quantized_tensor import plain
 from te_dispatch.pytorch.scoped import in_forward_scope
 
 #: FP8 GEMMs need their dimensions in multiples of this (32 with MXFP8, whose blocks are longer).
@@ -88,7 +89,7 @@ class Fp8Padding(_RowSplits):
         _check_rows(inp, sum(splits), "sum(m_splits)")
         if splits == padded:
             return inp, list(splits)
-        return _PadRows.apply(inp.contiguous(), splits, padded), list(padded)
+        return _PadRows.apply(plain(inp).contiguous(), splits, padded), list(padded)
 
 
 class Fp8Unpadding(_RowSplits):
@@ -103,7 +104,7 @@ class Fp8Unpadding(_RowSplits):
         _check_rows(inp, sum(padded), f"sum(m_splits), each rounded up to a multiple of {self.align_size}")
         if splits == padded:
             return inp
-        return _UnpadRows.apply(inp.contiguous(), splits, padded)  # type: ignore[no-any-return]
+        return _UnpadRows.apply(plain(inp).contiguous(), splits, padded)  # type: ignore[no-any-return]
 
 
 def _check_rows(inp: torch.Tensor, rows: int, what: str) -> None:

@@ -25,9 +25,6 @@ UNSUPPORTED: dict[str, Any] = {
     "save_original_input": False,
 }
 
-#: The same for forward.
-UNSUPPORTED_FORWARD: dict[str, Any] = {"fp8_output": False, "fp8_grad": False}
-
 
 def require_size(name: str, value: Any) -> None:
     """Raise unless `value` is a positive int."""

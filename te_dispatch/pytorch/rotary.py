@@ -12,6 +12,7 @@ from te_dispatch.core import scopes
 from te_dispatch.ops.attention import LAYOUTS
 from te_dispatch.pytorch.arguments import reject_unsupported, require_choice, require_tensor, resolve_device
 from te_dispatch.pytorch.compile import returned
+from te_dispatch.pytorch.quantized_tensor import plain
 from te_dispatch.pytorch.scoped import in_forward_scope, outside_autocast
 
 
@@ -165,6 +166,7 @@ def apply_rotary_pos_emb(
         reject_unsupported("apply_rotary_pos_emb", given, {"cp_size": 1, "cp_rank": 0})
     require_choice("tensor_format", tensor_format, LAYOUTS)
     require_tensor("t", t)
+    t = plain(t)
     require_tensor("freqs", freqs, floating=False)
     if not freqs.is_floating_point():
         raise ValueError(f"freqs must be float32, got {freqs.dtype}")

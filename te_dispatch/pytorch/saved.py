@@ -49,3 +49,17 @@ def unpack(header: Header, parts: Sequence[Any]) -> Quantized:
     encoding, scaling, layout, shape, dtype, device = header
     row, row_scale, col, col_scale, global_scale = parts
     return Quantized(row, col, row_scale, col_scale, encoding, scaling, layout, shape, dtype, device, global_scale)
+
+
+def keep(operand: Any, usage: str, wanted: bool = True) -> tuple[Header | None, Parts]:
+    """An operand as tensors to save, whether it is quantized or plain; nothing unless it is `wanted`."""
+    if not wanted:
+        return None, NOTHING
+    if isinstance(operand, torch.Tensor):
+        return None, (operand, None, None, None, None)
+    return pack(operand, usage)
+
+
+def restored(header: Header | None, parts: Sequence[Any]) -> Any:
+    """The operand that `keep` took apart; None where it was not wanted."""
+    return parts[0] if header is None else unpack(header, parts)

@@ -17,8 +17,8 @@ import torch
 from te_dispatch import ops
 from te_dispatch.common.recipe import DelayedScaling
 from te_dispatch.core import scopes
-from te_dispatch.pytorch.compile import call_outside_graph, register_call
-from te_dispatch.pytorch.delayed_scales import DelayedScales
+from te_dispatch.pytorch.compile import call_outside_graph, refuse_recomputation, register_call
+from te_dispatch.pytorch.delayed_scales import DelayedScales, scale_amax_unknown
 
 _lock = threading.Lock()
 _groups: dict[tuple[Any, ...], ScaleGroup] = {}
@@ -36,7 +36,7 @@ class ScaleGroup:
     Attributes:
         dirty: a cast recorded an amax since the last update. A state whose row 0 is 0 is left alone by the update
             itself, so that the flag need not be kept per module.
-        cast_call: of a backward group, what compiled graphs call before they record amaxes.
+        cast_call: what compiled graphs call before they record amaxes.
     """
 
     __slots__ = ("recipe", "process_group", "device", "forward", "dirty", "cast_call", "_states")
@@ -47,8 +47,10 @@ class ScaleGroup:
         self.device = device
         self.forward = forward
         self.dirty = False
-        self.cast_call = "" if forward else f"backward_cast_{len(_groups)}"
-        if self.cast_call:
+        self.cast_call = f"{'forward' if forward else 'backward'}_cast_{len(_groups)}"
+        if forward:
+            register_call(self.cast_call, lambda: _note_compiled_forward_cast(self))
+        else:
             register_call(self.cast_call, lambda: note_backward_cast(self, None))
         self._states: list[weakref.ref[DelayedScales]] = []
 
@@ -77,21 +79,7 @@ class ScaleGroup:
         with torch.inference_mode(False), torch.no_grad():
             if self.recipe.reduce_amax:
                 _reduce_amaxes(states, self.process_group)
-            recipe = self.recipe
-            if callable(recipe.amax_compute_algo) or recipe.scaling_factor_compute_algo is not None:
-                for state in states:
-                    _update_by_callables(state, recipe)
-            else:
-                ops.update_delayed_scales(
-                    # Through .data: a compiled backward that reads them live must not find their version changed.
-                    [s.history.data for s in states],
-                    [s.scale.data for s in states],
-                    [s.max_values for s in states],
-                    algorithm=recipe.amax_compute_algo,
-                    margin=recipe.margin,
-                )
-        for state in states:
-            state.updated()
+            _rescale(states, self.recipe)
 
 
 def scale_group(recipe: DelayedScaling, process_group: Any, device: torch.device, forward: bool) -> ScaleGroup:
@@ -102,6 +90,25 @@ def scale_group(recipe: DelayedScaling, process_group: Any, device: torch.device
         if found is None:
             found = _groups[key] = ScaleGroup(recipe, process_group, device, forward)
     return found
+
+
+def _rescale(states: list[DelayedScales], recipe: DelayedScaling) -> None:
+    """Roll histories and recompute scales; in a compiled program, where `recipe` has no functions, too."""
+    if callable(recipe.amax_compute_algo) or recipe.scaling_factor_compute_algo is not None:
+        for state in states:
+            _rescale_by_callables(state, recipe)
+    else:
+        ops.update_delayed_scales(
+            # Through .data: a compiled backward that reads them live must not find their version changed.
+            [s.history.data for s in states],
+            [s.scale.data for s in states],
+            [s.max_values for s in states],
+            algorithm=recipe.amax_compute_algo,
+            margin=recipe.margin,
+            amaxes=[s.scale_amax.data for s in states],
+        )
+    for state in states:
+        state.updated()
 
 
 def _reduce_amaxes(states: list[DelayedScales], process_group: Any) -> None:
@@ -115,34 +122,35 @@ def _reduce_amaxes(states: list[DelayedScales], process_group: Any) -> None:
     torch._foreach_copy_(rows, list(amaxes.split([row.numel() for row in rows])))
 
 
-def _update_by_callables(state: DelayedScales, recipe: DelayedScaling) -> None:
+def _rescale_by_callables(state: DelayedScales, recipe: DelayedScaling) -> None:
     """The update with a user's functions, in PyTorch."""
-    history, old = state.history.data, state.scale.data
-    maxima = torch.tensor(state.max_values, dtype=torch.float32, device=old.device)
+    history, scale, scale_amax = state.history.data, state.scale.data, state.scale_amax.data
+    maxima = torch.tensor(state.max_values, dtype=torch.float32, device=scale.device)
     if callable(recipe.amax_compute_algo):
-        amax = recipe.amax_compute_algo(history)
+        amax = recipe.amax_compute_algo(history).to(torch.float32)
     elif recipe.amax_compute_algo == "most_recent":
         amax = history[0].clone()
     else:
         amax = torch.where(history.isnan(), 0.0, history).amax(0)
-    if tuple(amax.shape) != tuple(old.shape):
-        raise ValueError(f"amax_compute_algo must return a tensor of shape {tuple(old.shape)}, got {tuple(amax.shape)}")
+    _require_shape("amax_compute_algo", amax, scale)
+    moves = history[0] != 0
     if recipe.scaling_factor_compute_algo is not None:
-        scale = recipe.scaling_factor_compute_algo(amax, old.clone(), maxima, recipe)
-        if tuple(scale.shape) != tuple(old.shape):
-            raise ValueError(
-                f"scaling_factor_compute_algo must return a tensor of shape {tuple(old.shape)}, "
-                f"got {tuple(scale.shape)}"
-            )
+        new = recipe.scaling_factor_compute_algo(amax, scale.clone(), maxima, recipe)
+        _require_shape("scaling_factor_compute_algo", new, scale)
+        rescales, amax = moves, scale_amax_unknown(scale)
     else:
-        scale = maxima * 2.0**-recipe.margin / amax
-        scale = torch.where(scale.isinf(), torch.finfo(torch.float32).max, scale)
-        scale = torch.where((amax > 0) & amax.isfinite(), scale, old)
-    touched = history[0] != 0
+        new = (maxima * 2.0**-recipe.margin / amax).clamp_max(torch.finfo(torch.float32).max)
+        rescales = moves & (amax > 0) & amax.isfinite()
+    scale.copy_(torch.where(rescales, new, scale))
+    scale_amax.copy_(torch.where(rescales, amax, scale_amax))
     rolled = history.roll(-1, 0)
     rolled[0] = 0
-    old.copy_(torch.where(touched, scale, old))
-    history.copy_(torch.where(touched, rolled, history))
+    history.copy_(torch.where(moves, rolled, history))
+
+
+def _require_shape(name: str, result: torch.Tensor, scale: torch.Tensor) -> None:
+    if tuple(result.shape) != tuple(scale.shape):
+        raise ValueError(f"{name} must return a tensor of shape {tuple(scale.shape)}, got {tuple(result.shape)}")
 
 
 def update_forward_scales() -> None:
@@ -167,12 +175,14 @@ def update_traced(plans: list[Any]) -> None:
     """
     groups: list[tuple[ScaleGroup, list[DelayedScales]]] = []
     for plan in plans:
-        group, state = plan.forward_group, plan.forward
+        group = plan.forward_group
         states = next((states for other, states in groups if other is group), None)
         if states is None:
-            groups.append((group, [state]))
-        elif not any(other is state for other in states):
-            states.append(state)
+            states = []
+            groups.append((group, states))
+        for state in plan.forward_states():
+            if not any(other is state for other in states):
+                states.append(state)
     for group, states in groups:
         recipe = group.recipe
         if recipe.reduce_amax and torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -180,15 +190,7 @@ def update_traced(plans: list[Any]) -> None:
                 "autocast: DelayedScaling.reduce_amax=True is not supported for an autocast inside a compiled region; "
                 "put the autocast around the compiled call"
             )
-        ops.update_delayed_scales(
-            [s.history.data for s in states],
-            [s.scale.data for s in states],
-            [s.max_values for s in states],
-            algorithm=recipe.amax_compute_algo,
-            margin=recipe.margin,
-        )
-        for state in states:
-            state.updated()
+        _rescale(states, recipe)
 
 
 def forward_scales_pending() -> bool:
@@ -220,6 +222,11 @@ def open_task(task: int) -> None:
             update_backward_scales()
 
     torch.autograd.Variable._execution_engine.queue_callback(finish)  # type: ignore[attr-defined]
+
+
+def _note_compiled_forward_cast(group: ScaleGroup) -> None:
+    refuse_recomputation()
+    group.dirty = True
 
 
 def note_compiled_backward_cast(group: ScaleGroup, dy: torch.Tensor) -> None:

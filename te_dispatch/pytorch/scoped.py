@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from te_dispatch.core import scopes
+from te_dispatch.pytorch.boundary import detached
 
 
 def outside_autocast(device_type: str, function: Callable[..., Any], *args: Any) -> Any:
@@ -31,9 +32,21 @@ def outside_autocast(device_type: str, function: Callable[..., Any], *args: Any)
 def in_forward_scope(backward: Callable[..., Any]) -> Callable[..., Any]:
     """Run a Function's `backward(ctx, *gradients)` under its forward's policy, `ctx.scope`, and without torch.autocast.
 
+    It is given the values of gradients that come quantized; `in_forward_scope_as_is` leaves them as they are.
+
     Raises:
         RuntimeError: under ``create_graph=True``: the operators inside record no graph, and gradients would be lost.
     """
+
+    @functools.wraps(backward)
+    def of_values(ctx: Any, *gradients: Any) -> Any:
+        return backward(ctx, *[detached(gradient) for gradient in gradients])
+
+    return in_forward_scope_as_is(of_values)
+
+
+def in_forward_scope_as_is(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """`in_forward_scope` for a backward that takes a `QuantizedTensor` for a gradient."""
 
     @functools.wraps(backward)
     def scoped(ctx: Any, *gradients: Any) -> Any:

@@ -3,17 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from te_dispatch.ops.attention import LAYOUTS
 from te_dispatch.pytorch.arguments import (
-    ATTENTION_CALL_DEFAULTS,
     PARALLEL_DEFAULTS,
     OneOf,
     part_name,
+    reject_in_call,
     reject_unsupported,
     require_choice,
     require_probability,
@@ -29,6 +29,16 @@ _UNSUPPORTED_INIT: dict[str, Any] = {
     **{name: OneOf(False, True) if name.startswith("ub_") else v for name, v in PARALLEL_DEFAULTS.items()},
     "ub_tp_comm_overlap": False,
 }
+#: Arguments that all parts take too, and those that attention does, under the same names.
+_OF_ALL_PARTS = (
+    *("normalization", "zero_centered_gamma", "init_method", "output_layer_init_method"),
+    *("params_dtype", "bias", "device"),
+)
+_OF_ATTENTION = (
+    *("num_gqa_groups", "layernorm_epsilon", "kv_channels", "attention_dropout", "layer_number", "softcap"),
+    *("fuse_qkv_params", "qkv_weight_interleaved", "rotary_pos_interleaved", "softmax_type"),
+    *("qk_norm_type", "qk_norm_eps", "qk_norm_before_rope"),
+)
 
 
 class TransformerLayer(torch.nn.Module):
@@ -120,20 +130,11 @@ class TransformerLayer(torch.nn.Module):
     ) -> None:
         given = locals()
         super().__init__()
-        reject_unsupported("TransformerLayer", given, _UNSUPPORTED_INIT)
-        require_choice("layer_type", layer_type, ("encoder", "decoder"))
-        require_choice("attn_input_format", attn_input_format, LAYOUTS)
-        require_probability("hidden_dropout", hidden_dropout)
-        post_layernorm_residual = apply_residual_connection_post_layernorm
-        if parallel_attention_mlp and (layer_type == "decoder" or post_layernorm_residual or output_layernorm):
-            raise ValueError(
-                "parallel_attention_mlp=True needs layer_type='encoder', apply_residual_connection_post_layernorm=False"
-                f" and output_layernorm=False, got {layer_type!r}, {post_layernorm_residual} and {output_layernorm}"
-            )
+        _check_arguments(given)
         self.layer_number = layer_number
         self.layer_type = layer_type
         self.hidden_dropout = hidden_dropout
-        self.apply_residual_connection_post_layernorm = post_layernorm_residual
+        self.apply_residual_connection_post_layernorm = apply_residual_connection_post_layernorm
         self.output_layernorm = output_layernorm
         self.parallel_attention_mlp = parallel_attention_mlp
         self.attn_input_format = attn_input_format
@@ -141,66 +142,46 @@ class TransformerLayer(torch.nn.Module):
         self.enc_dec_attn_mask_type = enc_dec_attn_mask_type
         self.name = name
         self.drop_path = DropPath(drop_path_rate) if drop_path_rate else None
-
-        shared: dict[str, Any] = {
-            "normalization": normalization,
-            "zero_centered_gamma": zero_centered_gamma,
-            "init_method": init_method,
-            "output_layer_init_method": output_layer_init_method,
-            "params_dtype": params_dtype,
-            "bias": bias,
-            "device": device,
-            "return_bias": not parallel_attention_mlp,
-        }
-        # What attention and a model of this shape agree on by name is handed through by name.
-        attention = shared | {
-            argument: given[argument]
-            for argument in (
-                "num_gqa_groups", "layernorm_epsilon", "kv_channels", "attention_dropout", "layer_number", "softcap",
-                "fuse_qkv_params", "qkv_weight_interleaved", "rotary_pos_interleaved", "qk_norm_type", "qk_norm_eps",
-                "qk_norm_before_rope", "softmax_type",
-            )
-        }  # fmt: skip
-        attention["qkv_format"] = attn_input_format
-        self.self_attention = MultiheadAttention(
-            hidden_size,
-            num_attention_heads,
-            attn_mask_type=self_attn_mask_type,
-            window_size=window_size,
-            bottom_right_diagonal=bottom_right_diagonal,
-            input_layernorm=not output_layernorm,
-            return_layernorm_output=post_layernorm_residual,
-            name=part_name(self.name, "self_attention"),
-            **attention,
-        )
+        self.self_attention = self._build_attention(given, cross=False)
         if layer_type == "decoder":
-            self.inter_attention = MultiheadAttention(
-                hidden_size,
-                num_attention_heads,
-                attn_mask_type=enc_dec_attn_mask_type,
-                window_size=enc_dec_window_size,
-                bottom_right_diagonal=enc_dec_bottom_right_diagonal,
-                attention_type="cross",
-                input_layernorm=True,
-                return_layernorm_output=post_layernorm_residual,
-                name=part_name(self.name, "inter_attention"),
-                **attention,
-            )
-        self.layernorm_mlp = LayerNormMLP(
-            hidden_size,
-            ffn_hidden_size,
-            eps=layernorm_epsilon,
-            activation=activation,
-            activation_params=activation_params,
-            return_layernorm_output=post_layernorm_residual,
-            name=part_name(self.name, "layernorm_mlp"),
-            **shared,
-        )
+            self.inter_attention = self._build_attention(given, cross=True)
+        self.layernorm_mlp = self._build_mlp(given)
         self.layernorm = (
             make_norm(normalization, hidden_size, layernorm_epsilon, params_dtype, device, zero_centered_gamma)
             if output_layernorm
             else None
         )
+
+    def _build_attention(self, given: Mapping[str, Any], cross: bool) -> MultiheadAttention:
+        prefix = "enc_dec_" if cross else ""
+        return MultiheadAttention(
+            given["hidden_size"],
+            given["num_attention_heads"],
+            attn_mask_type=self.enc_dec_attn_mask_type if cross else self.self_attn_mask_type,
+            window_size=given[f"{prefix}window_size"],
+            bottom_right_diagonal=given[f"{prefix}bottom_right_diagonal"],
+            attention_type="cross" if cross else "self",
+            input_layernorm=cross or not self.output_layernorm,
+            qkv_format=self.attn_input_format,
+            **self._part_arguments("inter_attention" if cross else "self_attention", given, _OF_ATTENTION),
+        )
+
+    def _build_mlp(self, given: Mapping[str, Any]) -> LayerNormMLP:
+        return LayerNormMLP(
+            given["hidden_size"],
+            given["ffn_hidden_size"],
+            eps=given["layernorm_epsilon"],
+            **self._part_arguments("layernorm_mlp", given, ("activation", "activation_params")),
+        )
+
+    def _part_arguments(self, part: str, given: Mapping[str, Any], own: tuple[str, ...]) -> dict[str, Any]:
+        """What a part and this layer call by the same name: that of all parts, and the part's `own`."""
+        return {
+            **{argument: given[argument] for argument in (*_OF_ALL_PARTS, *own)},
+            "return_bias": not self.parallel_attention_mlp,
+            "return_layernorm_output": self.apply_residual_connection_post_layernorm,
+            "name": part_name(self.name, part),
+        }
 
     def forward(
         self,
@@ -248,12 +229,7 @@ class TransformerLayer(torch.nn.Module):
         Returns:
             Like hidden_states.
         """
-        if (
-            inference_params is not None
-            or thd_attention_policies is not None
-            or thd_attention_policy_dispatch != "auto"
-        ):
-            reject_unsupported("TransformerLayer.forward", locals(), ATTENTION_CALL_DEFAULTS)
+        reject_in_call("TransformerLayer", inference_params, thd_attention_policies, thd_attention_policy_dispatch)
         shared: dict[str, Any] = {
             "is_first_microbatch": is_first_microbatch,
             "checkpoint_core_attention": checkpoint_core_attention,
@@ -267,41 +243,20 @@ class TransformerLayer(torch.nn.Module):
             "pad_between_seqs": pad_between_seqs,
             "softcap": softcap,
         }
-        keys: dict[str, Any] = {
-            "cu_seqlens_kv": cu_seqlens_kv,
-            "cu_seqlens_kv_padded": cu_seqlens_kv_padded,
-            "max_seqlen_kv": max_seqlen_kv,
-        }
-        queries: dict[str, Any] = {
-            "cu_seqlens_kv": cu_seqlens_q,
-            "cu_seqlens_kv_padded": cu_seqlens_q_padded,
-            "max_seqlen_kv": max_seqlen_q,
-        }
-        attended = self.self_attention(
-            hidden_states,
-            attention_mask=attention_mask,
-            attn_mask_type=self_attn_mask_type,
-            window_size=window_size,
-            bottom_right_diagonal=bottom_right_diagonal,
-            rotary_pos_emb=rotary_pos_emb,
-            **(queries if self.layer_type == "decoder" else keys),
-            **shared,
-        )
+        decoder = self.layer_type == "decoder"
+        keys = _key_bounds(cu_seqlens_kv, cu_seqlens_kv_padded, max_seqlen_kv)
+        own_keys = _key_bounds(cu_seqlens_q, cu_seqlens_q_padded, max_seqlen_q) if decoder else keys
+        masking = _masking(attention_mask, self_attn_mask_type, window_size, bottom_right_diagonal)
+        attended = self.self_attention(hidden_states, rotary_pos_emb=rotary_pos_emb, **masking, **own_keys, **shared)
         if self.parallel_attention_mlp:
             mlp = self.layernorm_mlp(hidden_states, is_first_microbatch=is_first_microbatch)
             return self._add((attended + mlp, None), hidden_states, cu_seqlens_q)
         x = self._add(attended, hidden_states, cu_seqlens_q)
-        if self.layer_type == "decoder":
-            attended = self.inter_attention(
-                x,
-                attention_mask=enc_dec_attn_mask,
-                attn_mask_type=enc_dec_attn_mask_type,
-                window_size=enc_dec_window_size,
-                bottom_right_diagonal=enc_dec_bottom_right_diagonal,
-                encoder_output=encoder_output,
-                **keys,
-                **shared,
+        if decoder:
+            masking = _masking(
+                enc_dec_attn_mask, enc_dec_attn_mask_type, enc_dec_window_size, enc_dec_bottom_right_diagonal
             )
+            attended = self.inter_attention(x, encoder_output=encoder_output, **masking, **keys, **shared)
             x = self._add(attended, x, cu_seqlens_q)
         x = self._add(self.layernorm_mlp(x, is_first_microbatch=is_first_microbatch), x, cu_seqlens_q)
         return x if self.layernorm is None else self.layernorm(x)
@@ -321,3 +276,34 @@ class TransformerLayer(torch.nn.Module):
             return bias_dropout_add(out, bias, residual, dropout)
         branch = self.drop_path(bias_dropout_add(out, bias, None, dropout), self.attn_input_format, cu_seqlens)
         return residual + branch
+
+
+def _check_arguments(given: Mapping[str, Any]) -> None:
+    """Refuse what the constructor cannot do, or not together."""
+    reject_unsupported("TransformerLayer", given, _UNSUPPORTED_INIT)
+    require_choice("layer_type", given["layer_type"], ("encoder", "decoder"))
+    require_choice("attn_input_format", given["attn_input_format"], LAYOUTS)
+    require_probability("hidden_dropout", given["hidden_dropout"])
+    post, last = given["apply_residual_connection_post_layernorm"], given["output_layernorm"]
+    if given["parallel_attention_mlp"] and (given["layer_type"] == "decoder" or post or last):
+        raise ValueError(
+            "parallel_attention_mlp=True needs layer_type='encoder', apply_residual_connection_post_layernorm=False"
+            f" and output_layernorm=False, got {given['layer_type']!r}, {post} and {last}"
+        )
+
+
+def _key_bounds(cu_seqlens: torch.Tensor | None, padded: torch.Tensor | None, max_seqlen: int | None) -> dict[str, Any]:
+    """The bounds of the keys' sequences, as `MultiheadAttention.forward` names them."""
+    return {"cu_seqlens_kv": cu_seqlens, "cu_seqlens_kv_padded": padded, "max_seqlen_kv": max_seqlen}
+
+
+def _masking(
+    mask: AttentionMask | None, mask_type: str | None, window: tuple[int, int] | None, bottom_right: bool | None
+) -> dict[str, Any]:
+    """Which keys a query may look at, as `MultiheadAttention.forward` names it."""
+    return {
+        "attention_mask": mask,
+        "attn_mask_type": mask_type,
+        "window_size": window,
+        "bottom_right_diagonal": bottom_right,
+    }

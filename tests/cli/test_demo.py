@@ -363,6 +363,8 @@ def test_an_interrupt_leaves_an_incomplete_document(tmp_path):
         stdout=subprocess.DEVNULL,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"},
+        # A shell starts background jobs with the signal ignored, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert child.stderr is not None
     for line in child.stderr:

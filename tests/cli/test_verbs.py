@@ -3,13 +3,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import te_dispatch
-from te_dispatch.core.operator import OPERATORS
+from te_dispatch.core.facts import DeviceFacts
+from te_dispatch.core.operator import OPERATORS, Decomposition
+from te_dispatch.core.policy import Policy
+from te_dispatch.core.resolve import resolve
+from te_dispatch.core.scopes import MANAGER
 from te_dispatch.core.shipped import shipped_policies
 
 EVERY_VERB = (
@@ -107,6 +114,37 @@ def test_the_contract_names_facts_and_requirements(te):
     facts = {fact["name"]: fact["kind"] for fact in data["facts"]}
     assert facts["a.dtype"] == "dtype" and facts["k"] == "size" and facts["layout"] == "option"
     assert not any(name.endswith(".default") for name in facts)
+
+
+#: What a fact may be, fitting or not: a policy, a script or a new operator describes calls that nobody makes.
+_VALUES = ("current", "gelu", "tensor", "none", "e4m3fn", "bf16", "NT", None, True, False, 0, 7, 4096, 0.5, (1, 2))
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+@given(data=st.data())
+@settings(max_examples=30, deadline=None)
+def test_composites_take_no_fact_for_granted(name, data):
+    """`ops` and `explain` ask about calls that are half known; no decomposition may raise for what is missing."""
+    operator = OPERATORS[name]
+    call = data.draw(st.dictionaries(st.sampled_from(sorted(operator.facts)), st.sampled_from(_VALUES)))
+    device = DeviceFacts(type="any", vendor="any", arch="any")
+    decision = resolve(operator, call, device, Policy(), MANAGER.snapshot)
+    composites = {f"composite.{d.name}" for d in operator.decompositions}
+    seen = {one.id for one in (*decision.accepted, *decision.rejected)}
+    assert {one for one in seen if one.startswith("composite.")} <= composites
+
+
+def test_the_matrix_shows_a_broken_decomposition(te, monkeypatch):
+    def pieces(call):
+        raise KeyError("layout")
+
+    operator = OPERATORS["layernorm_fwd"]
+    broken = Decomposition(name="broken", pieces=pieces, build=lambda: None)
+    decompositions = [*operator.decompositions, broken]
+    monkeypatch.setitem(OPERATORS, operator.name, dataclasses.replace(operator, decompositions=decompositions))
+    monkeypatch.delenv("TE_DISPATCH_TRACEBACK", raising=False)
+    answer = te("ops", "--family", "norm")
+    assert answer.code == 2 and "unexpected KeyError: 'layout'" in answer.err
 
 
 # -- explain ---------------------------------------------------------------------------------------------------------

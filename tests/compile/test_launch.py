@@ -12,6 +12,7 @@ from te_dispatch.numerics.quantizers import DelayedQuantizer
 from te_dispatch.ops import alloc
 from te_dispatch.ops.results import NormForward
 from te_dispatch.pytorch.compile import make_opaque
+from te_dispatch.pytorch.compile.flatten import Flat, encode
 from tests.compile import opaque_numpy as fake
 
 BACKENDS = ("eager", "aot_eager", "inductor")
@@ -161,3 +162,12 @@ def test_the_graph_names_implementation_and_version():
 
     compiled(lambda x, q: cast(x, q).row_data, backend)(torch.randn(4, 16), delayed())
     assert "quantize@1:fake.quantize@7" in str(graphs[0].graph)
+    # Inductor copies arguments into comments of its GPU programs: with a line break these did not parse.
+    (node,) = (node for node in graphs[0].graph.nodes if node.target is torch.ops.te_dispatch.launch)
+    assert not any("\n" in argument for argument in node.args if isinstance(argument, str))
+
+
+@pytest.mark.parametrize("text", ["a;b", "a\nb"])
+def test_a_string_that_would_break_the_encoding_is_refused(text):
+    with pytest.raises(ValueError, match="must not hold a semicolon or a line break"):
+        encode(text, Flat())

@@ -6,12 +6,19 @@ from __future__ import annotations
 import contextlib
 import os
 
+import pytest
 import torch
 
 import te_dispatch.pytorch as te
 from te_dispatch.common.recipe import DelayedScaling, Float8BlockScaling, Float8CurrentScaling
 
 DEVICE = torch.device(os.environ.get("TE_DISPATCH_TEST_DEVICE", "cpu"))
+
+#: PyTorch 2.9 and 2.10 refuse a backward when another one has written the amaxes of the same state since its forward
+#: if these were written by operations that PyTorch sees, as those of `aot_eager` are (docs/torch_compile.md, Limits).
+interleaved_with_aot_eager = pytest.mark.xfail(
+    torch.__version__ < (2, 11), raises=RuntimeError, strict=True, reason="PyTorch before 2.11 checks versions here"
+)
 
 RECIPES = {
     "none": None,
@@ -77,7 +84,7 @@ def states(module):
         for name in ("_forward_scales", "_backward_scales"):
             scales = getattr(part, name, None)
             if scales is not None:
-                found += [scales.history.clone(), scales.scale.clone()]
+                found += [scales.history.clone(), scales.scale.clone(), scales.scale_amax.clone()]
     return found
 
 

@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 
 import pytest
 
 from te_dispatch.core.facts import Arch
 from te_dispatch.core.manifest import Implementation, Manifest
 from te_dispatch.core.operator import Decomposition, Fact, Operator
-from te_dispatch.core.policy_known import Known
+from te_dispatch.core.policy.known import Known
 from te_dispatch.core.requirements import Compare, OneOf
+from tests.core.toy import only_toys
 
 
 def _operator(name: str, family: str, version: int, facts: dict[str, str], companion: str | None = None) -> Operator:
@@ -80,3 +82,10 @@ _MANIFESTS = (
 @pytest.fixture(scope="session")
 def known() -> Known:
     return Known.of(_MANIFESTS, _OPERATORS)
+
+
+@pytest.fixture(scope="module")
+def toy_operators() -> Iterator[None]:
+    """While a module's tests run, the operators of `tests.core.toy` are all there are."""
+    with only_toys():
+        yield

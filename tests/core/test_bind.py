@@ -7,7 +7,7 @@ import functools
 import logging
 import operator as python_operator
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -24,17 +24,13 @@ from tests.core.toy import (
     backend,
     kernel,
     manager,
-    only_toys,
     preferring,
 )  # fmt: skip
 
 T = torch.zeros(4, 16)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _world() -> Iterator[None]:
-    with only_toys():
-        yield
+pytestmark = pytest.mark.usefixtures("toy_operators")
 
 
 def module(source: str) -> str:

@@ -17,13 +17,9 @@ from te_dispatch.core.manifest import API_VERSION, Manifest
 from te_dispatch.core.operator import OPERATORS
 from te_dispatch.core.requirements import All, AnyOf, OneOf, OnVendor
 from te_dispatch.core.snapshot import Snapshot
-from tests.core.toy import TOYS, backend, extension, kernel, only_toys
+from tests.core.toy import TOYS, backend, extension, kernel
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _world() -> Iterator[None]:
-    with only_toys():
-        yield
+pytestmark = pytest.mark.usefixtures("toy_operators")
 
 
 def reasons(snapshot: Snapshot) -> dict[str, str]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import inspect
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -31,7 +31,6 @@ from tests.core.toy import (
     backend,
     kernel,
     manager,
-    only_toys,
     preferring,
     rule,
     selectors,
@@ -40,10 +39,7 @@ from tests.core.toy import (
 T = torch.zeros(4, 16)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _world() -> Iterator[None]:
-    with only_toys():
-        yield
+pytestmark = pytest.mark.usefixtures("toy_operators")
 
 
 # -- calling ----------------------------------------------------------------------------------------------------------

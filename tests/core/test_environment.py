@@ -13,7 +13,7 @@ from te_dispatch.core.environment import Debug, debug_setting, environment_layer
 from te_dispatch.core.errors import PolicyError
 from te_dispatch.core.facts import DeviceFacts
 from te_dispatch.core.policy import Origin, Policy, Rule, Selector
-from te_dispatch.core.policy_known import Known
+from te_dispatch.core.policy.known import Known
 
 H100 = DeviceFacts("cuda", "nvidia", "sm_90")
 

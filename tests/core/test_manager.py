@@ -9,7 +9,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,6 @@ from tests.core.toy import (
     installed,
     kernel,
     manager,
-    only_toys,
     preferring,
     rule,
     selectors,
@@ -41,10 +39,7 @@ T = torch.zeros(4, 16)
 ABC = ["a", "b", "c"]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _world() -> Iterator[None]:
-    with only_toys():
-        yield
+pytestmark = pytest.mark.usefixtures("toy_operators")
 
 
 def three(environ: dict[str, str] | None = None) -> OpManager:

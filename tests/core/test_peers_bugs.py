@@ -7,7 +7,6 @@ import logging
 import os
 import random
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,6 @@ from tests.core.toy import (
     installed,
     kernel,
     manager,
-    only_toys,
     preferring,
     rule,
     selectors,
@@ -44,10 +42,7 @@ from tests.core.toy import (
 T = torch.zeros(4, 16)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _world() -> Iterator[None]:
-    with only_toys():
-        yield
+pytestmark = pytest.mark.usefixtures("toy_operators")
 
 
 def order(snapshot: Snapshot, policy: Policy, call: dict[str, Any] | None = None, op: str = "mix") -> list[str]:

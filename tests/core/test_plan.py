@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +23,7 @@ from tests.core.toy import answering, backend, extension, kernel, only_toys, pre
 T = torch.zeros(4, 16)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _world() -> Iterator[None]:
-    with only_toys():
-        yield
+pytestmark = pytest.mark.usefixtures("toy_operators")
 
 
 def world(

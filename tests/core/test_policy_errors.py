@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from te_dispatch.core.errors import PolicyError
-from te_dispatch.core.policy_file import load_policy
-from te_dispatch.core.policy_known import Known
+from te_dispatch.core.policy.file import load_policy
+from te_dispatch.core.policy.known import Known
 
 #: What is wrong: (the policy's text, line:column, a part of the message).
 MISTAKES: dict[str, tuple[str, str, str]] = {

@@ -10,8 +10,8 @@ import pytest
 
 from te_dispatch.core.facts import DeviceFacts
 from te_dispatch.core.policy import Numerics, Origin, Policy, merge
-from te_dispatch.core.policy_file import effective_with_origins, load_policy
-from te_dispatch.core.policy_known import Known
+from te_dispatch.core.policy.file import effective_with_origins, load_policy
+from te_dispatch.core.policy.known import Known
 from te_dispatch.core.requirements import Compare, MultipleOf, OneOf
 from te_dispatch.core.shipped import shipped_policies
 

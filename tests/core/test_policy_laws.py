@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from te_dispatch.core.errors import PolicyError
 from te_dispatch.core.policy import Numerics, Policy, Rule, Selector, merge
-from te_dispatch.core.policy_file import load_policy
-from te_dispatch.core.policy_known import Known
-from te_dispatch.core.policy_yaml import parse_document
+from te_dispatch.core.policy.file import load_policy
+from te_dispatch.core.policy.known import Known
+from te_dispatch.core.policy.parse import parse_document
 
 WORDS = ("native", "torch", "triton", "cuda", "torch.matmul", "triton.flash_fwd", "trait:flash")
 selectors = st.lists(st.sampled_from(WORDS), unique=True, max_size=4).map(lambda ws: tuple(Selector(w) for w in ws))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from te_dispatch.core.policy_schema import NumericsModel, PolicyModel, RuleModel, json_schema
+from te_dispatch.core.policy.schema import NumericsModel, PolicyModel, RuleModel, ShadowModel, json_schema
 from te_dispatch.core.shipped import shipped_policies
 
 _TYPES: dict[str, Any] = {
@@ -26,6 +26,7 @@ _TYPES: dict[str, Any] = {
 def problem(value: Any, schema: dict[str, Any], root: dict[str, Any]) -> str | None:
     """What of JSON Schema the policy's schema uses, so that the check needs no further package."""
     used = {"$ref", "anyOf", "enum", "type", "items", "minItems", "properties", "required", "additionalProperties"}
+    used |= {"minLength", "minimum", "exclusiveMinimum", "maximum"}
     assert set(schema) <= used | {"$schema", "$defs", "title", "description", "default"}, "extend this validator"
     if "$ref" in schema:
         return problem(value, root["$defs"][schema["$ref"].rpartition("/")[2]], root)
@@ -39,6 +40,12 @@ def problem(value: Any, schema: dict[str, Any], root: dict[str, Any]) -> str | N
     is_bool = isinstance(value, bool)
     if not isinstance(value, _TYPES[schema["type"]]) or is_bool != (schema["type"] == "boolean"):
         return f"{value!r} is no {schema['type']}"
+    if isinstance(value, str):
+        return "too short" if len(value) < schema.get("minLength", 0) else None
+    if isinstance(value, (int, float)) and not is_bool:
+        low, above = schema.get("minimum", value), schema.get("exclusiveMinimum")
+        inside = low <= value <= schema.get("maximum", value) and (above is None or value > above)
+        return None if inside else f"{value} is out of range"
     if isinstance(value, list):
         if len(value) < schema.get("minItems", 0):
             return "too few"
@@ -67,6 +74,13 @@ def test_shipped_policies_fit(name: str) -> None:
     assert problem(data, schema, schema) is None
 
 
+def test_shadow_fits() -> None:
+    schema = json_schema()
+    section = {"against": "torch", "fraction": 1, "on_mismatch": "raise", "ops": ["gemm"], "directory": "x", "limit": 0}
+    for shadow in ("off", {"against": "torch"}, section):
+        assert problem({"version": 1, "shadow": shadow}, schema, schema) is None
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -78,6 +92,14 @@ def test_shipped_policies_fit(name: str) -> None:
         {"version": 1, "require": []},
         {"version": 1, "numerics": {"deterministic": 1}},
         {"version": 1, "numerics": {"fp8_portability": "comon"}},
+        {"version": 1, "shadow": {}},
+        {"version": 1, "shadow": "on"},
+        {"version": 1, "shadow": {"against": "torch", "fraction": 0}},
+        {"version": 1, "shadow": {"against": "torch", "fraction": 1.5}},
+        {"version": 1, "shadow": {"against": "torch", "on_mismatch": "stop"}},
+        {"version": 1, "shadow": {"against": "torch", "ops": []}},
+        {"version": 1, "shadow": {"against": "torch", "directory": ""}},
+        {"version": 1, "shadow": {"against": "torch", "limit": -1}},
         {"version": 1, "rules": [{"prefer": ["torch"]}]},
         {"version": 1, "rules": [{"op": "gemm", "when": {"k": {}}}]},
     ],
@@ -89,12 +111,13 @@ def test_schema_refuses_what_the_loader_refuses(data: dict[str, Any]) -> None:
 
 def test_every_key_is_described_and_nothing_else_is_accepted() -> None:
     definitions = json_schema()["$defs"]
-    for model in (PolicyModel, RuleModel, NumericsModel):
+    for model in (PolicyModel, RuleModel, NumericsModel, ShadowModel):
         definition = definitions[model.__name__]
         assert set(definition["properties"]) == set(model.__struct_fields__)
         assert definition["additionalProperties"] is False
-    undescribed = [n for n, p in definitions["RuleModel"]["properties"].items() if "description" not in p]
-    assert undescribed == []
+    for model in (RuleModel, ShadowModel):
+        properties = definitions[model.__name__]["properties"]
+        assert [name for name, schema in properties.items() if "description" not in schema] == []
 
 
 def test_it_is_json() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,15 +19,12 @@ from te_dispatch.core.requirements import Compare, MultipleOf
 from te_dispatch.core.resolve import resolve, resolve_recorded
 from te_dispatch.core.snapshot import InstalledBackend, Snapshot
 from tests.core import worlds
-from tests.core.toy import TOYS, only_toys, preferring, selectors
+from tests.core.toy import TOYS, preferring, selectors
 
 STEPS = {"policy", "device", "call", "companion", "pieces", "backend", "bind", "absence"}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _world() -> Iterator[None]:
-    with only_toys():
-        yield
+pytestmark = pytest.mark.usefixtures("toy_operators")
 
 
 laws = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,15 +13,12 @@ from te_dispatch.core.facts import Arch, DeviceFacts
 from te_dispatch.core.policy import Policy
 from te_dispatch.core.requirements import Compare, OneOf
 from te_dispatch.core.resolve import resolve, resolve_recorded
-from tests.core.toy import CPU, TOYS, backend, installed, kernel, only_toys, preferring, rule, selectors
+from tests.core.toy import CPU, TOYS, backend, installed, kernel, preferring, rule, selectors
 
 H200 = DeviceFacts("cuda", "nvidia", "sm_90", table=Arch(("e4m3fn", "e5m2"), True))
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _world() -> Iterator[None]:
-    with only_toys():
-        yield
+pytestmark = pytest.mark.usefixtures("toy_operators")
 
 
 def ids(decision: Decision) -> list[str]:

@@ -6,7 +6,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,9 @@ from te_dispatch.common.recipe import DelayedScaling
 from te_dispatch.core import scopes
 
 WORLD = 2
+#: Seconds for a whole test, less than a test may take. Two ranks need about ten on an idle machine; a loaded one must
+#: not look like a defect.
+PATIENCE = 480
 RECIPE = DelayedScaling(amax_history_len=3)
 
 
@@ -44,7 +50,7 @@ def _states(model: torch.nn.Module) -> list[torch.Tensor]:
         for name in ("_forward_scales", "_backward_scales"):
             state = getattr(module, name, None)
             if state is not None:
-                found += [state.history.clone(), state.scale.clone()]
+                found += [state.history.clone(), state.scale.clone(), state.scale_amax.clone()]
     assert found
     return found
 
@@ -56,30 +62,54 @@ def _gathered(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _run(body: Callable[[int], None], tmp_path: Path) -> None:
-    """Run `body(rank)` in a process per rank: this file as a script, with the paths of this process."""
+    """Run `body(rank)` in a process per rank: this file as a script, with the paths of this process.
+
+    Ranks meet through a file of this test's own, and over the loopback: no port to clash over. Output goes to files,
+    since a full pipe would stop a rank that the others wait for. Where one rank fails or time runs out, the others,
+    which may be waiting for it in a collective, are killed, and the message has the output of all.
+    """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, __file__, body.__name__, str(tmp_path / "rendezvous")]
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        for rank in range(WORLD)
-    ]
+    command = [sys.executable, "-X", "faulthandler", __file__, body.__name__, str(tmp_path / "rendezvous")]
+    logs = [tmp_path / f"rank{rank}.log" for rank in range(WORLD)]
+    ranks: list[subprocess.Popen[bytes]] = []
     try:
-        outputs = [process.communicate(timeout=120)[0] for process in ranks]
+        for rank, log in enumerate(logs):
+            with log.open("wb") as file:
+                ranks.append(
+                    subprocess.Popen([*command, str(rank)], env=environment, stdout=file, stderr=subprocess.STDOUT)
+                )
+        _wait(ranks, time.monotonic() + PATIENCE)
+        codes = [process.poll() for process in ranks]
     finally:
         for process in ranks:
             process.kill()
-    for rank, process in enumerate(ranks):
-        assert process.returncode == 0, f"rank {rank}:\n{outputs[rank]}"
+            process.wait()
+    told = (f"rank {rank}, exit code {codes[rank]}:\n{log.read_text()}" for rank, log in enumerate(logs))
+    assert codes == [0] * WORLD, "\n".join(told)
+
+
+def _wait(ranks: list[subprocess.Popen[bytes]], deadline: float) -> None:
+    """Until every rank has ended, one has failed, or the deadline."""
+    while time.monotonic() < deadline:
+        codes = [process.poll() for process in ranks]
+        if None not in codes or any(codes):
+            return
+        time.sleep(0.02)
 
 
 def _main(body: str, rendezvous: str, rank: int) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=WORLD)
+    patience = timedelta(seconds=PATIENCE)
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=WORLD, timeout=patience)
     globals()[body](rank)
     dist.barrier()
     dist.destroy_process_group()
+    # DDP's reducer and FSDP's mesh keep the process group, and so gloo's threads, beyond its destruction. On a loaded
+    # machine such a thread may let go of the last collective's tensors, which takes Python's lock, while the
+    # interpreter is being taken down, and aborts the process. All has been checked by now: leave without that.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 # -- bodies, run on every rank ------------------------------------------------------------------------------------
@@ -239,6 +269,36 @@ def policies_reach_the_backward_of_ddp(rank: int) -> None:
     assert (forward, seen.count("gemm")) == (3, 9)
 
 
+def saved_and_resumed(rank: int) -> None:
+    """FSDP2 with torch.distributed.checkpoint: a resumed model goes on with the bits of one that never stopped."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (WORLD,))
+    trained, resumed = _model(), _model()
+    for model in (trained, resumed):
+        for layer in model:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    for step in range(2):
+        _step(trained, _batch(step, rank))
+    where = [str(Path(tempfile.mkdtemp()) / "checkpoint") if rank == 0 else None]
+    dist.broadcast_object_list(where)
+    dcp.save(get_model_state_dict(trained), checkpoint_id=where[0])
+    # A loader fills in what the model has, and a new one has no extra state: a step of any kind gives it one.
+    _step(resumed, _batch(9, rank))
+    loaded = get_model_state_dict(resumed)
+    dcp.load(loaded, checkpoint_id=where[0])
+    set_model_state_dict(resumed, loaded)
+    for a, b in zip(_states(resumed), _states(trained)):
+        assert torch.equal(a, b)
+    assert torch.equal(_step(resumed, _batch(2, rank)), _step(trained, _batch(2, rank)))
+    for a, b in zip(_states(resumed), _states(trained)):
+        assert torch.equal(a, b)
+
+
 # -- tests --------------------------------------------------------------------------------------------------------
 
 
@@ -268,6 +328,10 @@ def test_fsdp2(tmp_path: Path) -> None:
 
 def test_fsdp2_with_activation_checkpointing(tmp_path: Path) -> None:
     _run(sharded_and_checkpointed, tmp_path)
+
+
+def test_fsdp2_saved_and_resumed(tmp_path: Path) -> None:
+    _run(saved_and_resumed, tmp_path)
 
 
 def test_ddp_backward_keeps_the_policy(tmp_path: Path) -> None:

@@ -298,12 +298,6 @@ def test_unsupported_arguments_name_themselves(kwargs: dict[str, Any]) -> None:
         te.Linear(16, 16, device="cpu", **kwargs)
 
 
-@pytest.mark.parametrize("name", ["fp8_output", "fp8_grad"])
-def test_unsupported_forward_arguments_name_themselves(name: str) -> None:
-    with pytest.raises(NotImplementedError, match=name):
-        _linear(16, 16)(torch.randn(16, 16), **{name: True})
-
-
 @pytest.mark.parametrize(
     ("args", "words"),
     [

@@ -36,7 +36,7 @@ def _step(model: torch.nn.Module, recipe: DelayedScaling = RECIPE, seed: int = 1
 
 def _tensors(model: torch.nn.Module) -> list[torch.Tensor]:
     states = [s for m in model for s in (m._forward_scales, m._backward_scales)]
-    return [t for s in states for t in (s.history, s.scale)]
+    return [t for s in states for t in (s.history, s.scale, s.scale_amax)]
 
 
 def _same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
@@ -81,14 +81,18 @@ def test_it_follows_device_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _same(_tensors(model), before)
 
 
-def test_moving_rebuilds_the_views() -> None:
+def test_moving_takes_every_tensor_along_and_rebuilds_the_views() -> None:
+    """A move to other memory, with meta as the only other device there is everywhere."""
     from te_dispatch.pytorch.delayed_scales import DelayedScales
 
     state = DelayedScales.fresh(3, 2, torch.device("cpu"))
-    state._adopt(state.history.clone(), state.scale.clone())
+    state._adopt(state.history.clone(), state.scale.clone(), state.scale_amax.clone())
     state.amax_views[1].fill_(7)
     state.scale_views[0].fill_(3)
     assert state.history[0].tolist() == [0, 7] and state.scale.tolist() == [3, 1]
+    state.move(torch.device("meta"))
+    parts = [state.history, state.scale, state.scale_amax, *state.amax_views, *state.scale_views]
+    assert {t.device.type for t in parts} == {"meta"}
 
 
 def test_round_trip_is_bitwise_and_strict(tmp_path: Path) -> None:
@@ -169,22 +173,43 @@ def test_another_history_length_keeps_the_newest_steps(length: int) -> None:
     assert other[0]._forward_scales.history[0].eq(0).all()
 
 
-def test_scales_follow_to_an_encoding_with_another_maximum() -> None:
-    from te_dispatch.pytorch.delayed_scales import DelayedScales
+def test_extra_state_says_what_made_each_scale() -> None:
+    model = _model()
+    for seed in range(2):
+        _step(model, recipe=DelayedScaling(amax_history_len=4, margin=2), seed=seed)
+    saved = model[0].get_extra_state()
+    for data, maximum in ((saved["forward"], 448.0), (saved["backward"], 57344.0)):
+        assert set(data) == {"amax_history", "scale", "scale_amax", "max_values", "margin"}
+        assert data["scale_amax"].dtype == torch.float32 and data["margin"] == 2
+        assert torch.equal(data["scale_amax"], data["amax_history"].amax(0))
+        assert torch.equal(data["scale"], torch.tensor(maximum) / 4 / data["scale_amax"])
 
-    state = DelayedScales.fresh(2, 2, torch.device("cpu"))
-    state.scale.copy_(torch.tensor([4.0, 8.0]))
-    state.retarget([448.0, 448.0])
-    assert state.scale.tolist() == [4, 8]
-    state.retarget([224.0, 448.0])
-    assert state.scale.tolist() == [2, 8]
+
+def test_a_state_from_before_amaxes_were_saved_loads() -> None:
+    """Scales as they were, their amaxes unknown until the next update."""
+    model, other = _model(), _model()
+    for seed in range(2):
+        _step(model, seed=seed)
+    old = model.state_dict()
+    for key in [k for k in old if k.endswith("_extra_state")]:
+        for direction in ("forward", "backward"):
+            del old[key][direction]["scale_amax"], old[key][direction]["margin"]
+    other.load_state_dict(old)
+    for module, theirs in zip(other, model):
+        for name in ("_forward_scales", "_backward_scales"):
+            mine, old_state = getattr(module, name), getattr(theirs, name)
+            assert torch.equal(mine.scale, old_state.scale) and mine.scale_amax.isnan().all()
+    model.zero_grad()
+    assert torch.equal(_step(model, seed=2), _step(other, seed=2))
+    assert _same(_tensors(other), _tensors(model))
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         (lambda s: s.update(format=99), "format 1, got 99"),
-        (lambda s: s["forward"].update(scale=torch.ones(3)), r"forward: .*scale \(2,\), got .*\(3,\)"),
+        (lambda s: s["forward"].update(scale=torch.ones(3)), r"forward: scale must be \(2,\), got \(3,\)"),
+        (lambda s: s["forward"].update(scale_amax=torch.ones(1)), r"forward: scale_amax must be \(2,\), got \(1,\)"),
         (lambda s: s["backward"].update(amax_history=torch.ones(4)), "backward: amax_history"),
     ],
 )

@@ -87,5 +87,15 @@ MANIFEST = Manifest(
         _implementation("softmax", "softmax_bwd", _ROW_BY_ROW),
         _implementation("position", "rope_fwd", _ROW_BY_ROW),
         _implementation("position", "rope_bwd", _ROW_BY_ROW),
+        # What dropout_add_fwd draws depends on an element's place alone, so its mask may follow any backward.
+        _implementation("training", "dropout_add_fwd", _ROW_BY_ROW),
+        _implementation("training", "dropout_add_bwd", _ROW_BY_ROW),
+        _implementation("training", "multi_tensor_adam"),
+        _implementation("training", "multi_tensor_l2norm"),
+        _implementation("training", "multi_tensor_scale"),
+        # Which row a token gets depends on the other tokens; what it holds there does not.
+        _implementation("training", "moe_permute"),
+        _implementation("training", "moe_unpermute", _ROW_BY_ROW),
+        _implementation("training", "moe_unpermute_bwd", _ROW_BY_ROW),
     ),
 )

@@ -256,8 +256,9 @@ def factors(x: Quantized, column: bool) -> tuple[F64, F32]:
     elif x.scaling == "tensor":
         spread_scale = scale.reshape(1, 1)
     elif x.scaling == "mxfp8":
-        exponent = np.where(scale == 0xFF, np.float32(np.nan), np.ldexp(np.float32(1), scale.astype(np.int32) - 127))
-        spread_scale = spread(exponent.astype(np.float32), *((32, 1) if column else (1, 32)), shape)
+        power = np.ldexp(np.float32(1), np.minimum(scale, 0xFE).astype(np.int32) - 127)
+        power = np.where(scale == 0xFF, np.float32(np.nan), power).astype(np.float32)
+        spread_scale = spread(power, *((32, 1) if column else (1, 32)), shape)
     else:
         spread_scale = spread(scale, 128 if x.scaling == "block_2d" else 1, 128, shape)
     values = decode(codes.reshape(shape), x.encoding)

@@ -8,7 +8,8 @@ linear index i under rng_state (seed, offset):
     u = first output word / 2^32; the element is dropped where u < p, else scaled by 1 / (1 - p).
 
 Negative int64 seeds and offsets read as their two's complement. In attention the linear index is
-((b H + h) S_q + i) S_kv + j, S being the dense sequence length, or max_seqlen for thd.
+((b H + h) S_q + i) S_kv + j, S being the dense sequence length, or max_seqlen for thd; in dropout_add_fwd it is the
+element's of x, row-major.
 """
 
 from __future__ import annotations

@@ -14,8 +14,6 @@ from te_dispatch.core.manifest import Implementation
 from te_dispatch.core.operator import OPERATORS
 from te_dispatch_reference import MANIFEST, probe
 
-FAMILIES = ("quantize", "gemm", "norm", "activation", "attention", "softmax", "position")
-
 
 @pytest.mark.parametrize("implementation", MANIFEST.implementations, ids=lambda i: i.name)
 def test_signatures_are_the_operators(implementation: Implementation) -> None:
@@ -34,10 +32,9 @@ def test_requirements_read_facts_that_exist(implementation: Implementation) -> N
         assert condition.reads() <= set(OPERATORS[implementation.operator].facts)
 
 
-def test_every_operator_of_the_families_is_served_last_and_never_captured() -> None:
-    assert {i.operator for i in MANIFEST.implementations} == {
-        o.name for o in OPERATORS.values() if o.family in FAMILIES
-    }
+def test_every_operator_is_served_last_and_never_captured() -> None:
+    """The conformance of other backends needs an oracle for all of them."""
+    assert {i.operator for i in MANIFEST.implementations} == set(OPERATORS)
     for i in MANIFEST.implementations:
         assert i.rank == 900 and "deterministic" in i.claims and not {"capturable", "no_host_sync"} & i.claims
         assert i.operator_version == OPERATORS[i.operator].version

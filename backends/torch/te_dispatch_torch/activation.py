@@ -11,6 +11,7 @@ from te_dispatch.numerics.quantizers import Quantizer
 from te_dispatch.ops.activation import CLAMPED_SWIGLU, GATED
 from te_dispatch.ops.checks import rows as checks
 from te_dispatch.ops.results import ActivationBackward, ActivationForward
+from te_dispatch.ops.shapes import rows_of
 from te_dispatch_torch.quantize import cast, dequantize
 
 _QGELU = 1.702
@@ -22,6 +23,10 @@ _GATE = {"geglu": "gelu", "qgeglu": "qgelu", "reglu": "relu", "sreglu": "srelu",
 def gelu_grad(dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """dy * gelu'(x), tanh form."""
     return torch.ops.aten.gelu_backward(dy, x, approximate="tanh")
+
+
+#: PyTorch 2.9 compiles aten's operation into steps that round differently: there it is steps in eager too.
+_SILU_BACKWARD_TAKEN_APART = torch.__version__ < (2, 10)
 
 
 def _apply(kind: str, x: torch.Tensor) -> torch.Tensor:
@@ -49,8 +54,11 @@ def _grad(kind: str, dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         return torch.ops.aten.threshold_backward(dy, x, 0)
     if kind == "srelu":
         return dy * (2.0 * relu(x))
-    if kind == "silu":
+    if kind == "silu" and not _SILU_BACKWARD_TAKEN_APART:
         return torch.ops.aten.silu_backward(dy, x)
+    if kind == "silu":
+        s = torch.sigmoid(x)
+        return dy * (s * (1.0 + x * (1.0 - s)))
     s = torch.sigmoid(x)
     return dy * (s * (1.0 - s))
 
@@ -118,6 +126,6 @@ def activation_bwd(
     """Any activation's gradient, with an optional cast and bias gradient from fp32."""
     checks.activation_bwd(dy, x, kind, params, quantizer, usage)
     dx = _backward(kind, dy.float(), _values(x), params)
-    dbias = dx.reshape(-1, dx.shape[-1]).sum(0).to(dy.dtype) if with_dbias else None
+    dbias = dx.reshape(rows_of(tuple(dx.shape)), dx.shape[-1]).sum(0).to(dy.dtype) if with_dbias else None
     quantized = None if quantizer is None else cast(dx, quantizer, usage, dy.dtype)
     return ActivationBackward(dx.to(dy.dtype) if quantizer is None or with_dx else None, quantized, dbias)

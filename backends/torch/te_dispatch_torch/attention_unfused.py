@@ -134,6 +134,9 @@ def attention_bwd(
     )  # fmt: skip
     scores = scores_of(s)
     do = s.queries_of(as_float(dout))
+    if s.hidden is not None:
+        # Whatever a row that sees nothing is given, NaN too, must not reach a sum: its output is a constant.
+        do = torch.where(scores.empty, 0.0, do)
     weights = scores.p if scores.keep is None else scores.p * scores.keep
     dv = _shared(_transposed(through(weights, s_quantizer), do), s.v)
     dp = _scores_like(do, s.v)

@@ -15,6 +15,7 @@ from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.numerics.quantizers import BlockQuantizer, MXFP8Quantizer, NVFP4Quantizer
 from te_dispatch.ops.shapes import ceil_div, rows_of
 from te_dispatch_torch.encodings import decode, decode_e2m1, decode_e8m0, encode_, pack_e2m1
+from te_dispatch_torch.scales_layout import pad_matrix
 from te_dispatch_torch.scaling import amax_of, block_amax, e8m0_from_amax, e8m0_inverse, scale_from_amax
 
 #: row_data, col_data, row_scale_inv, col_scale_inv.
@@ -38,7 +39,7 @@ def _tiled(x: torch.Tensor, block: int) -> torch.Tensor:
     """(R, C) -> (ceil(R / block), block, ceil(C / block), block)."""
     rows, columns = -x.shape[0] % block, -x.shape[1] % block
     if rows or columns:
-        x = pad(x, (0, columns, 0, rows))
+        x = pad_matrix(x, rows, columns)
     return x.view(x.shape[0] // block, block, x.shape[1] // block, block)
 
 
@@ -103,18 +104,18 @@ def cast_nvfp4(
     scale = scale_from_amax(found, ENCODINGS["e4m3fn"].max * ENCODINGS["e2m1"].max, 0.0, False)
     row, column, row_scale, col_scale = None, None, None, None
     if usage != "column":
-        row, row_scale = _nvfp4(matrix, scale, quantizer.two_d)
+        row, row_scale = _nvfp4(matrix, scale, quantizer)
         row = row.view(*x.shape[:-1], row.shape[-1])
     if usage != "row":
-        column, col_scale = _nvfp4(matrix.t().contiguous(), scale, quantizer.two_d)
+        column, col_scale = _nvfp4(matrix.t().contiguous(), scale, quantizer)
     return (row, column, row_scale, col_scale), scale.reciprocal()
 
 
-def _nvfp4(x: torch.Tensor, scale: torch.Tensor, two_d: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def _nvfp4(x: torch.Tensor, scale: torch.Tensor, quantizer: NVFP4Quantizer) -> tuple[torch.Tensor, torch.Tensor]:
     rows, columns = x.shape
     blocks = _blocked(x, 16)
     amax = block_amax(blocks, -1)
-    if two_d:
+    if quantizer.two_d:
         tiles = block_amax(_tiled(x, 16), (1, 3)).squeeze(3).squeeze(1)
         amax = tiles.repeat_interleave(16, 0)[:rows].unsqueeze(-1)
     six = torch.full_like(amax, ENCODINGS["e2m1"].max)
@@ -122,7 +123,7 @@ def _nvfp4(x: torch.Tensor, scale: torch.Tensor, two_d: bool) -> tuple[torch.Ten
     block_scale = decode(block_codes, "e4m3fn")
     # A block whose scale underflows to 0 holds nothing that it could represent.
     scaled = torch.where(block_scale == 0, 0.0, blocks * scale / block_scale)
-    codes = encode_(scaled, "e2m1", ENCODINGS["e2m1"].max, True)
+    codes = encode_(scaled, quantizer.encoding, quantizer.max_value, quantizer.keeps_negative_zero)
     return pack_e2m1(codes.flatten(1)[:, :columns]), block_codes.squeeze(-1)
 
 

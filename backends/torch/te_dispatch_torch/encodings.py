@@ -35,7 +35,7 @@ def encode_(y: torch.Tensor, encoding: str, max_value: float, keeps_negative_zer
     """
     info = ENCODINGS[encoding]
     if encoding == "e2m1":
-        return _encode_e2m1(y)
+        return _encode_e2m1(y, keeps_negative_zero)
     if y.device.type not in _HAS_CASTS:
         return encode_bits(y, encoding, max_value, keeps_negative_zero)
     # The replacement NaN is positive, so the cast writes 7F (OCP) whatever sign came in.
@@ -77,7 +77,7 @@ def decode(codes: torch.Tensor, encoding: str, dtype: torch.dtype = torch.float3
     return table[codes.long()]
 
 
-def _encode_e2m1(y: torch.Tensor) -> torch.Tensor:
+def _encode_e2m1(y: torch.Tensor, keeps_negative_zero: bool) -> torch.Tensor:
     """Codes (uint8, low nibble) of fp32 values; NaN becomes +6.
 
     The code is linear in the value in each of [0, 2), [2, 4) and [4, 6] and keeps the parity of the rounded number
@@ -87,7 +87,8 @@ def _encode_e2m1(y: torch.Tensor) -> torch.Tensor:
     a = y.abs().clamp_(max=6.0)
     small, middle, large = torch.round(a * 2.0), torch.round(a) + 2.0, torch.round(a * 0.5) + 4.0
     code = torch.where(a < 2.0, small, torch.where(a < 4.0, middle, large)).to(torch.uint8)
-    return code | (torch.signbit(y).to(torch.uint8) << 3)
+    negative = torch.signbit(y) if keeps_negative_zero else torch.signbit(y) & (code != 0)
+    return code | (negative.to(torch.uint8) << 3)
 
 
 def pack_e2m1(codes: torch.Tensor) -> torch.Tensor:

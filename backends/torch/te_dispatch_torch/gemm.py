@@ -1,8 +1,9 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
 """Matrix products. Contracts: `te_dispatch.ops.gemm`.
 
-Three implementations share the epilogue arithmetic: `matmul` for plain dtypes, `scaled_mm` for FP8 matrix units with
-one scale per tensor, `emulated` for every quantized operand on any device.
+Four implementations share the epilogue arithmetic: `matmul` for plain dtypes, `scaled_mm` for FP8 matrix units with
+one scale per tensor, `scaled_mm_blocks` for those with a scale per 128 elements or per 128x128 tile, `emulated` for
+every quantized operand on any device.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from te_dispatch.numerics.quantizers import Quantizer
 from te_dispatch.ops.checks import gemm as checks
 from te_dispatch.ops.gemm import operand_format
 from te_dispatch.ops.results import Gemm
+from te_dispatch.ops.shapes import rows_of
 from te_dispatch_torch.activation import gelu_grad
 from te_dispatch_torch.encodings import DTYPES, decode
 from te_dispatch_torch.quantize import cast, dequantize, values
+from te_dispatch_torch.scales_layout import canonical
 
 Operand = torch.Tensor | Quantized
 
@@ -54,10 +57,12 @@ def matmul(
     plain_sum = epilogue in (None, "bgrad_a", "bgrad_b") and bias is None and out_quantizer is None
     in_place = out is not None and out.dtype == a2.dtype == torch.float32 and out.is_contiguous()
     if accumulate and plain_sum and out is not None and in_place:
-        out.view(-1, shape[-1]).addmm_(a2, b2, alpha=alpha)
-        return Gemm(out, None, _operand_sum(a, b, epilogue, dtype))
+        out.view(rows_of(shape), shape[-1]).addmm_(a2, b2, alpha=alpha)
+        return Gemm(out, None, _operand_sum(a, b, layout, epilogue, dtype))
     z = _product(a2, b2)
-    return _finish(z, a, b, shape, dtype, alpha, out, accumulate, bias, epilogue, aux, aux_quantizer, out_quantizer)
+    return _finish(
+        z, a, b, layout, shape, dtype, alpha, out, accumulate, bias, epilogue, aux, aux_quantizer, out_quantizer
+    )
 
 
 def emulated(
@@ -89,7 +94,9 @@ def emulated(
     else:
         a2, b2 = _matrices(_values(a, layout, "a"), _values(b, layout, "b"), layout)
         z = torch.mm(a2, b2)
-    return _finish(z, a, b, shape, dtype, alpha, out, accumulate, bias, epilogue, aux, aux_quantizer, out_quantizer)
+    return _finish(
+        z, a, b, layout, shape, dtype, alpha, out, accumulate, bias, epilogue, aux, aux_quantizer, out_quantizer
+    )
 
 
 def scaled_mm(
@@ -119,22 +126,105 @@ def scaled_mm(
         raise Declined(f"FP8 units need K and N in multiples of 16, got K={a8.shape[1]} and N={b8.shape[0]}")
     if alpha != 1.0:
         a_scale = a_scale * alpha
-    simple = epilogue is None and out_quantizer is None and not accumulate
+    return _on_units(
+        a8, a_scale, b8, b_scale, not split_accumulator, a, b, layout, shape, dtype, dtype, out, accumulate, bias,
+        epilogue, aux, aux_quantizer, out_quantizer,
+    )  # fmt: skip
+
+
+def scaled_mm_blocks(
+    a: Operand,
+    b: Operand,
+    *,
+    layout: str,
+    alpha: float = 1.0,
+    out: torch.Tensor | None = None,
+    accumulate: bool = False,
+    bias: torch.Tensor | None = None,
+    epilogue: str | None = None,
+    aux: torch.Tensor | Quantized | None = None,
+    aux_quantizer: Quantizer | None = None,
+    out_dtype: torch.dtype | None = None,
+    out_quantizer: Quantizer | None = None,
+    split_accumulator: bool | None = None,
+) -> Gemm:
+    """FP8 matrix units with block scales: partial sums of 128 products are scaled and added in fp32, so they are
+    always split. Reads the same copies as `scaled_mm`, scales in any layout.
+    """
+    shape = checks.gemm(
+        a, b, layout, out, accumulate, bias, epilogue, aux, aux_quantizer, out_dtype, out_quantizer, alpha
+    )  # fmt: skip
+    dtype = out_dtype or (out.dtype if out is not None else a.dtype)
+    a8, a_scale = _contracted_last(canonical(a), layout, "a")
+    b8, b_scale = _contracted_last(canonical(b), layout, "b")
+    (m, k), n = a8.shape, b8.shape[0]
+    if not m or not n or not k or m % 16 or n % 16 or k % 16:
+        raise Declined(f"block-scaled FP8 units need M, N and K in multiples of 16, got M={m}, N={n} and K={k}")
+    # The library takes tiles for one operand only. It reads their scales in rows of a multiple of 4, but PyTorch's
+    # checks allow such padding in some releases and refuse it in others: tiles stay where none is needed.
+    tiles = b.scaling == "block_2d" and k % 512 == 0
+    b_scale = b_scale.contiguous() if tiles else _block_scales(b, b_scale, n)
+    if a.scaling == "block_1d" or tiles or k % 512:
+        a_scale = _block_scales(a, a_scale, m)
+    if alpha != 1.0:
+        a_scale = a_scale * alpha  # keeps the strides
+    # Libraries promise fp32 and bf16 results only.
+    unit_dtype = torch.float32 if dtype == torch.float16 else dtype
+    return _on_units(
+        a8, a_scale, b8, b_scale.t(), False, a, b, layout, shape, dtype, unit_dtype, out, accumulate, bias, epilogue,
+        aux, aux_quantizer, out_quantizer,
+    )  # fmt: skip
+
+
+def _block_scales(x: Quantized, scale: torch.Tensor, rows: int) -> torch.Tensor:
+    """(rows, ceil(K / 128)) with unit stride down the rows; a tile's scale is that of each of its rows."""
+    if x.scaling == "block_2d":
+        scale = scale.repeat_interleave(128, 0)[:rows]
+    return scale.t().contiguous().t()
+
+
+def _on_units(
+    a8: torch.Tensor,
+    a_scale: torch.Tensor,
+    b8: torch.Tensor,
+    b_scale: torch.Tensor,
+    fast: bool,
+    a: Quantized,
+    b: Quantized,
+    layout: str,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    unit_dtype: torch.dtype,
+    out: torch.Tensor | None,
+    accumulate: bool,
+    bias: torch.Tensor | None,
+    epilogue: str | None,
+    aux: Operand | None,
+    aux_quantizer: Quantizer | None,
+    out_quantizer: Quantizer | None,
+) -> Gemm:
+    """(m, k) times (n, k) transposed on the FP8 units: one launch where nothing or a bf16 bias follows and the units
+    write `dtype`, else `_finish` on an fp32 product.
+    """
     fused_bias = bias if bias is not None and bias.dtype == dtype == torch.bfloat16 else None
-    direct = simple and (bias is None or fused_bias is not None)
+    direct = epilogue is None and out_quantizer is None and not accumulate and bias is fused_bias
+    direct = direct and unit_dtype == dtype
     product = torch._scaled_mm(
         a8, b8.t(), a_scale, b_scale, bias=fused_bias if direct else None,
-        out_dtype=dtype if direct else torch.float32, use_fast_accum=not split_accumulator,
+        out_dtype=dtype if direct else torch.float32, use_fast_accum=fast,
     )  # fmt: skip
     if direct:
         product = product.view(shape)
         return Gemm(product if out is None else out.copy_(product), None, None)
-    return _finish(product, a, b, shape, dtype, 1.0, out, accumulate, bias, epilogue, aux, aux_quantizer, out_quantizer)
+    return _finish(
+        product, a, b, layout, shape, dtype, 1.0, out, accumulate, bias, epilogue, aux, aux_quantizer, out_quantizer
+    )
 
 
 def _matrices(a: torch.Tensor, b: torch.Tensor, layout: str) -> tuple[torch.Tensor, torch.Tensor]:
     """(m, k) and (k, n) views."""
-    a2, b2 = a.reshape(-1, a.shape[-1]), b.reshape(-1, b.shape[-1])
+    # Not reshape(-1, k): an empty tensor has no such shape.
+    a2, b2 = a.reshape(rows_of(tuple(a.shape)), a.shape[-1]), b.reshape(rows_of(tuple(b.shape)), b.shape[-1])
     return a2.t() if layout[0] == "T" else a2, b2.t() if layout[1] == "T" else b2
 
 
@@ -161,7 +251,7 @@ def _scale(x: Quantized) -> torch.Tensor:
 def _codes(x: Quantized, transposed: bool, dtype: torch.dtype) -> torch.Tensor:
     """The matrix of undecoded scale that a layout multiplies: x (M, K), or its transpose."""
     if x.row_data is not None:
-        found = decode(x.row_data.reshape(-1, x.shape[-1]), x.encoding, dtype)
+        found = decode(x.row_data.reshape(x.rows(), x.shape[-1]), x.encoding, dtype)
         return found.t() if transposed else found
     if x.col_data is None:
         raise ValueError("a and b must have a row-wise or a column-wise copy, got a record with neither")
@@ -184,21 +274,27 @@ def _contracted_last(x: Quantized, layout: str, operand: str) -> tuple[torch.Ten
     data, scale = (x.row_data, x.row_scale_inv) if usage == "row" else (x.col_data, x.col_scale_inv)
     if data is None or scale is None:
         raise Declined(f"{operand} has no {usage}-wise copy, which layout {layout} reads")
-    return data.reshape(-1, data.shape[-1]).view(DTYPES[x.encoding]), scale
+    return data.reshape(rows_of(tuple(data.shape)), data.shape[-1]).view(DTYPES[x.encoding]), scale
 
 
-def _operand_sum(a: Operand, b: Operand, epilogue: str | None, dtype: torch.dtype) -> torch.Tensor | None:
+def _operand_sum(a: Operand, b: Operand, layout: str, epilogue: str | None, dtype: torch.dtype) -> torch.Tensor | None:
+    """The sum of an operand over the dimension that is contracted."""
     if epilogue not in ("bgrad_a", "bgrad_b"):
         return None
-    operand = a if epilogue == "bgrad_a" else b
-    rows = dequantize(operand, dtype=torch.float32) if isinstance(operand, Quantized) else operand
-    return rows.reshape(-1, rows.shape[-1]).sum(0, dtype=torch.float32).to(dtype)
+    name, operand, rows_contracted = ("a", a, layout[0] == "T") if epilogue == "bgrad_a" else ("b", b, layout[1] == "N")
+    rows = _values(operand, layout, name) if isinstance(operand, Quantized) else operand
+    return (
+        rows.reshape(rows_of(tuple(rows.shape)), rows.shape[-1])
+        .sum(0 if rows_contracted else 1, dtype=torch.float32)
+        .to(dtype)
+    )
 
 
 def _finish(
     z: torch.Tensor,
     a: Operand,
     b: Operand,
+    layout: str,
     shape: tuple[int, ...],
     dtype: torch.dtype,
     alpha: float,
@@ -217,7 +313,7 @@ def _finish(
     if bias is not None:
         z = z + bias
     aux_out: torch.Tensor | Quantized | None = None
-    dbias = _operand_sum(a, b, epilogue, dtype)
+    dbias = _operand_sum(a, b, layout, epilogue, dtype)
     if epilogue == "gelu":
         # A copy, never a view of z: an fp32 z would otherwise be both results.
         aux_out = z.to(dtype) if aux_quantizer is None else cast(z, aux_quantizer, "row", dtype)
@@ -225,7 +321,7 @@ def _finish(
     elif epilogue == "dgelu" and aux is not None:
         before = dequantize(aux, dtype=torch.float32) if isinstance(aux, Quantized) else aux.float()
         z = gelu_grad(z, before.reshape(shape))
-        dbias = z.reshape(-1, shape[-1]).sum(0).to(dtype)
+        dbias = z.reshape(rows_of(shape), shape[-1]).sum(0).to(dtype)
     if accumulate and out is not None:
         z = z + out
     if out_quantizer is not None:
@@ -287,6 +383,20 @@ def grouped_device_splits(
     )  # fmt: skip
 
 
-def _parts(a: Operand, rows: list[int]) -> Sequence[torch.Tensor]:
-    # A block of a column-wise copy may span two groups, so quantized rows are split by value.
-    return (dequantize(a, dtype=torch.float32) if isinstance(a, Quantized) else a).split(rows)
+def _parts(a: Operand, rows: list[int]) -> list[Operand]:
+    """The rows of each group; a record's parts share its scale."""
+    if not isinstance(a, Quantized):
+        return list(a.split(rows))
+    if a.scaling != "tensor":  # a block of its column-wise copy may span two groups
+        raise ValueError(
+            f"a: got one tensor with {a.scaling} scaling to split, expected tensor scaling, or one per group"
+        )
+    row = [None] * len(rows) if a.row_data is None else a.row_data.split(rows)
+    column = [None] * len(rows) if a.col_data is None else a.col_data.split(rows, 1)
+    return [
+        Quantized(
+            row[i], column[i], a.row_scale_inv, a.col_scale_inv, a.encoding, a.scaling, a.scale_layout,
+            (count, a.shape[1]), a.dtype, a.device,
+        )
+        for i, count in enumerate(rows)
+    ]  # fmt: skip

@@ -82,6 +82,27 @@ _GEMM = (
         _ON_DEVICE,
         _PLAIN,
     ),
+    # Opaque to torch.compile: PyTorch's shape functions refuse such scales in some of these releases.
+    Implementation(
+        "gemm@1",
+        "scaled_mm_blocks",
+        "te_dispatch_torch.gemm:scaled_mm_blocks",
+        (
+            OneOf("device.type", "cuda"),
+            OneOf("device.vendor", "nvidia"),
+            OneOf("device.arch", "sm_90"),
+            OneOf("a.dtype", *_OCP),
+            OneOf("b.dtype", *_OCP),
+            _NOT_BOTH_E5M2,
+            OneOf("a.scaling", "block_1d", "block_2d"),
+            OneOf("b.scaling", "block_1d", "block_2d"),
+            MultipleOf("n", 16),
+            Compare("device.version.torch", ">=", "2.9"),
+            Compare("device.version.cuda", ">=", "12.9"),
+        ),
+        _RANK,
+        _ON_DEVICE,
+    ),
     Implementation(
         "gemm@1",
         "emulated_gemm",

@@ -61,10 +61,12 @@ def _angles(
 
 def _thd_positions(x: torch.Tensor, cu_seqlens: torch.Tensor, offsets: torch.Tensor | None) -> torch.Tensor:
     tokens = torch.arange(x.shape[0], device=x.device, dtype=cu_seqlens.dtype)
-    # Tokens behind the last sequence belong to none; they get the last one's, and nobody reads them.
     sequence = torch.searchsorted(cu_seqlens[1:].contiguous(), tokens, right=True).clamp_max(cu_seqlens.shape[0] - 2)
     positions = tokens - cu_seqlens[sequence]
-    return positions if offsets is None else positions + offsets[sequence]
+    if offsets is not None:
+        positions = positions + offsets[sequence]
+    # Tokens behind the last sequence belong to none, and there need be no angles for them: any position will do.
+    return torch.where(tokens < cu_seqlens[-1], positions, 0)
 
 
 def _rotate(x: torch.Tensor, interleaved: bool) -> torch.Tensor:

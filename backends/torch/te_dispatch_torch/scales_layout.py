@@ -49,13 +49,26 @@ def _with_scales(x: Quantized, row: torch.Tensor | None, column: torch.Tensor | 
     )  # fmt: skip
 
 
+def pad_matrix(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    """A matrix with `rows` and `columns` of zeros added behind."""
+    if x.numel():
+        return pad(x, (0, columns, 0, rows))
+    # PyTorch 2.9 and 2.10 refuse to pad one dimension where another is empty.
+    return x.new_zeros(x.shape[0] + rows, x.shape[1] + columns)
+
+
+def _copied(scale: torch.Tensor) -> torch.Tensor:
+    """Contiguous, and memory of its own also where nothing had to move."""
+    return scale.clone(memory_format=torch.contiguous_format)
+
+
 def _to_gemm_1d(scale: torch.Tensor) -> torch.Tensor:
     transposed = scale.t()
     return pad(transposed, (0, -transposed.shape[1] % 4)).contiguous()
 
 
 def _from_gemm_1d(scale: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    return scale[:, : shape[0]].t().contiguous()
+    return _copied(scale[:, : shape[0]].t())
 
 
 def _to_gemm_2d(scale: torch.Tensor) -> torch.Tensor:
@@ -63,13 +76,13 @@ def _to_gemm_2d(scale: torch.Tensor) -> torch.Tensor:
 
 
 def _from_gemm_2d(scale: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    return scale[:, : shape[1]].contiguous()
+    return _copied(scale[:, : shape[1]])
 
 
 def _to_swizzled(scale: torch.Tensor) -> torch.Tensor:
     """Scale (32 i + l, c) of a 128x4 tile goes to (l * 4 + i) * 4 + c."""
     rows, columns = -scale.shape[0] % 128, -scale.shape[1] % 4
-    padded = pad(scale, (0, columns, 0, rows))
+    padded = pad_matrix(scale, rows, columns)
     tiles = padded.view(padded.shape[0] // 128, 4, 32, padded.shape[1] // 4, 4)
     return tiles.permute(0, 3, 2, 1, 4).reshape(padded.shape)
 

@@ -135,23 +135,26 @@ def moe_permute(
     if rows > choices:
         source = torch.nn.functional.pad(source, (0, rows - choices))
         filled = torch.nn.functional.pad(filled, (0, rows - choices))
-    permuted_probs = None if probs is None else torch.where(filled, probs.reshape(-1)[source], 0)
+    permuted_probs = None if probs is None else _taken(probs.reshape(-1), source, filled)
     token = source // max(top_k, 1)
     if isinstance(x, Quantized):
         return MoePermute(_permute_quantized(x, token, filled), row_map, permuted_probs)
-    return MoePermute(_rows(x, token, filled), row_map, permuted_probs)
+    return MoePermute(_taken(x, token, filled), row_map, permuted_probs)
 
 
-def _rows(x: torch.Tensor, token: torch.Tensor, filled: torch.Tensor) -> torch.Tensor:
-    return torch.where(filled.unsqueeze(-1), x[token], 0)
+def _taken(x: torch.Tensor, index: torch.Tensor, filled: torch.Tensor) -> torch.Tensor:
+    """x[index] along the first dimension, 0 where nothing fills the place: everywhere, if x has no rows."""
+    if x.shape[0] == 0:
+        return x.new_zeros((*index.shape, *x.shape[1:]))
+    return torch.where(filled.view(-1, *(1,) * (x.ndim - 1)), x[index], 0)
 
 
 def _permute_quantized(x: Quantized, token: torch.Tensor, filled: torch.Tensor) -> Quantized:
     """Rows move with their scales; blocks that span rows cannot."""
     assert x.row_data is not None and x.row_scale_inv is not None  # checked
-    scale = x.row_scale_inv if x.scaling == "tensor" else _rows(x.row_scale_inv, token, filled)
+    scale = x.row_scale_inv if x.scaling == "tensor" else _taken(x.row_scale_inv, token, filled)
     return Quantized(
-        _rows(x.row_data, token, filled), None, scale, None, x.encoding, x.scaling, x.scale_layout,
+        _taken(x.row_data, token, filled), None, scale, None, x.encoding, x.scaling, x.scale_layout,
         (token.shape[0], x.shape[-1]), x.dtype, x.device, x.global_scale_inv,
     )  # fmt: skip
 
@@ -168,7 +171,8 @@ def moe_unpermute(x: torch.Tensor, row_map: torch.Tensor, *, probs: torch.Tensor
         return x.new_zeros((row_map.shape[0], x.shape[-1]))
     found = _choices(x, row_map)
     if probs is not None:
-        found = found * probs.unsqueeze(-1)
+        # A dropped choice counts nothing, whatever its probability: 0 times Inf would be NaN.
+        found = found * torch.where(row_map >= 0, probs, 0).unsqueeze(-1)
     return found.sum(1).to(x.dtype)
 
 
@@ -188,5 +192,5 @@ def moe_unpermute_bwd(
         return MoeUnpermuteBackward(dinput.contiguous(), None)
     if x.shape[0] == 0:
         return MoeUnpermuteBackward(dinput, torch.zeros_like(probs))
-    dprobs = (_choices(x, row_map) * spread).sum(-1).to(probs.dtype)
+    dprobs = torch.where(row_map >= 0, (_choices(x, row_map) * spread).sum(-1), 0.0).to(probs.dtype)
     return MoeUnpermuteBackward(dinput.contiguous(), dprobs)

@@ -109,7 +109,7 @@ def test_thd(mask: str, padded: bool) -> None:
 
 def test_padding_may_hold_nan() -> None:
     q, k, v, dout = operands("bshd", 2, 2, 12, 20)
-    for x, cu in ((q, CU_Q), (k, CU_KV), (v, CU_KV)):
+    for x, cu in ((q, CU_Q), (k, CU_KV), (v, CU_KV), (dout, CU_Q)):
         for b in range(2):
             x[b, int(cu[b + 1] - cu[b]) :] = torch.nan
     options: dict[str, Any] = {"layout": "bshd", "mask": "padding", **LENGTHS}

@@ -44,6 +44,19 @@ def _inputs(encoding: str) -> Iterator[torch.Tensor]:
     yield torch.empty(0, 32)
 
 
+@pytest.mark.parametrize("two_d", [False, True])
+@pytest.mark.parametrize("common", [False, True])
+def test_negative_zero_of_fp4(common: bool, two_d: bool) -> None:
+    """Common portability writes +0 for everything that rounds to -0, FP4 values too."""
+    x = torch.tensor([-0.0, -0.1, 0.1, -6.0, 6.0, -0.25, 0.25, -math.inf] * 4).view(2, 16)
+    x = torch.cat((x, x * 2.0**-20))
+    quantizer = NVFP4Quantizer(common=common, two_d=two_d)
+    got = quantize.quantize(x, quantizer, usage="both")
+    assert_same_bits(got, reference.quantize(x, quantizer, usage="both"), f"common={common}")
+    nibbles = torch.stack((got.row_data & 0xF, got.row_data >> 4))
+    assert bool((nibbles == 8).any()) is not common
+
+
 @pytest.mark.parametrize("common", [False, True])
 @pytest.mark.parametrize("encoding", FP8_ENCODINGS)
 def test_all_casts(encoding: str, common: bool) -> None:
@@ -138,14 +151,26 @@ def test_dequantize(dtype: torch.dtype) -> None:
             assert_same_bits(quantize.dequantize(made, dtype=dtype), reference.dequantize(made, dtype=dtype), str(q))
 
 
-def test_relayout_is_the_references_and_undoes_itself() -> None:
-    x = torch.randn(200, 300)
+@pytest.mark.parametrize("shape", [(200, 300), (0, 160), (0, 32)])
+def test_relayout_is_the_references_and_undoes_itself(shape: tuple[int, int]) -> None:
+    x = torch.randn(shape)
     layouts = {"block_1d": "gemm_1d", "block_2d": "gemm_2d", "mxfp8": "swizzled_32x4x4", "nvfp4": "swizzled_32x4x4"}
     for q in (BlockQuantizer(), BlockQuantizer(two_d=True), MXFP8Quantizer(), NVFP4Quantizer()):
         made = quantize.quantize(x, q, usage="both")
         moved = scales_layout.relayout_scales(made, scale_layout=layouts[q.scaling])
         assert_same_bits(moved, reference.relayout_scales(made, scale_layout=layouts[q.scaling]), q.scaling)
         assert_same_bits(scales_layout.relayout_scales(moved, scale_layout="canonical"), made, q.scaling)
+
+
+def test_relayout_gives_scales_of_their_own_where_nothing_moves() -> None:
+    """One block row, or blocks in a multiple of 4: the layouts coincide, but a record's scales are its own."""
+    for q, shape in ((BlockQuantizer("e4m3fn"), (8, 64)), (BlockQuantizer("e4m3fn", two_d=True), (128, 512))):
+        layout = "gemm_2d" if q.two_d else "gemm_1d"
+        made = quantize.quantize(torch.ones(shape), q, usage="both")
+        moved = scales_layout.relayout_scales(made, scale_layout=layout)
+        back = scales_layout.relayout_scales(moved, scale_layout="canonical")
+        for one, other in ((moved.row_scale_inv, back.row_scale_inv), (moved.col_scale_inv, back.col_scale_inv)):
+            assert one.untyped_storage().data_ptr() != other.untyped_storage().data_ptr()
 
 
 def test_transpose() -> None:

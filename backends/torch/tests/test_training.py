@@ -116,6 +116,17 @@ def test_moe(capacity: int | None) -> None:
     assert (grads.dprobs.double() - weights.grad).abs().max() <= 10 * 2.0**-24 * 64
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_moe_without_tokens_fills_its_capacity_with_zeros(dtype: torch.dtype) -> None:
+    indices = torch.zeros((0, 2), dtype=torch.int32)
+    got = training.moe_permute(torch.zeros(0, 8, dtype=dtype), indices, probs=torch.zeros(0, 2), capacity=5)
+    assert torch.equal(got.permuted, torch.zeros(5, 8, dtype=dtype))
+    assert torch.equal(got.probs, torch.zeros(5)) and got.row_map.shape == (0, 2)
+    record = quantize.quantize(torch.zeros(0, 256, dtype=dtype), BlockQuantizer(), usage="row")
+    moved = training.moe_permute(record, indices, capacity=5).permuted
+    assert moved.shape == (5, 256) and not moved.row_data.any() and moved.row_scale_inv.shape == (5, 2)
+
+
 def test_moe_moves_scales_with_their_rows() -> None:
     x = quantize.quantize(torch.randn(4, 256) * torch.logspace(-3, 3, 4)[:, None], BlockQuantizer(), usage="row")
     indices = torch.tensor([[1], [0], [1], [0]])

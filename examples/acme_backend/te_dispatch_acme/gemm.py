@@ -11,6 +11,7 @@ from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.numerics.quantizers import Quantizer
 from te_dispatch.ops.gemm import gemm_sizes, out_shape
 from te_dispatch.ops.results import Gemm
+from te_dispatch.ops.shapes import rows_of
 from te_dispatch_acme import memory
 from te_dispatch_acme.encodings import decode
 from te_dispatch_acme.memory import F32
@@ -116,7 +117,8 @@ def _rows(x: torch.Tensor | Quantized) -> int:
 
 def _product(a: F32, b: F32, layout: str) -> F32:
     """(m, n) of the flattened operands."""
-    a2, b2 = a.reshape(-1, a.shape[-1]), b.reshape(-1, b.shape[-1])
+    # Rows are counted, not left to reshape: of an empty operand it cannot tell.
+    a2, b2 = (x.reshape(rows_of(x.shape), x.shape[-1]) for x in (a, b))
     with np.errstate(over="ignore", invalid="ignore"):
         product: F32 = np.matmul(a2.T if layout[0] == "T" else a2, b2.T if layout[1] == "T" else b2)
     return product

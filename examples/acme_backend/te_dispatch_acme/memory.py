@@ -45,7 +45,8 @@ def result(role: str, values: F32, dtype: torch.dtype, device: torch.device) -> 
 def write(target: torch.Tensor, values: F32) -> torch.Tensor:
     """Round values into an existing tensor."""
     with torch.no_grad():
-        return target.copy_(torch.from_numpy(np.ascontiguousarray(values)))
+        # ascontiguousarray makes a vector of a scalar, such as the mean of a single row.
+        return target.copy_(torch.from_numpy(np.ascontiguousarray(values).reshape(target.shape)))
 
 
 def codes(role: str, values: U8, device: torch.device) -> torch.Tensor:

@@ -16,7 +16,7 @@ from te_dispatch import ops
 from te_dispatch.common.recipe import DelayedScaling, Float8CurrentScaling, Recipe
 from te_dispatch.core.devices import describe_device
 from te_dispatch.core.operator import OPERATORS
-from te_dispatch.core.policy_file import load_policy
+from te_dispatch.core.policy.file import load_policy
 from te_dispatch.core.resolve import resolve
 from te_dispatch.core.scopes import MANAGER
 from te_dispatch.numerics.quantizers import CurrentQuantizer

@@ -113,6 +113,31 @@ def test_products_are_within_the_bound_of_their_sums(layout: str, fp8: bool) -> 
     assert ((ours.out - theirs.out).abs() <= (k + 6) * EPS * magnitude).all()
 
 
+@pytest.mark.parametrize("layout, a, b, shape", [
+    ("NT", (0, 16), (32, 16), (0, 32)),
+    ("NT", (8, 0), (32, 0), (8, 32)),
+    ("NN", (2, 8, 0), (0, 32), (2, 8, 32)),
+    ("TN", (0, 8), (0, 32), (8, 32)),
+    ("TN", (16, 0), (16, 32), (0, 32)),
+])  # fmt: skip
+def test_products_of_nothing_are_zero(
+    layout: str, a: tuple[int, ...], b: tuple[int, ...], shape: tuple[int, ...]
+) -> None:
+    ours, theirs = both("gemm", torch.ones(a), torch.ones(b), layout=layout)
+    assert_same_bits(ours.out, theirs.out)
+    assert tuple(ours.out.shape) == shape and not ours.out.any()
+
+
+@pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
+def test_a_vector_is_one_row(norm: str) -> None:
+    """Its statistics are scalars."""
+    x, gamma = torch.arange(1.0, 5.0), torch.ones(4)
+    ours, theirs = both(f"{norm}_fwd", x, gamma, *([None] if norm == "layernorm" else []))
+    assert ours.rstd.shape == theirs.rstd.shape == ()
+    # 1 / sqrt of a sum of four squares: each of its steps rounds once.
+    assert abs(float(ours.rstd - theirs.rstd)) <= 8 * EPS * float(theirs.rstd)
+
+
 def test_accumulating_adds_once_and_rounds_once() -> None:
     a, b = torch.randn(8, 16).bfloat16(), torch.randn(4, 16).bfloat16()
     with te_dispatch.using(gemm="acme"):

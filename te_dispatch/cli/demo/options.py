@@ -14,7 +14,7 @@ import torch
 
 from te_dispatch.cli.console import CommandError
 from te_dispatch.common.recipe import DelayedScaling, Float8BlockScaling, Float8CurrentScaling, Recipe
-from te_dispatch.core.policy_known import did_you_mean
+from te_dispatch.core.policy.known import did_you_mean
 
 #: What ``--recipe`` takes, each with the library's defaults.
 RECIPES: dict[str, type[Recipe]] = {

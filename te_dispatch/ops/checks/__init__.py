@@ -2,6 +2,6 @@
 """What every operator's arguments must be, once for all implementations.
 
 `check_<family>.<operator>(...)` takes the arguments that need a look and raises TypeError or ValueError, naming the
-argument, what came and what was expected. Implementations call these first, before they write anything. They cost a few
-attribute reads and never synchronize with a device.
+argument, what came and what was expected. Implementations call these first, before they write anything. They never
+synchronize with a device, and remember which calls passed (`remember`), so that the calls of a second step cost little.
 """

@@ -11,6 +11,16 @@ import torch
 from te_dispatch.numerics.encodings import ENCODINGS
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.ops.checks import values as check
+from te_dispatch.ops.checks.remember import (
+    LEADING_OPERAND,
+    NUMBER,
+    OPERAND,
+    OPTIONAL,
+    OPTIONAL_OPERAND,
+    OPTIONAL_QUANTIZER,
+    WRITTEN,
+    remembered,
+)
 from te_dispatch.ops.gemm import EPILOGUES, LAYOUTS, gemm_sizes, out_shape
 from te_dispatch.ops.shapes import rows_of
 
@@ -41,6 +51,10 @@ def operands(a: Any, b: Any, layout: Any) -> tuple[int, int, int]:
     return m, n, k
 
 
+@remembered(
+    a=OPERAND, b=LEADING_OPERAND, out=WRITTEN, bias=OPTIONAL, aux=OPTIONAL_OPERAND, aux_quantizer=OPTIONAL_QUANTIZER,
+    out_quantizer=OPTIONAL_QUANTIZER, alpha=NUMBER,
+)  # fmt: skip
 def gemm(
     a: Any,
     b: Any,

@@ -12,9 +12,21 @@ from te_dispatch.numerics.encodings import encoding as find_encoding
 from te_dispatch.numerics.quantized import CANONICAL_SCALES
 from te_dispatch.numerics.quantizers import Quantizer
 from te_dispatch.ops.checks import values as check
+from te_dispatch.ops.checks.remember import (
+    LEADING,
+    NUMBER,
+    OPTIONAL,
+    QUANTIZER,
+    RECORD,
+    TENSOR,
+    WRITTEN,
+    WRITTEN_RECORD,
+    remembered,
+)
 from te_dispatch.ops.shapes import USAGES, ceil_div
 
 
+@remembered(x=LEADING, quantizer=QUANTIZER, out=WRITTEN_RECORD, noop_flag=OPTIONAL, amax=OPTIONAL)
 def quantize(x: Any, quantizer: Any, usage: Any, out: Any = None, noop_flag: Any = None, amax: Any = None) -> None:
     check.matrix("x", x)
     check.quantizer("quantizer", quantizer, x.device)
@@ -46,16 +58,19 @@ def _out(out: Any, x: torch.Tensor, quantizer: Quantizer, usage: str) -> None:
                 check.writable(f"out.{side[:3]}_{part}", getattr(out, f"{side[:3]}_{part}"))
 
 
+@remembered(x=LEADING, quantizer=QUANTIZER)
 def quantize_dbias(x: Any, quantizer: Any, usage: Any, bias_dtype: Any) -> None:
     quantize(x, quantizer, usage)
     check.dtype("bias_dtype", bias_dtype)
 
 
+@remembered(x=RECORD)
 def dequantize(x: Any, dtype: Any) -> None:
     check.record("x", x)
     check.dtype("dtype", dtype)
 
 
+@remembered(x=RECORD)
 def transpose_quantized(x: Any) -> None:
     check.record("x", x)
     if x.scaling not in ("tensor", "block_2d"):
@@ -65,6 +80,7 @@ def transpose_quantized(x: Any) -> None:
         raise ValueError(f"x: got {x.scale_layout} scales, expected {CANONICAL_SCALES}")
 
 
+@remembered(x=RECORD)
 def relayout_scales(x: Any, scale_layout: Any) -> None:
     check.record("x", x)
     check.one_of("scale_layout", scale_layout, tuple(check.SCALE_LAYOUTS))
@@ -111,6 +127,7 @@ def multi_tensor_quantize(xs: Any, quantizers: Any, usage: Any) -> None:
     _quantizers(quantizers, len(xs), "tensor", xs[0].device)
 
 
+@remembered(x=LEADING, out=OPTIONAL)
 def compute_amax(x: Any, out: Any) -> None:
     check.tensor("x", x)
     if out is None:
@@ -136,11 +153,13 @@ def _shard(x: Any, name: str, per_block: Any, height: Any, width: Any, start: An
     check.shaped(name, per_block, blocks, check.F32, x.device)
 
 
+@remembered(x=LEADING, amax=WRITTEN, height=NUMBER, width=NUMBER, start=NUMBER, block=NUMBER)
 def partial_amax(x: Any, amax: Any, height: Any, width: Any, start: Any, block: Any) -> None:
     _shard(x, "amax", amax, height, width, start, block)
     check.writable("amax", amax)
 
 
+@remembered(x=LEADING, out=WRITTEN, scale=TENSOR, height=NUMBER, width=NUMBER, start=NUMBER, block=NUMBER)
 def partial_cast(x: Any, out: Any, scale: Any, height: Any, width: Any, start: Any, block: Any, encoding: Any) -> None:
     if not isinstance(encoding, str):
         raise check.kind_error("encoding", encoding, f"one of {', '.join(FP8_ENCODINGS)}")
@@ -198,6 +217,7 @@ def _history(i: int, history: torch.Tensor, scale: Any, max_values: Any, amaxes:
         check.number(f"max_values[{i}][{j}]", value)
 
 
+@remembered(x=RECORD, count=OPTIONAL)
 def convert_encoding(x: Any, encoding: Any, overflow: Any, count: Any) -> None:
     check.record("x", x)
     check.one_of("overflow", overflow, ("saturate", "error"))

@@ -10,6 +10,18 @@ import torch
 
 from te_dispatch.ops.activation import GATED, KINDS
 from te_dispatch.ops.checks import values as check
+from te_dispatch.ops.checks.remember import (
+    CONTENTS,
+    LEADING,
+    LEADING_OPERAND,
+    NUMBER,
+    NUMBERS,
+    OPERAND,
+    OPTIONAL,
+    OPTIONAL_QUANTIZER,
+    TENSOR,
+    remembered,
+)
 
 _ROPE_LAYOUTS = ("sbhd", "bshd", "thd")
 
@@ -26,6 +38,7 @@ def _normalized(x: Any, gamma: Any, beta: Any = None) -> None:
             raise ValueError(f"{name}: got dtype {weight.dtype}, expected x's, {x.dtype}, or float32")
 
 
+@remembered(x=LEADING, gamma=TENSOR, beta=OPTIONAL, eps=NUMBER, residual=OPTIONAL, quantizer=OPTIONAL_QUANTIZER)
 def norm_fwd(
     x: Any, gamma: Any, beta: Any, eps: Any, residual: Any, quantizer: Any, usage: Any, out_dtype: Any
 ) -> None:
@@ -40,6 +53,7 @@ def norm_fwd(
     check.dtype("out_dtype", out_dtype)
 
 
+@remembered(dy=LEADING, x=TENSOR, gamma=TENSOR, mean=OPTIONAL, rstd=TENSOR, add=OPTIONAL)
 def norm_bwd(dy: Any, x: Any, gamma: Any, mean: Any, rstd: Any, add: Any, centered: bool) -> None:
     """Of `layernorm_bwd`, and not centered of `rmsnorm_bwd`, which has no mean."""
     _normalized(x, gamma)
@@ -66,12 +80,14 @@ def _activated(x: Any, kind: Any, params: Any) -> None:
         check.number(f"params[{i}]", value)
 
 
+@remembered(x=LEADING_OPERAND, params=NUMBERS, quantizer=OPTIONAL_QUANTIZER)
 def activation_fwd(x: Any, kind: Any, params: Any, quantizer: Any, usage: Any, out_dtype: Any) -> None:
     _activated(x, kind, params)
     check.cast("quantizer", quantizer, usage, x.device)
     check.dtype("out_dtype", out_dtype)
 
 
+@remembered(dy=LEADING, x=OPERAND, params=NUMBERS, quantizer=OPTIONAL_QUANTIZER)
 def activation_bwd(dy: Any, x: Any, kind: Any, params: Any, quantizer: Any, usage: Any) -> None:
     _activated(x, kind, params)
     columns = x.shape[-1] // 2 if kind in GATED else x.shape[-1]
@@ -79,6 +95,7 @@ def activation_bwd(dy: Any, x: Any, kind: Any, params: Any, quantizer: Any, usag
     check.cast("quantizer", quantizer, usage, x.device)
 
 
+@remembered(x=LEADING, mask=OPTIONAL, scale=NUMBER)
 def softmax_fwd(x: Any, mask: Any, scale: Any, out_dtype: Any) -> None:
     check.tensor("x", x)
     if x.ndim < 2:
@@ -90,6 +107,7 @@ def softmax_fwd(x: Any, mask: Any, scale: Any, out_dtype: Any) -> None:
     check.dtype("out_dtype", out_dtype)
 
 
+@remembered(dy=LEADING, y=TENSOR, scale=NUMBER)
 def softmax_bwd(dy: Any, y: Any, scale: Any, out_dtype: Any) -> None:
     check.tensor("y", y)
     if y.ndim < 2:
@@ -99,6 +117,7 @@ def softmax_bwd(dy: Any, y: Any, scale: Any, out_dtype: Any) -> None:
     check.dtype("out_dtype", out_dtype)
 
 
+@remembered(x=LEADING, freqs=TENSOR, cu_seqlens=CONTENTS, offsets=CONTENTS)
 def rope(name: str, x: Any, freqs: Any, layout: Any, cu_seqlens: Any, offsets: Any) -> None:
     """Of `rope_fwd`, whose first argument is x, and of `rope_bwd`, whose is dy."""
     check.one_of("layout", layout, _ROPE_LAYOUTS)

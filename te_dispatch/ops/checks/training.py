@@ -9,6 +9,7 @@ import torch
 
 from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized
 from te_dispatch.ops.checks import values as check
+from te_dispatch.ops.checks.remember import CONTENTS, LEADING, LEADING_OPERAND, NUMBER, OPTIONAL, TENSOR, remembered
 
 
 def probability(dropout_p: Any) -> None:
@@ -17,6 +18,7 @@ def probability(dropout_p: Any) -> None:
         raise ValueError(f"dropout_p: got {dropout_p}, expected a probability below 1")
 
 
+@remembered(x=LEADING, residual=OPTIONAL, bias=OPTIONAL, dropout_p=NUMBER, rng_state=OPTIONAL)
 def dropout_add_fwd(x: Any, residual: Any, bias: Any, dropout_p: Any, rng_state: Any) -> None:
     check.matrix("x", x)
     if residual is not None:
@@ -30,6 +32,7 @@ def dropout_add_fwd(x: Any, residual: Any, bias: Any, dropout_p: Any, rng_state:
         raise ValueError(f"rng_state: got None with dropout_p={dropout_p}, expected int64 (2,), (seed, offset)")
 
 
+@remembered(dy=LEADING, mask=OPTIONAL, dropout_p=NUMBER)
 def dropout_add_bwd(dy: Any, mask: Any, dropout_p: Any) -> None:
     check.tensor("dy", dy)
     probability(dropout_p)
@@ -108,6 +111,7 @@ def multi_tensor_scale(inputs: Any, outputs: Any, scale: Any, noop_flag: Any) ->
         check.scalar("noop_flag", noop_flag, inputs[0].device)
 
 
+@remembered(x=LEADING_OPERAND, indices=TENSOR, probs=OPTIONAL, capacity=NUMBER)
 def moe_permute(x: Any, indices: Any, probs: Any, capacity: Any) -> None:
     check.operand("x", x)
     if len(x.shape) != 2:
@@ -127,6 +131,7 @@ def moe_permute(x: Any, indices: Any, probs: Any, capacity: Any) -> None:
         raise ValueError(f"x: got {x.scale_layout} scales, expected {CANONICAL_SCALES} ones")
 
 
+@remembered(x=LEADING, row_map=CONTENTS, probs=OPTIONAL)
 def moe_unpermute(x: Any, row_map: Any, probs: Any) -> None:
     check.tensor("x", x)
     if x.ndim != 2:
@@ -140,6 +145,7 @@ def moe_unpermute(x: Any, row_map: Any, probs: Any) -> None:
         check.shaped("probs", probs, row_map.shape, check.FLOATS, x.device)
 
 
+@remembered(dy=LEADING, x=TENSOR, row_map=CONTENTS, probs=OPTIONAL)
 def moe_unpermute_bwd(dy: Any, x: Any, row_map: Any, probs: Any) -> None:
     moe_unpermute(x, row_map, probs)
     check.shaped("dy", dy, (row_map.shape[0], x.shape[-1]), check.FLOATS, x.device)

@@ -20,7 +20,7 @@ from te_dispatch.numerics.quantizers import (
     MXFP8Quantizer,
     NVFP4Quantizer,
 )
-from te_dispatch.ops.shapes import USAGES, ceil_div, data_shapes, rows_of, scale_shapes
+from te_dispatch.ops.shapes import USAGES, data_shapes, laid_out_shapes
 
 Operand = torch.Tensor | Quantized
 
@@ -120,7 +120,10 @@ def dtype(name: str, value: Any) -> None:
 
 
 def number(name: str, value: Any, least: float | None = None) -> None:
-    if isinstance(value, (str, torch.Tensor)) or not hasattr(value, "__float__"):
+    # The usual kinds first: dynamo cannot tell what attributes a symbolic number has.
+    if not isinstance(value, (int, float)) and (
+        isinstance(value, (str, torch.Tensor)) or not hasattr(value, "__float__")
+    ):
         raise kind_error(name, value, "a number")
     if least is not None and not value >= least:
         raise ValueError(f"{name}: got {value}, expected {least:g} or more")
@@ -203,7 +206,7 @@ def record(name: str, x: Any, device: torch.device | None = None) -> None:
 
 
 def _copies(name: str, x: Quantized) -> None:
-    data, scales = data_shapes(x.shape, x.scaling), _scale_shapes(x)
+    data, scales = data_shapes(x.shape, x.scaling), laid_out_shapes(x.shape, x.scaling, x.scale_layout)
     scale_dtypes = U8 if x.scaling in ("mxfp8", "nvfp4") else F32
     for column, side in enumerate(("row", "col")):
         codes, scale = getattr(x, f"{side}_data"), getattr(x, f"{side}_scale_inv")
@@ -213,25 +216,6 @@ def _copies(name: str, x: Quantized) -> None:
         shaped(f"{name}.{side}_scale_inv", scale, scales[column], scale_dtypes, x.device)
     if x.scaling == "nvfp4":
         scalar(f"{name}.global_scale_inv", x.global_scale_inv, x.device)
-
-
-def _scale_shapes(x: Quantized) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Of row-wise and column-wise scales, in whatever layout they are."""
-    row, column = scale_shapes(x.shape, x.scaling)
-    if x.scale_layout == CANONICAL_SCALES:
-        return row, column
-    if x.scale_layout == "gemm_1d":
-        m, k = rows_of(x.shape), x.shape[-1]
-        return (ceil_div(k, 128), _up(m, 4)), (ceil_div(m, 128), _up(k, 4))
-    if x.scale_layout == "gemm_2d":
-        return (row[0], _up(row[1], 4)), (column[0], _up(column[1], 4))
-    if x.scaling == "mxfp8":  # swizzled with the contracted dimension's blocks last
-        column = (column[1], column[0])
-    return (_up(row[0], 128), _up(row[1], 4)), (_up(column[0], 128), _up(column[1], 4))
-
-
-def _up(size: int, multiple: int) -> int:
-    return ceil_div(size, multiple) * multiple
 
 
 def operand(name: str, x: Any, device: torch.device | None = None) -> None:

@@ -6,9 +6,25 @@ docs/torch_compile.md has the rules.
 
 from te_dispatch.pytorch.compile.dispatch import constant
 from te_dispatch.pytorch.compile.launch import make_opaque
-from te_dispatch.pytorch.compile.state import call_outside_graph, keep_static, register_call, returned, snapshot
+from te_dispatch.pytorch.compile.state import (
+    call_outside_graph,
+    keep_static,
+    refuse_recomputation,
+    register_call,
+    returned,
+    snapshot,
+)
 
 # Registers what is traced in place of `te_dispatch.using` and `te_dispatch.policy`.
 from te_dispatch.pytorch.compile import scoped as _scoped  # noqa: F401  # isort: skip
 
-__all__ = ["call_outside_graph", "constant", "keep_static", "make_opaque", "register_call", "returned", "snapshot"]
+__all__ = [
+    "call_outside_graph",
+    "constant",
+    "keep_static",
+    "make_opaque",
+    "refuse_recomputation",
+    "register_call",
+    "returned",
+    "snapshot",
+]

@@ -3,7 +3,7 @@
 
 A trampoline's code and tables change as calls are made, and it reads a context variable; a graph must depend on
 neither. Its substitute reads the bindings in force and the facts that resolution asks for, which become guards, and
-then calls the bound implementation, inlined if it is plain PyTorch and else through `te_dispatch::launch`.
+then calls the bound implementation, inlined or through `te_dispatch::launch` (`_inlined_on`).
 
 The functions marked as constant run outside the trace. They take and return strings and plain values only.
 """
@@ -11,7 +11,7 @@ The functions marked as constant run outside the trace. They take and return str
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from operator import index
 from typing import Any
 
@@ -33,10 +33,17 @@ from te_dispatch.pytorch.compile.launch import make_opaque
 #: Opaque whatever their traits: as tensor code, inductor computes wrong scales (docs/torch_compile.md).
 _ALWAYS_OPAQUE = frozenset(("update_delayed_scales",))
 
+#: They copy elements and round nothing, so that no compiler can change their bits.
+_ONLY_MOVE = frozenset(("moe_permute", "pad_rows", "relayout_scales", "transpose_quantized", "unpad_rows"))
+
 _SHARED_MIRROR = (
     "torch.compile: a scoped policy was entered in an asyncio task of this thread, and a compiled graph cannot tell "
     "tasks apart; compile in another thread, or use te_dispatch.set_policy instead of scopes"
 )
+
+
+#: Answers of `_inlined_on`.
+EVERY_DEVICE, CPU, NO_DEVICE = "every", "cpu", "none"
 
 
 class _Named:
@@ -164,7 +171,7 @@ def _decide_and_bind(
         if declined and operator.backward:
             raise DispatchError(f"{declined[0]} declined a backward; a backward's conditions belong in its manifest")
         try:
-            function = bindings.dispatcher(operator).bind(left[0])
+            function = bindings.dispatcher(operator).bind(left[0], sampled=False)
         except BindError:
             continue
         if MANAGER.snapshot is snapshot:
@@ -198,7 +205,8 @@ def _hide(dispatcher: Dispatcher, accepted: Accepted) -> None:
     operator = dispatcher.operator
     if accepted.id.startswith(f"{COMPOSITE}."):
         return
-    if "plain_torch" in accepted.traits and operator.name not in _ALWAYS_OPAQUE:
+    inlined = _inlined_on(operator, accepted.traits)
+    if inlined == EVERY_DEVICE:
         return
     function = MANAGER.bound(operator, accepted.id)
     if id(function) in _hidden:
@@ -212,7 +220,20 @@ def _hide(dispatcher: Dispatcher, accepted: Accepted) -> None:
         f"{implementation.version}@{accepted.version}",
         implementation.saved_format or CANONICAL,
         MANAGER.attribute(operator, accepted.id, "output_shape"),
+        inline_on_cpu=inlined == CPU,
     )
+
+
+def _inlined_on(operator: Operator, traits: Collection[str]) -> str:
+    """The devices on which graphs take an implementation apart: `EVERY_DEVICE`, `CPU` or `NO_DEVICE`.
+
+    A compiler that generates code for an accelerator is free to contract a product and a sum into one rounding, to
+    divide and to evaluate exp and tanh by other approximations, and to keep more digits between two operations. Eager
+    does none of it. So an implementation that computes is a call there, unless PyTorch's own fused kernel does it.
+    """
+    if "plain_torch" not in traits or operator.name in _ALWAYS_OPAQUE:
+        return NO_DEVICE
+    return EVERY_DEVICE if "fused" in traits or operator.name in _ONLY_MOVE else CPU
 
 
 def _install() -> None:

@@ -2,7 +2,8 @@
 """Arguments and results of any operator as flat lists and a string, and back.
 
 `encode` runs while dynamo traces, so it is plain recursion over plain data. `parse` and `build` run in the compiled
-program. The string is a list of tokens, one per line:
+program. The string is a list of tokens with semicolons between them. It has no line break:
+inductor copies a call's arguments into comments of the programs that it writes.
 
 =========  ==========================================================================================
 token      stands for
@@ -39,6 +40,8 @@ from te_dispatch.numerics.quantizers import (
 )
 from te_dispatch.ops.results import Saved
 
+_BETWEEN = ";"
+
 RECORD_TENSORS = ("row_data", "col_data", "row_scale_inv", "col_scale_inv", "global_scale_inv")
 RECORD_TAGS = ("encoding", "scaling", "scale_layout", "dtype")
 
@@ -63,7 +66,7 @@ class Flat:
         self.tokens: list[str] = []
 
     def spec(self) -> str:
-        return "\n".join(self.tokens)
+        return _BETWEEN.join(self.tokens)
 
 
 def _position(tensor: torch.Tensor, tensors: list[torch.Tensor]) -> int:
@@ -103,7 +106,7 @@ def encode(value: Any, flat: Flat, fresh: bool = False) -> None:
 
     Raises:
         TypeError: for a value of a type that no operator takes.
-        ValueError: for a string with a line break.
+        ValueError: for a string with a semicolon or a line break.
     """
     tokens = flat.tokens
     if value is None:
@@ -120,8 +123,8 @@ def encode(value: Any, flat: Flat, fresh: bool = False) -> None:
         tokens.append("F")
         flat.numbers.append(value)  # type: ignore[arg-type]
     elif isinstance(value, str):
-        if "\n" in value:
-            raise ValueError(f"a string argument must not hold a line break, got {value!r}")
+        if _BETWEEN in value or "\n" in value:
+            raise ValueError(f"a string argument must not hold a semicolon or a line break, got {value!r}")
         tokens.append("S" + value)
     elif isinstance(value, torch.dtype):
         tokens.append("D" + _DTYPE_NAMES[value])
@@ -176,7 +179,7 @@ class Node:
 @cache
 def parse(spec: str) -> tuple[Node, ...]:
     """All values of a spec. Specs are few: one for each distinct call in a compiled program."""
-    tokens = iter(spec.split("\n"))
+    tokens = iter(spec.split(_BETWEEN))
     nodes = []
     for token in tokens:
         nodes.append(_parse_one(token, tokens))

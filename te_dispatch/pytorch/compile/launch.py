@@ -12,18 +12,21 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import torch
 
+from te_dispatch.core import codegen
 from te_dispatch.core.errors import Declined
 from te_dispatch.core.operator import Operator
 from te_dispatch.numerics.quantized import FakeQuantized, Quantized
 from te_dispatch.ops.results import Saved
-from te_dispatch.pytorch.compile import hook, outputs
+from te_dispatch.pytorch.compile import hook, outputs, state
 from te_dispatch.pytorch.compile.flatten import Flat, Values, build, claim_written, encode, parse
 
 _serial = itertools.count()
+_namespace = codegen.new_namespace("opaque")
 _library = torch.library.Library("te_dispatch", "FRAGMENT")
 _library.define("launch(Tensor[] ins, Tensor(a!)[] outs, SymInt[] sizes, float[] numbers, str spec, str impl) -> ()")
 
@@ -38,6 +41,7 @@ class Opaque:
         shape: computes results for fake arguments: the implementation's own `output_shape`, where the operator's
             shape function cannot know (another scale layout, tensors left in `saved`), else the operator's.
         implementation_id, saved_format: what a forward's `Saved` says.
+        inlined: what is traced instead for calls on the CPU; None where those are opaque too.
     """
 
     def __init__(
@@ -48,6 +52,7 @@ class Opaque:
         version: str,
         saved_format: str,
         shape: Callable[..., Any] | None,
+        inlined: Callable[..., Any] | None,
     ) -> None:
         self.key = f"{operator.name}@{operator.version}:{implementation_id}@{version}"
         self.function = function
@@ -55,6 +60,8 @@ class Opaque:
         self.implementation_id = implementation_id
         self.saved_format = saved_format
         self.shape = shape or operator.shape
+        self.inlined = inlined
+        self.device = codegen.reader(operator, _namespace, operator.device, "device")
         parameters = inspect.signature(function).parameters.values()
         #: The function's own parameters: (name, passed by keyword), without what it lacks.
         self.parameters = tuple((p.name, p.kind is p.KEYWORD_ONLY) for p in parameters)
@@ -69,6 +76,12 @@ class Opaque:
         given = dict(keywords)
         for (name, _), value in zip(self.parameters, args):  # defaults may be left out
             given[name] = value
+        if self.inlined is not None and self.on_cpu(given):
+            return self.inlined(*args, **keywords)
+        amaxes: list[tuple[torch.Tensor, torch.Tensor]] = []
+        if state.tracing.checkpoint:
+            for name, value in given.items():
+                given[name] = state.with_own_amax(value, amaxes)
         positional, named, values = [], {}, []
         flat = Flat()
         for name, keyword, default in self.shape_parameters:
@@ -87,7 +100,13 @@ class Opaque:
         result = self.adopt(results)
         encode(result, flat, True)
         torch.ops.te_dispatch.launch(flat.ins, flat.outs, flat.sizes, flat.numbers, flat.spec(), self.key)
+        state.accumulate(amaxes)
         return result
+
+    def on_cpu(self, given: dict[str, Any]) -> bool:
+        """Whether a call with these arguments is one on the CPU."""
+        full = [given.get(name, default) for name, _, default in self.shape_parameters]
+        return bool(self.device(*full).type == "cpu")
 
     def adopt(self, value: Any) -> Any:
         """A shape function's result as the implementation would return it."""
@@ -144,11 +163,12 @@ def make_opaque(
     version: str = "1",
     saved_format: str = "canonical",
     shape: Callable[..., Any] | None = None,
+    inline_on_cpu: bool = False,
 ) -> None:
     """Let compiled graphs call `function` through `te_dispatch::launch`. Costs eager calls nothing.
 
     Call it for the very function object that trampolines and tables hold (a positional twin, not its original), when
-    an implementation without the trait ``plain_torch`` is bound.
+    an implementation is bound that graphs must not take apart.
 
     Args:
         function: a Python or builtin function with the operator's parameters, newer ones possibly lacking.
@@ -156,8 +176,10 @@ def make_opaque(
         implementation_id, version: from the manifest; both are part of the compile caches' keys.
         saved_format: a forward's, from the manifest.
         shape: see `Opaque.shape`; signature of the operator.
+        inline_on_cpu: let graphs take calls on the CPU apart all the same; `function` must be written in Python.
     """
-    opaque = Opaque(function, operator, implementation_id, version, saved_format, shape)
+    inlined = _twin(function) if inline_on_cpu else None
+    opaque = Opaque(function, operator, implementation_id, version, saved_format, shape, inlined)
     name = f"{operator.name}_{next(_serial)}"
     _OPAQUE[opaque.key] = opaque
     setattr(_traced, name, opaque)
@@ -167,6 +189,21 @@ def make_opaque(
         return getattr(_traced, name).trace(*args, **keywords)
 
     hook.substitute(function, traced)
+
+
+def _twin(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function as another object, which has no substitute."""
+    assert isinstance(function, FunctionType), function
+    twin = FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
+    twin.__kwdefaults__ = function.__kwdefaults__
+    return twin
+
+
+#: PyTorch 2.9 and 2.10 save an amax for a compiled backward as if it were read there, and refuse the next backward of
+#: another forward once its version has changed: what is written through ``.data`` keeps it.
+_VERSIONS_CHECKED = torch.__version__ < (2, 11)
 
 
 def _launch(
@@ -184,6 +221,8 @@ def _launch(
             "without tracing. Call the operator once, or load the plan, before running it"
         )
     *arguments, expected = parse(spec)
+    if _VERSIONS_CHECKED:
+        outs = [out.data for out in outs]
     values = Values(ins, outs, sizes, numbers)
     args = [build(node, values) for node in arguments]
     try:

@@ -60,7 +60,7 @@ def _using(outer: str, prefer: Mapping[str, Any] | None, require: dict[str, Any]
 
 @constant
 def _policy(outer: str, policy: str) -> str:
-    from te_dispatch.core.policy_file import load_policy
+    from te_dispatch.core.policy.file import load_policy
 
     return _named(outer, load_policy(policy, MANAGER.known()))
 

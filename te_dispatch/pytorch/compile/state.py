@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""Delayed-scaling state in compiled graphs: reading a scale when eager would, and calling what must not be traced.
+"""Delayed-scaling state in compiled graphs: reading a scale when eager would, calling what must not be traced.
 
 docs/torch_compile.md says why both are needed.
 """
@@ -16,7 +16,7 @@ from te_dispatch.numerics.quantizers import DelayedQuantizer
 from te_dispatch.pytorch.compile import hook
 
 _library = torch.library.Library("te_dispatch", "FRAGMENT")
-_library.define("snapshot(Tensor state, Tensor after) -> Tensor")
+_library.define("snapshot(Tensor state, Tensor after, bool in_backward) -> Tensor")
 _library.define("call(Tensor(a!) ticket, Tensor? after, str name) -> ()")
 
 _calls: dict[str, Callable[[], None]] = {}
@@ -27,7 +27,19 @@ _ticket = torch.zeros(1)
 _backward_ticket = torch.zeros(1)
 
 
-def snapshot(quantizer: Any, after: torch.Tensor) -> Any:
+class _Tracing:
+    """Attributes:
+    checkpoint: whether the function that `te_dispatch.pytorch.checkpoint` was given is being traced.
+    """
+
+    def __init__(self) -> None:
+        self.checkpoint = False
+
+
+tracing = _Tracing()
+
+
+def snapshot(quantizer: Any, after: torch.Tensor, in_backward: bool = False) -> Any:
     """A delayed quantizer as it stands now: under tracing, one whose scale is a copy taken where this is called.
 
     A compiled graph that used the state's own scale could save the state for its backward and read it there, after an
@@ -37,11 +49,53 @@ def snapshot(quantizer: Any, after: torch.Tensor) -> Any:
         quantizer: any, or None. Only a `DelayedQuantizer` is affected.
         after: a tensor that exists only from this point on: an input in the forward, the incoming gradient in the
             backward. It pins the read to that pass.
+        in_backward: whether this is a backward's cast. A forward's that runs inside a backward pass is a
+            recomputation, which would see newer scales: a compiled program then raises a RuntimeError.
 
     Returns:
         In eager, `quantizer` itself.
     """
     return quantizer
+
+
+def refuse_recomputation() -> None:
+    """Raise in a compiled forward with delayed scaling that runs although its first run was long ago.
+
+    Raises:
+        RuntimeError: this thread is inside a backward pass.
+    """
+    if torch._C._current_graph_task_id() != -1:
+        raise RuntimeError(
+            "a compiled module with delayed scaling runs inside a backward pass: the recomputation of a checkpoint "
+            "would record amaxes again and read newer scales; inside the compiled region use "
+            "te_dispatch.pytorch.checkpoint, around it none, or use another recipe"
+        )
+
+
+def with_own_amax(value: Any, amaxes: list[tuple[torch.Tensor, torch.Tensor]]) -> Any:
+    """An argument of an opaque call inside a checkpoint: its delayed quantizers start from an amax of 0 of their own.
+
+    A recomputation of the call then reads and writes no state. What it records goes nowhere, since only the first
+    run's is accumulated, by `accumulate`.
+
+    Args:
+        value: any argument of an operator.
+        amaxes: receives (the state's, the quantizer's own) amax of each.
+    """
+    if value.__class__ is DelayedQuantizer and value.amax is not None:
+        # Not zeros_like, whose recomputation would read the state.
+        own = torch.zeros(value.amax.shape, dtype=value.amax.dtype, device=value.amax.device)
+        amaxes.append((value.amax, own))
+        return _copy(value, value.scale, own)
+    if isinstance(value, (list, tuple)) and any(item.__class__ is DelayedQuantizer for item in value):
+        return [with_own_amax(item, amaxes) for item in value]
+    return value
+
+
+def accumulate(amaxes: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Maximum into the state's amax of what a call recorded in its own."""
+    for state, own in amaxes:
+        state.copy_(torch.maximum(state, own))
 
 
 def returned(out: torch.Tensor) -> torch.Tensor:
@@ -58,17 +112,22 @@ def _returned_traced(out: torch.Tensor) -> torch.Tensor:
     return out.view_as(out)
 
 
-def _snapshot_traced(quantizer: Any, after: torch.Tensor) -> Any:
+def _snapshot_traced(quantizer: Any, after: torch.Tensor, in_backward: bool = False) -> Any:
     if quantizer.__class__ is not DelayedQuantizer:
         return quantizer
+    scale = torch.ops.te_dispatch.snapshot(quantizer.scale.detach(), after.detach(), in_backward)
+    return _copy(quantizer, scale, quantizer.amax)
+
+
+def _copy(quantizer: DelayedQuantizer, scale: torch.Tensor, amax: torch.Tensor | None) -> DelayedQuantizer:
     # Not the constructor: it reads the encoding's maximum from a table, and with dynamic shapes dynamo makes such a
     # float symbolic, which then cannot enter the Function's subgraph.
     copy = object.__new__(DelayedQuantizer)
     object.__setattr__(copy, "encoding", quantizer.encoding)
     object.__setattr__(copy, "common", quantizer.common)
     object.__setattr__(copy, "max_value", quantizer.max_value)
-    object.__setattr__(copy, "scale", torch.ops.te_dispatch.snapshot(quantizer.scale.detach(), after.detach()))
-    object.__setattr__(copy, "amax", quantizer.amax)
+    object.__setattr__(copy, "scale", scale)
+    object.__setattr__(copy, "amax", amax)
     return copy
 
 
@@ -120,9 +179,15 @@ def _call(ticket: torch.Tensor, after: torch.Tensor | None, name: str) -> None:
     _calls[name]()
 
 
-_library.impl("snapshot", lambda state, after: state.clone(), "CompositeExplicitAutograd")
+def _snapshot(state: torch.Tensor, after: torch.Tensor, in_backward: bool) -> torch.Tensor:
+    if not in_backward:
+        refuse_recomputation()
+    return state.clone()
+
+
+_library.impl("snapshot", _snapshot, "CompositeExplicitAutograd")
 _library.impl("call", _call, "CompositeExplicitAutograd")
-torch.library.register_fake("te_dispatch::snapshot", lambda state, after: torch.empty_like(state), lib=_library)
+torch.library.register_fake("te_dispatch::snapshot", lambda state, *_: torch.empty_like(state), lib=_library)
 torch.library.register_fake("te_dispatch::call", lambda ticket, after, name: None, lib=_library)
 hook.substitute(snapshot, _snapshot_traced)
 hook.substitute(returned, _returned_traced)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from te_dispatch.core.manifest import TRAITS, Implementation, Manifest
 from te_dispatch.core.operator import Operator
-from te_dispatch.core.policy import COMPOSITE, NATIVE, TRAIT_PREFIX
+from te_dispatch.core.policy.model import COMPOSITE, NATIVE, TRAIT_PREFIX
 from te_dispatch.core.requirements import DEVICE_PREFIX, NoneOf, OneOf, atoms
 
 FIRST_PARTY_BACKENDS = ("cuda", "reference", "rocm", "torch", "triton")
@@ -167,6 +167,11 @@ class Known:
         if operators is not None and not self.serves[text] & set(operators):
             return f"{text!r} implements {', '.join(sorted(self.serves[text]))}, which this rule does not speak of"
         return None
+
+    def backend_problem(self, name: str, optional: Collection[str] = ()) -> str | None:
+        """What is wrong with the name of one backend, or None. It need not be installed."""
+        known = {*FIRST_PARTY_BACKENDS, *self.backends, *optional} - {COMPOSITE}
+        return None if name in known else f"unknown backend {name!r}{did_you_mean(name, known)}"
 
     def vendor_problem(self, vendor: str, optional: Collection[str] = ()) -> str | None:
         if vendor in self.vendors:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from te_dispatch.core.errors import PolicyError
-from te_dispatch.core.policy import NATIVE, TRAIT_PREFIX, Policy, Rule, Selector
-from te_dispatch.core.policy_known import Known
+from te_dispatch.core.policy.known import Known
+from te_dispatch.core.policy.model import NATIVE, TRAIT_PREFIX, Policy, Rule, Selector
 
 
 def check_contradictions(policy: Policy, known: Known) -> None:

@@ -10,7 +10,7 @@ from te_dispatch.core.decision import Rejected
 from te_dispatch.core.facts import CallFacts, DeviceFacts
 from te_dispatch.core.manifest import Implementation
 from te_dispatch.core.operator import OPERATORS, Operator
-from te_dispatch.core.policy import COMPOSITE, NATIVE, TRAIT_PREFIX, Origin, Policy, Rule, Selector
+from te_dispatch.core.policy.model import COMPOSITE, NATIVE, TRAIT_PREFIX, Origin, Policy, Rule, Selector
 from te_dispatch.core.snapshot import InstalledBackend, Snapshot
 
 #: The place of what no preference names.
@@ -53,6 +53,18 @@ class PolicyView:
         self.rules = [rule for rule in policy.rules if self.matches(rule)]
         self.ordering = next((rule for rule in self.rules if rule.prefer), None)
         self.companion = OPERATORS[operator.companion] if operator.companion else None
+
+    def of(self, operator: Operator, call: CallFacts) -> PolicyView:
+        """Another call on the same device, under the same policy."""
+        return PolicyView(operator, call, self.device, self.policy, self.snapshot)
+
+    def of_companion(self) -> PolicyView:
+        assert self.companion is not None
+        return self.of(self.companion, self.companion_facts())
+
+    def companion_facts(self) -> CallFacts:
+        """Of the companion's call, as far as this one determines them."""
+        return self.operator.companion_facts(self.call) if self.operator.companion_facts else {}
 
     def matches(self, rule: Rule) -> bool:
         names = [self.operator.name] + ([self.operator.companion] if self.operator.companion else [])

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
 """Policies as data: what orders and filters candidates, and how layers of them merge.
 
-Reading YAML is `te_dispatch.core.policy_file`'s business, reading the environment `te_dispatch.core.environment`'s.
+Reading YAML is `te_dispatch.core.policy.file`'s business, reading the environment `te_dispatch.core.environment`'s.
 """
 
 from __future__ import annotations
@@ -95,6 +95,52 @@ class Numerics:
 
 
 @dataclass(frozen=True)
+class Shadow:
+    """Comparing a sample of a job's calls with another backend (`te_dispatch.core.shadow`).
+
+    Attributes:
+        against: the backend that is taken to be right; empty for no comparison at all (``shadow: off``).
+        fraction: of the calls, in (0, 1]; the probability that a call is compared.
+        on_mismatch: ``warn`` or ``raise``.
+        ops: operators, families or globs over either; empty for all operators.
+        directory: where offending inputs are written; None for a folder among the user's temporary files.
+        limit: so many of them at most.
+        origins: where each value that is written came from, by its name.
+    """
+
+    against: str
+    fraction: float = 0.001
+    on_mismatch: str = "warn"
+    ops: tuple[str, ...] = ()
+    directory: str | None = None
+    limit: int = 16
+    origin: Origin = field(default=BUILT_IN, compare=False)
+    origins: Mapping[str, Origin] = field(default_factory=dict, compare=False)
+
+    @property
+    def active(self) -> bool:
+        return bool(self.against)
+
+    def speaks_of(self, operator: str, family: str) -> bool:
+        """Whether calls of an operator are compared."""
+        matches = (fnmatch.fnmatchcase(name, pattern) for pattern in self.ops for name in (operator, family))
+        return self.active and (not self.ops or any(matches))
+
+    def as_data(self) -> dict[str, Any] | str:
+        """Plain data for JSON, as a policy file has it."""
+        if not self.active:
+            return "off"
+        return {
+            "against": self.against,
+            "fraction": self.fraction,
+            "on_mismatch": self.on_mismatch,
+            "ops": list(self.ops),
+            "directory": self.directory,
+            "limit": self.limit,
+        }
+
+
+@dataclass(frozen=True)
 class Policy:
     """One layer, or the merger of all.
 
@@ -106,6 +152,7 @@ class Policy:
         require: groups of selectors; a candidate must match one of each group (a merged policy holds one per layer).
         rules: first match decides on `prefer`.
         optional_backends: backends that may be absent without an error.
+        shadow: how calls are compared with another backend; None: this layer does not say.
     """
 
     name: str = "built in"
@@ -117,10 +164,11 @@ class Policy:
     rules: tuple[Rule, ...] = ()
     numerics: Numerics = Numerics()
     optional_backends: tuple[str, ...] = ()
+    shadow: Shadow | None = None
     origin: Origin = field(default=BUILT_IN, compare=False)
 
     def digest(self) -> str:
-        """Of everything that can change a decision; where lines came from does not."""
+        """Of everything that can change what is called; where lines came from does not."""
         return hashlib.sha256(json.dumps(self.as_data(), sort_keys=True).encode()).hexdigest()[:16]
 
     def as_data(self) -> dict[str, Any]:
@@ -129,6 +177,7 @@ class Policy:
         def texts(selectors: Sequence[Selector] | None) -> list[str] | None:
             return None if selectors is None else [s.text for s in selectors]
 
+        shadow = {} if self.shadow is None else {"shadow": self.shadow.as_data()}
         return {
             "prefer": texts(self.prefer),
             "allow": texts(self.allow),
@@ -149,6 +198,7 @@ class Policy:
                 }
                 for r in self.rules
             ],
+            **shadow,
         }
 
 
@@ -156,7 +206,7 @@ def merge(layers: Sequence[Policy]) -> Policy:
     """The effective policy of several layers, strongest first.
 
     `prefer` and `rules` concatenate, stronger first; `deny` and `require` accumulate; the strongest `allow` that is
-    set wins; of each numerical promise the strongest that is set wins.
+    set wins; of each numerical promise the strongest that is set wins, and so does the strongest `shadow`.
     """
 
     def distinct(selectors: list[Selector]) -> tuple[Selector, ...]:
@@ -179,5 +229,6 @@ def merge(layers: Sequence[Policy]) -> Policy:
             {name: where for layer in reversed(layers) for name, where in layer.numerics.origins.items()},
         ),
         optional_backends=tuple(dict.fromkeys(b for layer in layers for b in layer.optional_backends)),
+        shadow=next((layer.shadow for layer in layers if layer.shadow is not None), None),
         origin=layers[0].origin if layers else BUILT_IN,
     )

@@ -13,11 +13,13 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from te_dispatch.core.errors import PolicyError
-from te_dispatch.core.policy_known import did_you_mean
-from te_dispatch.core.policy_yaml import Document, KeyPath
+from te_dispatch.core.policy.known import did_you_mean
+from te_dispatch.core.policy.parse import Document, KeyPath
 
 FormatVersion = Literal[1]
 Portability = Literal["native", "common"]
+OnMismatch = Literal["warn", "raise"]
+Off = Literal["off"]
 WhenScalar = str | int | float | bool | None
 WhenValue = WhenScalar | list[WhenScalar]
 
@@ -55,6 +57,24 @@ class RuleModel(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     require: SomeSelectors | UnsetType = UNSET
 
 
+class ShadowModel(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """Comparing a sample of calls with another backend."""
+
+    against: Annotated[str, Meta(description="The backend that is taken to be right.")]
+    fraction: (
+        Annotated[float, Meta(gt=0, le=1, description="Of the calls that are compared; 0.001 by default.")] | UnsetType
+    ) = UNSET
+    on_mismatch: Annotated[OnMismatch, Meta(description="warn by default.")] | UnsetType = UNSET
+    ops: (
+        Annotated[list[str], Meta(min_length=1, description="Operators or families, globs allowed; all by default.")]
+        | UnsetType
+    ) = UNSET
+    directory: (
+        Annotated[str, Meta(min_length=1, description="Where the inputs of calls that differ are written.")] | UnsetType
+    ) = UNSET
+    limit: Annotated[int, Meta(ge=0, description="So many such files at most; 16 by default.")] | UnsetType = UNSET
+
+
 class PolicyModel(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """A te_dispatch policy."""
 
@@ -75,6 +95,7 @@ class PolicyModel(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True)
         Annotated[list[str], Meta(description="Backends that may be absent from a node.")] | UnsetType
     ) = UNSET
     numerics: NumericsModel | UnsetType = UNSET
+    shadow: ShadowModel | Off | UnsetType = UNSET
     rules: Annotated[list[RuleModel], Meta(description="The first match decides on prefer.")] | UnsetType = UNSET
 
 
@@ -111,6 +132,15 @@ _WORDS = {
 }
 
 
+_ENUMS: dict[str, Any] = {
+    "version": FormatVersion,
+    "fp8_portability": Portability,
+    "on_mismatch": OnMismatch,
+    "shadow": Off,
+}
+_COMPARED = {">=": "of at least", "<=": "of at most", ">": "above"}
+
+
 def _kind(value: object) -> str:
     if value is None:
         return "nothing"
@@ -134,12 +164,16 @@ def _positioned(document: Document, message: str) -> PolicyError:
     if match := re.match(r"Object missing required field `(.*)`", text):
         return document.error(path, f"the key {match.group(1)!r} is missing")
     if text.startswith("Invalid enum value"):
-        options = get_args(FormatVersion if name == "version" else Portability)
+        options = get_args(_ENUMS[name])
         expected = " or ".join(str(option) for option in options)
         hint = did_you_mean(value, [str(o) for o in options], listing=False) if isinstance(value, str) else ""
         return document.error(path, f"{name}: expected {expected}, got {value!r}{hint}")
     if "of length >=" in text:
-        return document.error(path, f"{name}: expected at least one entry, got an empty list")
+        wanted = "a word, got an empty one" if isinstance(value, str) else "at least one entry, got an empty list"
+        return document.error(path, f"{name}: expected {wanted}")
+    if match := re.match(r"Expected `\w+` (>=|<=|>) ([\d.]+)", text):
+        limit = match.group(2).removesuffix(".0")
+        return document.error(path, f"{name}: expected a number {_COMPARED[match.group(1)]} {limit}, got {value}")
     if match := re.match(r"Expected `([^`]*)`", text):
         kinds = list(dict.fromkeys(_WORDS.get(kind, kind) for kind in match.group(1).split(" | ")))
         return document.error(path, f"{name}: expected {' or '.join(kinds)}, got {_kind(value)}")
@@ -175,6 +209,6 @@ def _at(data: Any, path: KeyPath) -> Any:
 
 
 def _fields(path: KeyPath) -> tuple[str, ...]:
-    models: dict[str, type[Struct]] = {"rules": RuleModel, "numerics": NumericsModel}
+    models: dict[str, type[Struct]] = {"rules": RuleModel, "numerics": NumericsModel, "shadow": ShadowModel}
     model = models[str(path[0])] if path else PolicyModel
     return model.__struct_fields__

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import yaml
 
 from te_dispatch.core.errors import PolicyError
-from te_dispatch.core.policy import Origin
+from te_dispatch.core.policy.model import Origin
 
 #: Keys and indices from the top: ``("rules", 0, "prefer", 1)``.
 KeyPath = tuple[str | int, ...]

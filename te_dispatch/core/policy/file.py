@@ -1,8 +1,8 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
 """Reading policy files.
 
-A file is read in four steps, each with line and column in its errors: text to plain data (`policy_yaml`), keys and
-types (`policy_schema`), words (`policy_known`, `policy_when`), contradictions (`policy_check`).
+A file is read in four steps, each with line and column in its errors: text to plain data (`parse`), keys and
+types (`schema`), words (`known`, `when`), contradictions (`check`).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 from msgspec import UNSET
 
 from te_dispatch.core.errors import PolicyError
-from te_dispatch.core.policy import Numerics, Origin, Policy, Rule, Selector, merge
-from te_dispatch.core.policy_check import check_contradictions
-from te_dispatch.core.policy_known import FIRST_PARTY_BACKENDS, Known, did_you_mean
-from te_dispatch.core.policy_schema import PolicyModel, RuleModel, json_schema, read_model
-from te_dispatch.core.policy_when import check_archs, fact_name, read_condition
-from te_dispatch.core.policy_yaml import Document, KeyPath, read_document
+from te_dispatch.core.policy.check import check_contradictions
+from te_dispatch.core.policy.known import FIRST_PARTY_BACKENDS, Known, did_you_mean
+from te_dispatch.core.policy.model import Numerics, Origin, Policy, Rule, Selector, Shadow, merge
+from te_dispatch.core.policy.parse import Document, KeyPath, read_document
+from te_dispatch.core.policy.schema import PolicyModel, RuleModel, json_schema, read_model
+from te_dispatch.core.policy.when import check_archs, fact_name, read_condition
 from te_dispatch.core.shipped import shipped_policies
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ def effective_with_origins(policy: Policy) -> list[tuple[str, Any, Origin]]:
         value = getattr(policy.numerics, name)
         if value is not None:
             found.append((f"numerics.{name}", value, policy.numerics.origins.get(name, Origin())))
+    found.extend(_shadow_with_origins(policy.shadow))
     for index, rule in enumerate(policy.rules):
         path = f"rules[{index}]"
         found.append((f"{path}.op", rule.op, rule.origin))
@@ -80,6 +81,17 @@ def effective_with_origins(policy: Policy) -> list[tuple[str, Any, Origin]]:
         entries(f"{path}.deny", rule.deny, rule.origin)
         entries(f"{path}.require", rule.require, rule.origin)
     return found
+
+
+def _shadow_with_origins(shadow: Shadow | None) -> list[tuple[str, Any, Origin]]:
+    """Values that no file gives stand under the section's own place."""
+    if shadow is None:
+        return []
+    data = shadow.as_data()
+    if isinstance(data, str):
+        return [("shadow", data, shadow.origin)]
+    shown = {name: value for name, value in data.items() if value not in (None, [])}
+    return [(f"shadow.{name}", value, shadow.origins.get(name, shadow.origin)) for name, value in shown.items()]
 
 
 def _locate(text: str, beside: Path) -> tuple[Path | None, str]:
@@ -170,8 +182,27 @@ class _FileReader:
             rules=tuple(self._rule(index, rule) for index, rule in enumerate(model.rules or ())),
             numerics=self._numerics(),
             optional_backends=tuple(model.optional_backends or ()),
+            shadow=self._shadow(),
             origin=self.document.origin(),
         )
+
+    def _shadow(self) -> Shadow | None:
+        model = self.model.shadow
+        if model is UNSET:
+            return None
+        at: KeyPath = ("shadow",)
+        if isinstance(model, str):
+            return Shadow("", origin=self.document.origin(at))
+        problem = self.known.backend_problem(model.against, self.optional)
+        if problem:
+            raise self.document.error((*at, "against"), f"against: {problem}")
+        for index, op in enumerate(model.ops or ()):
+            if problem := self.known.operator_problem(op):
+                raise self.document.error((*at, "ops", index), f"ops: {problem}")
+        given = {name: value for name in model.__struct_fields__ if (value := getattr(model, name)) is not UNSET}
+        origins = {name: self.document.origin((*at, name)) for name in given}
+        given["ops"] = tuple(op.partition("@")[0] for op in given.get("ops", ()))
+        return Shadow(**given, origin=self.document.origin(at), origins=origins)
 
     def _numerics(self) -> Numerics:
         model = self.model.numerics

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from te_dispatch.core.facts import arch_number
-from te_dispatch.core.policy_known import VERSION_PREFIX, Known, did_you_mean
+from te_dispatch.core.policy.known import VERSION_PREFIX, Known, did_you_mean
 from te_dispatch.core.requirements import DEVICE_PREFIX, Compare, Condition, MultipleOf, OneOf, condition_from_policy
 
 _VENDOR = f"{DEVICE_PREFIX}vendor"

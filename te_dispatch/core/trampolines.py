@@ -1,0 +1,92 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""The functions of `te_dispatch.ops`: what they forward to, and the code they run."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from types import CodeType, SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from te_dispatch.core import codegen
+from te_dispatch.core.arguments import check_kinds
+from te_dispatch.core.errors import Declined
+from te_dispatch.core.operator import OPERATORS, Operator
+
+if TYPE_CHECKING:
+    from te_dispatch.core.bindings import Bindings
+    from te_dispatch.core.dispatcher import Dispatcher
+
+
+class Trampolines:
+    """One function per operator, with its exact signature, all in one generated module.
+
+    Args:
+        label: part of the module's name.
+        bindings: those of the process.
+        scope: holds those of the scope in force.
+
+    Attributes:
+        namespace: the module. Beside the functions it holds what they forward to: ``_gemm`` is the callable of the
+            process's bindings, ``_gemm_scoped`` that of the scope in force, ``_gemm_declined`` goes on after a decline
+            and ``_gemm_explain`` raises for an argument of a wrong kind.
+        functions: by operator name.
+    """
+
+    def __init__(self, label: str, bindings: Bindings, scope: ContextVar[Bindings | None]) -> None:
+        self.bindings = bindings
+        self.namespace = codegen.new_namespace(label)
+        self.functions = SimpleNamespace()
+        #: The code that only forwards, where no lookup is inlined.
+        self._forwarding: dict[str, CodeType] = {}
+        self._codes: list[CodeType] = []
+        for operator in OPERATORS.values():
+            self._install(operator, scope)
+
+    def _install(self, operator: Operator, scope: ContextVar[Bindings | None]) -> None:
+        name = operator.name
+        variables = self.namespace.__dict__
+        variables[f"_{name}"] = getattr(self.bindings, name)
+
+        def scoped(*args: Any) -> Any:
+            bindings = scope.get() or self.bindings
+            try:
+                return getattr(bindings, name)(*args)
+            except Declined as declined:
+                return bindings.dispatcher(operator).declined(declined, *args)
+            except (AttributeError, LookupError, TypeError):
+                check_kinds(operator, args)
+                raise
+
+        def explain(*args: Any) -> None:
+            check_kinds(operator, args)
+
+        def declined(exception: Any, *args: Any) -> Any:
+            return self.bindings.dispatcher(operator).declined(exception, *args)
+
+        variables[f"_{name}_scoped"] = scoped
+        variables[f"_{name}_declined"] = declined
+        variables[f"_{name}_explain"] = explain
+        function = codegen.trampoline(operator, self.namespace)
+        self._forwarding[name] = function.__code__
+        setattr(self.functions, name, function)
+
+    def rebind(self, bindings: Bindings) -> None:
+        """Forward to new bindings of the process, which have resolved nothing yet."""
+        self.bindings = bindings
+        for name in OPERATORS:
+            self.namespace.__dict__[f"_{name}"] = getattr(bindings, name)
+            self._use_code(name, self._forwarding[name])
+
+    def publish(self, dispatcher: Dispatcher) -> None:
+        """Forward to a dispatcher's new callable, or look up in its table right here."""
+        name = dispatcher.operator.name
+        self.namespace.__dict__[f"_{name}"] = dispatcher.callable
+        if dispatcher.keyed and dispatcher.table is not None:
+            self._use_code(name, codegen.inlined_code(dispatcher.operator, self.namespace, dispatcher.table))
+        else:
+            self._use_code(name, self._forwarding[name])
+
+    def _use_code(self, name: str, code: CodeType) -> None:
+        """Replace a trampoline's body. Old code stays alive: torch.compile tells code objects apart by address."""
+        self._codes.append(code)
+        getattr(self.functions, name).__code__ = code

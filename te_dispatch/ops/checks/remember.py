@@ -1,0 +1,281 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Checks that remember which calls passed, because a model makes the same calls in every step.
+
+`remembered` wraps a check. The wrapper collects the facts of a call (options, tags of records and quantizers, leading
+shapes) and its tensors, finds the passes with the same facts, and compares the tensors' class, shape, dtype and device
+with those that passed. Where nothing fits the check runs, so a wrong call gets the check's own error: only passes are
+remembered, and no tensor is kept.
+
+Facts and comparison cover everything that a check may read, and nothing of what tensors contain. So whoever writes a
+check
+
+- declares the kind of every argument that is not an option, and reads nothing that the kind does not cover;
+- remembers none that takes lists: comparing those costs as much as checking them.
+
+`tests/bad_input/test_remembered.py` spoils every declared call and compares with the check itself.
+
+The wrapper is generated with the check's exact parameters, because a loop over the arguments would cost more than
+most checks. The check itself stays reachable as `__wrapped__`, the passes as `passed`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import linecache
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+import torch
+from torch.compiler import is_dynamo_compiling  # noqa: F401  # called by generated code
+
+from te_dispatch.numerics.quantized import Quantized
+from te_dispatch.numerics.quantizers import (
+    BlockQuantizer,
+    CurrentQuantizer,
+    DelayedQuantizer,
+    MXFP8Quantizer,
+    NVFP4Quantizer,
+)
+from te_dispatch.ops.checks.likeness import alike
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+#: Sets of facts that one check remembers, and passes with the same facts (tensors of other dtypes, say).
+#: A model makes some tens of different calls; one takes about 2 KiB.
+CAPACITY, PASSES = 1024, 8
+
+#: Tensors whose attributes are facts about memory. Others (fake ones, wrappers) are checked every time.
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+#: Options whose values never change.
+_CONSTANT = (str, int, float, torch.dtype, torch.device)
+_NOTHING: tuple[None, tuple[()]] = (None, ())
+
+
+class Kind(NamedTuple):
+    """What of an argument ``{x}`` is looked at.
+
+    Attributes:
+        facts: code of hashable values, separated by commas.
+        tensors: code of the tensors to compare, separated by commas.
+        first: code that runs before both.
+        lasting: of an argument that is not None: whether a pass that rests on these may be remembered.
+        strides: whether the tensors' strides matter.
+        optional: whether calls usually leave it None. Those that leave all such arguments None are looked at without.
+    """
+
+    facts: str
+    tensors: str = ""
+    first: str = ""
+    lasting: Callable[[Any], bool] = lambda x: True
+    strides: bool = False
+    optional: bool = False
+
+
+def _plain(x: Any) -> bool:
+    return x.__class__ in _PLAIN
+
+
+#: A tensor that is always there, one for each check: its shape is among the facts, because that tells most calls apart.
+LEADING = Kind("{x}.shape", "{x},", lasting=_plain)
+#: A tensor that is always there, only read: its strides do not matter.
+TENSOR = Kind("", "{x},", lasting=_plain)
+#: The same, or None.
+OPTIONAL = Kind("{x} is None", "*(() if {x} is None else ({x},)),", lasting=_plain, optional=True)
+#: A tensor or None. Written to, where elements that share memory are refused.
+WRITTEN = OPTIONAL._replace(strides=True)
+#: A tensor or None that the check looks into where that is free, on the host. There it is looked into every time.
+CONTENTS = OPTIONAL._replace(lasting=lambda x: _plain(x) and not x.is_cpu)
+#: A tensor or a `Quantized` that is always there.
+OPERAND = Kind(
+    "{x}_facts",
+    "*{x}_tensors,",
+    "{x}_facts, {x}_tensors = (True, ({x},)) if {x}.__class__ in _PLAIN else _record({x})",
+    lambda x: _plain(x) or x.__class__ is Quantized,
+)
+#: The same, leading: with the shape of a tensor among the facts. (That of a record always is.)
+LEADING_OPERAND = OPERAND._replace(first=OPERAND.first.replace("(True,", "({x}.shape,"))
+#: A `Quantized` that is always there.
+RECORD = OPERAND._replace(first="{x}_facts, {x}_tensors = _record({x})", lasting=lambda x: x.__class__ is Quantized)
+#: A tensor, a `Quantized` or None.
+OPTIONAL_OPERAND = OPERAND._replace(
+    first=OPERAND.first.replace("else", "else _NOTHING if {x} is None else"), optional=True
+)
+#: A `Quantized` or None that is written to.
+WRITTEN_RECORD = OPTIONAL_OPERAND._replace(lasting=RECORD.lasting, strides=True)
+#: A quantizer that is always there.
+QUANTIZER = OPERAND._replace(first="{x}_facts, {x}_tensors = _quantizer({x})", lasting=lambda x: True)
+#: A quantizer or None.
+OPTIONAL_QUANTIZER = QUANTIZER._replace(
+    first="{x}_facts, {x}_tensors = _NOTHING if {x} is None else _quantizer({x})", optional=True
+)
+#: A word, a flag, a dtype, a device, or None.
+OPTION = Kind("{x}", lasting=lambda x: isinstance(x, _CONSTANT))
+#: A number or None. The class counts too, because 1, 1.0 and True are equal and hash alike.
+NUMBER = OPTION._replace(facts="{x}.__class__, {x}")
+#: The same, usually None.
+OPTIONAL_NUMBER = NUMBER._replace(optional=True)
+#: A tuple of numbers, or None.
+NUMBERS = Kind(
+    "None if {x} is None else _numbers({x})", lasting=lambda x: all(isinstance(n, _CONSTANT) for n in x), optional=True
+)
+
+
+def remembered(**kinds: Kind) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorator of a check: ``@remembered(x=LEADING, quantizer=QUANTIZER)``. Arguments not named are `OPTION`."""
+
+    def wrap(check: Callable[P, R]) -> Callable[P, R]:
+        parameters = inspect.signature(check).parameters
+        if unknown := kinds.keys() - parameters.keys():
+            raise TypeError(f"{check.__name__}: takes no {', '.join(sorted(unknown))}")
+        return _wrapper(check, {name: kinds.get(name, OPTION) for name in parameters})
+
+    return wrap
+
+
+_serial = itertools.count()
+_WRAPPER = """
+def make(check, passed, learn):
+    def look({names}):
+        if {absent}:
+            if {plain}:
+                {first[0]}
+                return ({facts[0]}), ({tensors[0]})
+            {first[1]}
+            return ({facts[1]}), ({tensors[1]})
+        {first[2]}
+        return ({facts[2]}), ({tensors[2]})
+
+    def {name}({names}):
+        if is_dynamo_compiling():
+            return check({names})
+        try:
+            if {absent}:
+                if {plain}:
+                    {first[0]}
+                    for fits, result in passed[({facts[0]})]:
+                        if fits({tensors[0]}):
+                            return result
+                else:
+                    {first[1]}
+                    for fits, result in passed[({facts[1]})]:
+                        if fits({tensors[1]}):
+                            return result
+            else:
+                {first[2]}
+                for fits, result in passed[({facts[2]})]:
+                    if fits({tensors[2]}):
+                        return result
+        except Exception:  # new facts, or something of a kind that was not foreseen: the check shall say
+            pass
+        return learn(look, ({names},))
+
+    return {name}
+"""
+
+
+def _source(name: str, kinds: dict[str, Kind]) -> str:
+    """Calls take one of three forms, which look at less the more usual they are: with all optional arguments None and
+    every operand a plain tensor; with the former; any. The facts of no form equal those of another: they differ in
+    number, or hold a record's tags where the other has a shape.
+    """
+    operands = {x: kind for x, kind in kinds.items() if kind in (OPERAND, LEADING_OPERAND)}
+    usual = {x: kind for x, kind in kinds.items() if not kind.optional}
+    plain = usual | {x: LEADING if kind is LEADING_OPERAND else TENSOR for x, kind in operands.items()}
+    forms = [[[code.format(x=x) for code in kind[:3]] for x, kind in form.items()] for form in (plain, usual, kinds)]
+    return _WRAPPER.format(
+        name=name,
+        names=", ".join(kinds),
+        absent=" and ".join(f"{x} is None" for x, kind in kinds.items() if kind.optional) or "True",
+        plain=" and ".join(f"{x}.__class__ in _PLAIN" for x in operands) or "True",
+        facts=["".join(f"{facts}, " for facts, _, _ in form if facts) for form in forms],
+        tensors=[" ".join(tensors for _, tensors, _ in form) for form in forms],
+        first=["; ".join(first for _, _, first in form if first) or "pass" for form in forms],
+    )
+
+
+def _wrapper(check: Callable[P, R], kinds: dict[str, Kind]) -> Callable[P, R]:
+    passed: dict[Any, Any] = {}
+    learn = functools.partial(_learn, check, tuple(kinds.values()), passed)
+    wrapper = _compiled(_source(check.__name__, kinds), check.__name__)(check, passed, learn)
+    functools.update_wrapper(wrapper, check)
+    wrapper.__defaults__ = check.__defaults__
+    wrapper.passed = passed
+    return wrapper  # type: ignore[no-any-return]
+
+
+def _compiled(source: str, label: str) -> Any:
+    """`make` of a source text, in this module's namespace; tracebacks and debuggers find the text."""
+    filename = f"<te_dispatch remembered {label} {next(_serial)}>"
+    linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
+    made: dict[str, Any] = {}
+    exec(compile(source, filename, "exec"), globals(), made)
+    return made["make"]
+
+
+def _learn(
+    check: Callable[..., Any],
+    kinds: Sequence[Kind],
+    passed: dict[Any, list[Any]],
+    look: Callable[..., Any],
+    arguments: tuple[Any, ...],
+) -> Any:
+    """Run the check; if the call passes and what was looked at is all that this depends on, remember it."""
+    result = check(*arguments)
+    given = [(kind, x) for kind, x in zip(kinds, arguments) if x is not None]
+    if torch.compiler.is_compiling() or not all(kind.lasting(x) for kind, x in given):
+        return result
+    try:
+        facts, tensors = look(*arguments)
+        passes = passed.get(facts, [])
+    except Exception:  # nothing that a kind foresees: checked every time
+        return result
+    if not all(map(_plain, tensors)):
+        return result
+    written = {id(t) for kind, x in given if kind.strides for t in (x,) if _plain(t)}
+    written |= {id(t) for kind, x in given if kind.strides and not _plain(x) for t in _record(x)[1]}
+    if len(passed) >= CAPACITY:
+        passed.clear()
+    # A new list: another thread may be going through the old one.
+    passed[facts] = [(alike(tensors, [id(t) in written for t in tensors]), result), *passes[: PASSES - 1]]
+    return result
+
+
+def _record(r: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Facts and tensors of a `Quantized`: those that belong to a copy that is there."""
+    if r.__class__ is not Quantized:
+        raise TypeError("other classes are checked every time")
+    row, column, scale, whole = r.row_data, r.col_data, r.row_scale_inv, r.global_scale_inv
+    tensors: tuple[Any, ...]
+    if column is None:
+        copies, tensors = "row", (row, scale)
+    elif row is None:
+        copies, tensors = "column", (column, r.col_scale_inv)
+    elif r.col_scale_inv is scale:
+        copies, tensors = "both, one scale", (row, column, scale)
+    else:
+        copies, tensors = "both", (row, column, scale, r.col_scale_inv)
+    if whole is not None:
+        copies, tensors = copies + ", global scale", (*tensors, whole)
+    return (copies, r.encoding, r.scaling, r.scale_layout, r.shape, r.dtype, r.device), tensors
+
+
+def _quantizer(q: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Facts and tensors of a quantizer."""
+    kind = q.__class__
+    if kind is DelayedQuantizer:
+        amax = q.amax
+        return (kind, q.encoding, amax is None), (q.scale,) if amax is None else (q.scale, amax)
+    if kind is CurrentQuantizer:
+        return (kind, q.encoding, q.epsilon.__class__, q.epsilon), ()
+    if kind is BlockQuantizer:
+        return (kind, q.encoding, q.epsilon.__class__, q.epsilon, q.two_d), ()
+    if kind is MXFP8Quantizer or kind is NVFP4Quantizer:
+        return (kind, q.encoding), ()
+    raise TypeError("other classes are checked every time")
+
+
+def _numbers(values: Any) -> Any:
+    return values.__class__, *((n.__class__, n) for n in values)

@@ -1,0 +1,202 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Quantized tensors at the edges of a module: what comes in as one, and what leaves as one.
+
+A module that was asked for ``fp8_output`` or ``fp8_grad`` casts its output, or its input's gradient, once, and hands
+on a `QuantizedTensor`. The module that gets it multiplies with that record instead of casting again, where it is in
+the format that its own cast would give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from te_dispatch import ops
+from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized
+from te_dispatch.numerics.quantizers import DelayedQuantizer, Quantizer
+from te_dispatch.pytorch.compile import returned, snapshot
+from te_dispatch.pytorch.quantized_tensor import QuantizedTensor, as_tensor, record_of
+from te_dispatch.pytorch.saved import with_layout
+
+if TYPE_CHECKING:
+    from te_dispatch.pytorch.delayed_scales import DelayedScales
+
+#: Scalings whose column-wise copy is the row-wise one with its bytes moved.
+_TRANSPOSABLE = ("tensor", "block_2d")
+
+
+class Leaves:
+    """How a product leaves its module.
+
+    Attributes:
+        quantizer: its cast.
+        usage: ``row``, or ``both`` where whoever receives it may need a column-wise copy and cannot make one.
+    """
+
+    __slots__ = ("quantizer", "usage")
+
+    def __init__(self, quantizer: Quantizer, trains: bool) -> None:
+        self.quantizer = quantizer
+        self.usage = "both" if trains and quantizer.scaling not in _TRANSPOSABLE else "row"
+
+
+class Boundary:
+    """The casts at a module's edges under one plan.
+
+    They are those of the first GEMM's input and gradient, which is what the neighbours expect; with delayed scaling
+    each has a state of its own.
+
+    Attributes:
+        output, input_grad: quantizers.
+        forward, backward: their states with delayed scaling, of one tensor each; else None.
+    """
+
+    __slots__ = ("output", "input_grad", "forward", "backward")
+
+    def __init__(
+        self,
+        output: Quantizer,
+        input_grad: Quantizer,
+        forward: DelayedScales | None = None,
+        backward: DelayedScales | None = None,
+    ) -> None:
+        self.output = output
+        self.input_grad = input_grad
+        self.forward = forward
+        self.backward = backward
+
+    @classmethod
+    def delayed(
+        cls, input: Quantizer, grad: Quantizer, margin: int, forward: DelayedScales, backward: DelayedScales
+    ) -> Boundary:
+        """With delayed scaling, in the encodings of the quantizers `input` and `grad`."""
+        forward.retarget([input.max_value], margin)
+        backward.retarget([grad.max_value], margin)
+        output = DelayedQuantizer(input.encoding, input.common, forward.scale_views[0], forward.amax_views[0])
+        input_grad = DelayedQuantizer(grad.encoding, grad.common, backward.scale_views[0], backward.amax_views[0])
+        return cls(output, input_grad, forward, backward)
+
+    def as_replay(self) -> Boundary:
+        """One that repeats this forward bit for bit, whatever the scales are by then, and records nothing in it."""
+        if self.forward is None:
+            return self
+        (scale,) = self.forward.frozen_scales()
+        frozen = DelayedQuantizer(self.output.encoding, self.output.common, scale, None)
+        return Boundary(frozen, self.input_grad, self.forward, self.backward)
+
+
+def operand(x: torch.Tensor, quantizer: Quantizer, usage: str, in_backward: bool = False) -> Quantized:
+    """A Function's input or incoming gradient as a GEMM operand, with the copies `usage` names.
+
+    A `QuantizedTensor` in the quantizer's format is used as it is; the quantizer then records no amax of it.
+    """
+    if isinstance(x, QuantizedTensor):
+        found = _in_format(record_of(x), quantizer, usage)
+        if found is not None:
+            return found
+    return ops.quantize(detached(x), snapshot(quantizer, x, in_backward), usage=usage)
+
+
+def _in_format(x: Quantized, quantizer: Quantizer, usage: str) -> Quantized | None:
+    """x with all copies that `usage` names, None where it has another format or lacks one that cannot be made of it."""
+    if x.encoding != quantizer.encoding or x.scaling != quantizer.scaling:
+        return None
+    if usage != "column" and x.row_data is None:
+        return None
+    if usage != "row" and x.col_data is None:
+        if x.row_data is None or x.scaling not in _TRANSPOSABLE:
+            return None
+        return ops.transpose_quantized(with_layout(x, CANONICAL_SCALES))
+    return x
+
+
+def detached(x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """The values of a `QuantizedTensor` inside a Function, where autograd is not watching; other tensors as they are.
+
+    Args:
+        dtype: of those values; None for the nominal dtype.
+    """
+    return ops.dequantize(record_of(x), dtype=dtype) if isinstance(x, QuantizedTensor) else x
+
+
+def leaving(x: torch.Tensor, leaves: Leaves) -> QuantizedTensor:
+    """A plain gradient as it leaves a module's backward."""
+    return as_tensor(ops.quantize(x, snapshot(leaves.quantizer, x, in_backward=True), usage=leaves.usage))
+
+
+def leaving_product(
+    a: Quantized,
+    b: Quantized,
+    leaves: Leaves,
+    after: torch.Tensor,
+    dtype: torch.dtype,
+    in_backward: bool,
+    **how: Any,
+) -> QuantizedTensor:
+    """A product as it leaves a module: cast from its fp32 sums, with the nominal dtype `dtype`.
+
+    Args:
+        after: an input of the Function, or the incoming gradient, as `snapshot` wants it; `in_backward` says which.
+        how: the other arguments of `ops.gemm`.
+    """
+    quantizer = snapshot(leaves.quantizer, after, in_backward)
+    if leaves.usage == "row":
+        return as_tensor(ops.gemm(a, b, out_dtype=dtype, out_quantizer=quantizer, **how).out)  # type: ignore[arg-type]
+    record = ops.quantize(ops.gemm(a, b, out_dtype=torch.float32, **how).out, quantizer, usage=leaves.usage)  # type: ignore[arg-type]
+    record.dtype = dtype
+    return as_tensor(record)
+
+
+def outgoing(ctx: Any, out: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """What a Function returns of its `out`: `out` itself; while compiling, of a `QuantizedTensor` (stand-in, parts).
+
+    Dynamo takes the gradient of a Function's output to be of the output's class, but the gradient of a quantized
+    output is an ordinary tensor. So a traced Function returns a stand-in of the output's shape and dtype, which takes
+    the gradient, with the tensors of the record beside it, and `arrived` makes the `QuantizedTensor` of them.
+    """
+    if not (torch.compiler.is_compiling() and isinstance(out, QuantizedTensor)):
+        return (returned(out),)
+    record = record_of(out)
+    parts = [part for part in (getattr(record, name) for name in _PARTS) if part is not None]
+    ctx.mark_non_differentiable(*parts)
+    return returned(torch.zeros((), dtype=out.dtype, device=out.device).expand(out.shape)), *parts
+
+
+def arrived(stand_in: torch.Tensor, parts: Sequence[torch.Tensor], leaves: Leaves) -> torch.Tensor:
+    """The `QuantizedTensor` of a traced Function's `outgoing` results."""
+    return _Arrived.apply(stand_in, _Parts(parts, leaves))  # type: ignore[no-any-return]
+
+
+#: The tensors of a record that leaves a module, in the order of `outgoing`; those it has depend on `Leaves`.
+_PARTS = ("row_data", "row_scale_inv", "col_data", "col_scale_inv", "global_scale_inv")
+
+
+class _Parts:
+    """What `_Arrived` makes a tensor of."""
+
+    __slots__ = ("tensors", "leaves")
+
+    def __init__(self, tensors: Sequence[torch.Tensor], leaves: Leaves) -> None:
+        self.tensors = tensors
+        self.leaves = leaves
+
+
+class _Arrived(torch.autograd.Function):
+    """(stand-in, parts of a record) -> `QuantizedTensor`; the gradient passes unlooked at."""
+
+    @staticmethod
+    def forward(ctx: Any, stand_in: torch.Tensor, parts: _Parts) -> torch.Tensor:
+        quantizer, both = parts.leaves.quantizer, parts.leaves.usage == "both"
+        row, row_scale, *rest = parts.tensors
+        col, col_scale = rest[:2] if both else (None, None)
+        global_scale = rest[-1] if quantizer.scaling == "nvfp4" else None
+        return QuantizedTensor(
+            row, col, row_scale, col_scale, global_scale, quantizer.encoding, quantizer.scaling, CANONICAL_SCALES,
+            stand_in.shape, stand_in.dtype,
+        )  # fmt: skip
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return dy, None

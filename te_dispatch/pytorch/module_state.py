@@ -1,0 +1,150 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""The delayed-scaling state of a GEMM module: where it is kept, how it moves, how it is saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from te_dispatch.common.recipe import DelayedScaling
+from te_dispatch.pytorch.delayed_scales import DelayedScales
+
+_EXTRA_STATE_FORMAT = 1
+
+
+class ScaledModule(torch.nn.Module):
+    """A module with delayed-scaling state.
+
+    The state is kept as plain attributes: dtype casts leave it alone, DDP and FSDP do not see it, device moves take it
+    along, and `get_extra_state` saves it. Each is None until something needs it: those of the GEMMs until the first
+    use of delayed scaling, those of the boundary until something is to leave the module quantized.
+    """
+
+    #: How many weights the module has; each has an input, a weight and a gradient that are cast.
+    gemm_count = 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._forward_scales: DelayedScales | None = None
+        self._backward_scales: DelayedScales | None = None
+        self._output_scales: DelayedScales | None = None
+        self._input_grad_scales: DelayedScales | None = None
+
+    def _states(self) -> dict[str, tuple[str, int]]:
+        """(attribute, number of tensors) of each state, by its name in the extra state."""
+        return {
+            "forward": ("_forward_scales", 2 * self.gemm_count),
+            "backward": ("_backward_scales", self.gemm_count),
+            "output": ("_output_scales", 1),
+            "input_grad": ("_input_grad_scales", 1),
+        }
+
+    def _live(self) -> dict[str, DelayedScales]:
+        """The states that there are."""
+        found = {key: getattr(self, attribute) for key, (attribute, _) in self._states().items()}
+        return {key: scales for key, scales in found.items() if scales is not None}
+
+    def _scales_identity(self) -> list[Any]:
+        """What a plan of delayed scaling depends on and cannot follow: memory and maxima."""
+        return [
+            None if scales is None else (scales.history.data_ptr(), scales.max_values, scales.group)
+            for scales in (self._forward_scales, self._backward_scales)
+        ]
+
+    def _scales_for(self, recipe: DelayedScaling, device: torch.device) -> tuple[DelayedScales, DelayedScales]:
+        """The states of the GEMMs."""
+        return self._fitted("forward", recipe, device), self._fitted("backward", recipe, device)
+
+    def _boundary_scales_for(self, recipe: DelayedScaling, device: torch.device) -> tuple[DelayedScales, DelayedScales]:
+        """The states of what leaves the module quantized: its output, its input's gradient."""
+        return self._fitted("output", recipe, device), self._fitted("input_grad", recipe, device)
+
+    def _fitted(self, key: str, recipe: DelayedScaling, device: torch.device) -> DelayedScales:
+        attribute, count = self._states()[key]
+        scales: DelayedScales | None = getattr(self, attribute)
+        if scales is None:
+            scales = DelayedScales.fresh(recipe.amax_history_len, count, device)
+            setattr(self, attribute, scales)
+        scales.move(device)
+        scales.resize(recipe.amax_history_len)
+        return scales
+
+    def _forget_plan(self) -> None:
+        """Let go of what was made for the state as it was."""
+        raise NotImplementedError
+
+    def _forget_weights(self) -> None:
+        """Let go of quantized weights."""
+        raise NotImplementedError
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> ScaledModule:
+        super()._apply(fn, recurse)
+        for scales in self._live().values():
+            # Only where fn moves tensors is of interest: a float32 probe tells, whatever it does to dtypes.
+            with torch.no_grad():
+                device = fn(torch.zeros((), dtype=torch.float32, device=scales.device)).device
+            if device.type != "meta":
+                scales.move(device)
+        self._forget_plan()
+        return self
+
+    def get_extra_state(self) -> dict[str, Any] | None:
+        """The delayed-scaling state as plain data, None before the first use of delayed scaling."""
+        live = self._live()
+        if not live:
+            return None
+        data = {key: scales.as_data() for key, scales in live.items()}
+        return {"format": _EXTRA_STATE_FORMAT, "recipe": "delayed", **data}
+
+    def set_extra_state(self, state: Any) -> None:
+        """Take the state of `get_extra_state`; None changes nothing.
+
+        Another history length than the recipe's is adapted at the next use: the newest steps are kept.
+
+        Raises:
+            RuntimeError: a state that is not one of this module's.
+        """
+        if state is None:
+            return
+        name = type(self).__name__
+        if not isinstance(state, dict) or state.get("format") != _EXTRA_STATE_FORMAT:
+            found = state.get("format") if isinstance(state, dict) else type(state).__name__
+            raise RuntimeError(f"{name}: extra state must have format {_EXTRA_STATE_FORMAT}, got {found!r}")
+        for key, (attribute, count) in self._states().items():
+            if key not in state and key in ("output", "input_grad"):
+                continue  # nothing left the module quantized
+            loaded = DelayedScales.from_data(state[key], count, f"{name}: extra state, {key}")
+            live = getattr(self, attribute)
+            if live is None:
+                setattr(self, attribute, loaded)
+            else:
+                live.load(loaded)
+        self._forget_plan()
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        key = f"{prefix}_extra_state"
+        if destination.get(key, self) is None:
+            # Nothing to save: a model that never used delayed scaling has the keys of its torch.nn twin.
+            del destination[key]
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Mapping[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+        key = f"{prefix}_extra_state"
+        if key in missing_keys:
+            # Checkpoints of high-precision training have none; scales then start as in a new model.
+            missing_keys.remove(key)
+        self._forget_weights()
