@@ -1,0 +1,180 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""A conformance run in the terminal: how far it is, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from te_dispatch.cli.console import err, out
+from te_dispatch.conformance import certification
+from te_dispatch.conformance.outcome import Outcome, failed
+from te_dispatch.conformance.report.record import Cell, Report
+from te_dispatch.core.operator import OPERATORS
+
+#: Failures that the terminal shows in full, and reasons per implementation; all are in the files.
+_FAILURES, _REASONS = 10, 3
+#: Of so many units or fewer, what was judged is shown too: somebody looks at one of them.
+_LOOKED_AT = 3
+#: Lines of progress where standard error is a file: a log is no place for a moving bar.
+_LINES = 10
+_COLOURS = {"passed": "green", "failed": "red", "not_claimed": "dim"}
+
+
+@contextmanager
+def progress(quiet: bool) -> Iterator[certification.Progress]:
+    """What to tell of every outcome: a bar on a terminal, now and then a line elsewhere, or nothing."""
+    console = err()
+    if quiet:
+        yield lambda outcome, done, total: None
+    elif console.is_terminal:
+        with _bar(console) as told:
+            yield told
+    else:
+        yield _lines(console)
+
+
+@contextmanager
+def _bar(console: Console) -> Iterator[certification.Progress]:
+    columns = (
+        TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        TimeRemainingColumn(), TextColumn("{task.fields[failures]}", style="red"),
+    )  # fmt: skip
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("planning", total=None, failures="")
+        failures = 0
+
+        def told(outcome: Outcome, done: int, total: int) -> None:
+            nonlocal failures
+            if failed(outcome):
+                failures += 1
+                if failures <= _FAILURES:
+                    bar.console.print(_failure(outcome.unit, outcome.message), soft_wrap=True)
+            words = f"{failures} failed" if failures else ""
+            name = outcome.parsed.implementation
+            bar.update(task, total=total, completed=done, description=f"{name[:32]:<32}", failures=words)
+
+        yield told
+
+
+def _lines(console: Console) -> certification.Progress:
+    failures = 0
+
+    def told(outcome: Outcome, done: int, total: int) -> None:
+        nonlocal failures
+        failures += failed(outcome)
+        if done * _LINES // total > (done - 1) * _LINES // total:
+            console.print(Text(f"{done} of {total} units, {failures} failed"))
+
+    return told
+
+
+def show(report: Report) -> None:
+    """The matrix, what is not claimed, the first failures, and the sum."""
+    console = out()
+    asked = report.settings
+    title = f"Claimed cases, and their worst error over its bound, against {asked.against}, level {asked.level}"
+    console.print(Text(title, style="bold"))
+    console.print(_matrix(report))
+    _not_claimed(console, report)
+    failures = report.failures()
+    for outcome in failures[:_FAILURES]:
+        console.print(_failure(outcome.unit, outcome.message), soft_wrap=True)
+        console.print(Text(f"  {report.reproducer(outcome)}", style="dim"), soft_wrap=True)
+    if len(failures) > _FAILURES:
+        console.print(Text(f"... and {len(failures) - _FAILURES} more failures, all of them in the files", style="red"))
+    if len(report.outcomes) <= _LOOKED_AT:
+        for outcome in report.outcomes:
+            _judged(console, outcome)
+    console.print(sentence(report))
+
+
+def sentence(report: Report) -> Text:
+    """The counts, and whether that is good."""
+    counts = report.counts
+    always = ("claimed", "passed", "failed", "not_claimed")
+    words = ", ".join(f"{counts[name]} {name.replace('_', ' ')}" for name in always)
+    rest = ("skipped", "expected_failure", "unexpected_pass")
+    words += "".join(f", {counts[name]} {name.replace('_', ' ')}" for name in rest if counts[name])
+    if not counts["claimed"]:
+        words += ": nothing was claimed, so nothing is certified"
+    return Text(words, style="green" if report.ok else "red")
+
+
+def _matrix(report: Report) -> Table:
+    cells = {(cell.operator, cell.backend): cell for cell in report.cells()}
+    backends = list(dict.fromkeys(backend for _, backend in cells))
+    table = Table()
+    table.add_column("operator", no_wrap=True)
+    for backend in backends:
+        table.add_column(backend)
+    family = None
+    for operator in dict.fromkeys(operator for operator, _ in cells):
+        this = OPERATORS[operator].family if operator in OPERATORS else "other"
+        if family not in (None, this):
+            table.add_section()
+        family = this
+        table.add_row(operator, *(_cell(cells.get((operator, backend))) for backend in backends))
+    return table
+
+
+def _cell(cell: Cell | None) -> Text:
+    if cell is None:
+        return Text("-", style="dim")
+    counts = cell.counts
+    if cell.state == "not_claimed":
+        return Text("not claimed", style="dim")
+    bad = counts["failed"] + counts["unexpected_pass"]
+    words = f"{bad} of {counts['claimed']} failed" if bad else f"{counts['passed']} passed"
+    worst = cell.worst
+    if worst is not None and 0 < worst.ratio < float("inf"):
+        words += f", {worst.ratio:.2g}"
+    words += f", {counts['expected_failure']} known" if counts["expected_failure"] else ""
+    return Text(words, style=_COLOURS[cell.state])
+
+
+def _not_claimed(console: Console, report: Report) -> None:
+    found = report.not_claimed()
+    if not found:
+        return
+    console.print(Text("Not claimed", style="bold"))
+    table = Table()
+    table.add_column("implementation", overflow="fold")
+    table.add_column("cases", justify="right")
+    table.add_column("reason", overflow="fold", ratio=1)
+    for implementation, reasons in found.items():
+        ordered = sorted(reasons.items(), key=lambda item: -item[1])
+        for place, (reason, count) in enumerate(ordered[:_REASONS]):
+            table.add_row(implementation if place == 0 else "", str(count), Text(reason))
+        if len(ordered) > _REASONS:
+            left = sum(count for _, count in ordered[_REASONS:])
+            table.add_row("", str(left), Text(f"{len(ordered) - _REASONS} more reasons, in the files", style="dim"))
+    console.print(table)
+
+
+def _failure(unit: str, message: str) -> Text:
+    return Text(f"FAILED {unit}\n  {message}", style="red")
+
+
+def _judged(console: Console, outcome: Outcome) -> None:
+    """What one unit's results were compared with, element by element."""
+    if not outcome.findings:
+        return
+    console.print(Text(f"{outcome.state.replace('_', ' ')}: {outcome.unit}"))
+    table = Table()
+    for name in ("result", "rule", "error / bound", "wrong", "worst at", "actual", "expected", "limit"):
+        table.add_column(name, overflow="fold", justify="right" if name in ("error / bound", "wrong") else "left")
+    for finding in outcome.findings:
+        table.add_row(
+            Text(finding.path), finding.rule, f"{finding.ratio:.3g}", f"{finding.bad} of {finding.total}",
+            Text(str(list(finding.index)) if finding.index else ""), finding.actual, finding.expected, finding.limit,
+            style="" if finding.passed else "red",
+        )  # fmt: skip
+    console.print(table)
+    for note in outcome.notes:
+        console.print(Text(note))

@@ -1,0 +1,103 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""exp, tanh and the logistic function in fp32, and the functions that activations are made of.
+
+What is asked of an implementation: exp and tanh within 2 ulp (4 u32 relatively: CUDA's and ROCm's full-precision
+functions promise 2, the C library 1), divisions and square roots within 1. The approximations that some compilers put
+in with "fast math" (tanh.approx: 2^-11) do not meet it, and are not what "computed in fp32" means.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from te_dispatch.conformance.bounds import U32
+from te_dispatch.conformance.bounds.known import FLUSH, Known
+
+#: Relative error of exp and tanh.
+TWO_ULP = 4 * U32
+_ROOT = math.sqrt(2 / math.pi)
+_CUBIC = 0.044715
+QGELU = 1.702
+
+
+def logistic(t: Known) -> Known:
+    """s = 1 / (1 + exp(-t)).
+
+    d log s' / dt lies in [-1, 1], so an error tau of t moves s by at most s (1 - s) (e^tau - 1). exp's own relative
+    error counts (1 - s) times, the sum and the quotient 4 u32. Above t = 20, exp(-t) is below a quarter ulp of 1 and
+    the computed s is 1. The smallest results may be flushed.
+    """
+    s = torch.sigmoid(t.value)
+    c = torch.sigmoid(-t.value)
+    error = s * (c * (torch.expm1(t.error.clamp_max(60.0)) + TWO_ULP) + 4 * U32) + FLUSH
+    return Known(s, torch.where(t.value - t.error > 20, c, error))
+
+
+def one_minus_logistic(t: Known, s: Known) -> Known:
+    """1 - s, computed so: the error of s, and a rounding unless s is 1."""
+    c = torch.sigmoid(-t.value)
+    return Known(c, torch.where(t.value - t.error > 20, s.error, s.error + U32 * (c + s.error)))
+
+
+def tanh(t: Known) -> Known:
+    """d log(1 - tanh^2) / dt lies in [-2, 2], so an error tau moves it by at most (1 - tanh^2) (e^(2 tau) - 1) / 2.
+    Beyond |t| = 10, 1 - |tanh| is below a tenth of an ulp and the computed value is 1."""
+    value = torch.tanh(t.value)
+    below_one = 2 * torch.sigmoid(-2 * t.value.abs())  # 1 - |tanh|, without cancelling
+    error = below_one * (2 - below_one) * torch.expm1(2 * t.error.clamp_max(30.0)) / 2 + TWO_ULP * value.abs() + FLUSH
+    return Known(value, torch.where(t.value.abs() - t.error > 10, below_one, error))
+
+
+def _gelu_argument(x: Known) -> Known:
+    return (x + x * x * x * _CUBIC) * _ROOT
+
+
+def gelu(x: Known) -> Known:
+    """0.5 x (1 + tanh(t)): as the contract writes it, with the absolute error of u32 |x| where 1 + tanh cancels."""
+    t = _gelu_argument(x)
+    factor = tanh(t) + 1.0
+    # The exact sum where it cancels: 1 + tanh(t) = 2 s(2 t).
+    return x * Known(torch.sigmoid(2 * t.value) * 2, factor.error) * 0.5
+
+
+def gelu_derivative(x: Known) -> Known:
+    """0.5 (1 + tanh t) + 0.5 x (1 - tanh^2 t) t'."""
+    t = _gelu_argument(x)
+    th = tanh(t)
+    first = Known(torch.sigmoid(2 * t.value) * 2, (th + 1.0).error) * 0.5
+    # 1 - tanh^2 = 4 s (1 - s) at 2 t, exactly; computed it errs by 2 |tanh| times tanh's error and two roundings near
+    # 1, which are none where tanh is 1.
+    value = 4 * torch.sigmoid(2 * t.value) * torch.sigmoid(-2 * t.value)
+    saturated = t.value.abs() - t.error > 10
+    error = 2 * th.error + torch.where(saturated, 0.0, 2 * U32 * th.value.square())
+    slope = (x * x * (3 * _CUBIC) + 1.0) * _ROOT
+    return first + x * Known(value, error) * slope * 0.5
+
+
+def gated_logistic(x: Known, alpha: float) -> Known:
+    """x s(alpha x)."""
+    return x * logistic(x * alpha if alpha != 1.0 else x)
+
+
+def gated_logistic_derivative(x: Known, alpha: float) -> Known:
+    """s (1 + alpha x (1 - s))."""
+    t = x * alpha if alpha != 1.0 else x
+    s = logistic(t)
+    return s * (t * one_minus_logistic(t, s) + 1.0)
+
+
+def logistic_derivative(x: Known) -> Known:
+    s = logistic(x)
+    return s * one_minus_logistic(x, s)
+
+
+def relu(x: Known) -> Known:
+    """Exact: an error of x passes where x may be positive."""
+    return Known(x.value.clamp_min(0), torch.where(x.value + x.error > 0, x.error, torch.zeros_like(x.error)))
+
+
+def step(x: Known) -> Known:
+    """1 where x is positive."""
+    return Known.exactly(x.value > 0)

@@ -1,0 +1,52 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Matrix products as values known within a bound."""
+
+from __future__ import annotations
+
+import torch
+
+from te_dispatch.conformance.bounds import U32
+from te_dispatch.conformance.bounds.known import Known, gamma
+
+#: How sums over k are accumulated: in fp32; on FP8 units without and with promotion of partial sums.
+MODES = ("fp32", "fast", "split")
+
+#: FP8 units of the sm_90 generation align products and accumulator to the largest of them and cut 14 bits off, so each
+#: product errs by up to one unit of the 14th: 2^-13. Measured there: 7e-2 at k = 4096 and one sign, 6e-4 split.
+U14 = 2.0**-13
+#: Partial sums of so many products are promoted to fp32 where accumulation is split.
+PROMOTED = 128
+#: Roundings of a term beyond those of its sum: the product, both operands' scales, and the scales' product.
+_EXTRA = 4
+
+
+def accumulation(k: int, mode: str) -> float:
+    """The error of a sum of k products, relative to sum |a| |b|.
+
+    fp32: gamma(k + 4) in units of u32: k - 1 additions in any order, the product (exact for FP8, bf16 and fp16), and
+    the scales that were multiplied into operands or sum. TF32 products are not fp32: they err by 2^-11 relative to
+    each product, which is as much as this only where k is above 8192.
+    fast: each of k products, aligned to an accumulator that is at most sum |a| |b|, errs by 2^-13 of that.
+    split: the same within each 128 products, whose own sum of magnitudes is what it is relative to; then fp32.
+    """
+    full = gamma(k + _EXTRA)
+    if mode == "fast":
+        return full + min(k * U14, 1.0)
+    if mode == "split":
+        return full + min(k, PROMOTED) * U14
+    return full
+
+
+def product(a: torch.Tensor, b: torch.Tensor, mode: str) -> Known:
+    """(m, k) times (k, n), float64 values, each exact.
+
+    A product or a partial sum below the normal range of fp32 may be lost: k smallest normal numbers at most.
+    """
+    k = a.shape[1]
+    magnitude = a.abs() @ b.abs()
+    return Known(a @ b, accumulation(k, mode) * magnitude + (k + 1) * 2.0**-126)
+
+
+def operand_sum(x: torch.Tensor, dim: int) -> Known:
+    """Sums over k of an operand, whose scaled values are rounded to fp32 first where it is a record."""
+    return Known(x, U32 * x.abs()).sum(dim)

@@ -1,0 +1,346 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Casts of values that are only known within a bound, and what records stand for: the kit's own arithmetic.
+
+A fused operator casts a number that it computed in fp32, so its codes cannot be asked for by bits. But everything from
+the number to the code is monotonic: amax, scale, product and encoding of the interval's ends enclose what a right
+implementation may write. Scales are judged first, against the interval of the amax; codes then against the scale that
+the implementation itself reports, which is how they will be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, Union
+
+import torch
+
+from te_dispatch.conformance.bounds import U32
+from te_dispatch.conformance.bounds.known import Known
+from te_dispatch.conformance.decoding import decode, nibbles
+from te_dispatch.conformance.encoding import nearest
+from te_dispatch.conformance.rules import Bitwise, Codes, Rule, Within
+from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized, row_count
+from te_dispatch.numerics.quantizers import (
+    BLOCK,
+    BlockQuantizer,
+    CurrentQuantizer,
+    DelayedQuantizer,
+    NVFP4Quantizer,
+    Quantizer,
+)
+from te_dispatch.ops.shapes import ceil_div, scale_shapes
+
+_LARGEST = torch.finfo(torch.float32).max
+
+
+def _spread(per_block: torch.Tensor, rows: int, columns: int, shape: tuple[int, int]) -> torch.Tensor:
+    wide = per_block.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
+    return wide[: shape[0], : shape[1]]
+
+
+def _canonical(scale: torch.Tensor, x: Quantized, column: bool) -> torch.Tensor:
+    """Scales of a copy in canonical order (`te_dispatch.ops.relayout_scales` defines the others)."""
+    if x.scale_layout == CANONICAL_SCALES:
+        return scale
+    rows, columns = scale_shapes(x.shape, x.scaling)[1 if column else 0]
+    if x.scale_layout == "gemm_1d":
+        return scale.t()[:rows, :columns]
+    if x.scale_layout == "gemm_2d":
+        return scale[:rows, :columns]
+    if x.scale_layout != "swizzled_32x4x4":
+        raise ValueError(f"scale_layout: got {x.scale_layout!r}, expected canonical, gemm_1d, gemm_2d, swizzled_32x4x4")
+    turned = x.scaling == "mxfp8" and column
+    lines, blocks = (columns, rows) if turned else (rows, columns)
+    tiles = scale.reshape(ceil_div(lines, 128), ceil_div(blocks, 4), 32, 4, 4).permute(0, 3, 2, 1, 4)
+    found = tiles.reshape(ceil_div(lines, 128) * 128, ceil_div(blocks, 4) * 4)[:lines, :blocks]
+    return found.t() if turned else found
+
+
+def _e8m0(codes: torch.Tensor) -> torch.Tensor:
+    return torch.where(codes == 0xFF, torch.nan, torch.exp2(codes.double() - 127))
+
+
+def values(x: Union[torch.Tensor, Quantized], column: bool = False) -> torch.Tensor:
+    """float64 (M, K): what an operand stands for, exactly; of a record, the copy asked for where it has both."""
+    if isinstance(x, torch.Tensor):
+        return x.double().reshape(row_count(x), x.shape[-1])
+    column = x.row_data is None or (column and x.col_data is not None)
+    m, k = row_count(x), x.shape[-1]
+    data, scale = (x.col_data, x.col_scale_inv) if column else (x.row_data, x.row_scale_inv)
+    assert data is not None and scale is not None
+    turned = column and x.scaling != "mxfp8"
+    shape = (k, m) if turned else (m, k)
+    scale = _canonical(scale, x, column)
+    if x.scaling == "tensor":
+        factor = scale.double().reshape(1, 1)
+    elif x.scaling == "mxfp8":
+        factor = _spread(_e8m0(scale), *((32, 1) if column else (1, 32)), shape)
+    elif x.scaling == "nvfp4":
+        assert x.global_scale_inv is not None
+        # The contract rounds this product to fp32.
+        factor = (decode(scale, "e4m3fn").float() * x.global_scale_inv).double()
+        factor = _spread(factor, 1, 16, shape)
+        data = nibbles(data.reshape(shape[0], ceil_div(shape[1], 2)))[:, : shape[1]]
+    else:
+        factor = _spread(scale.double(), 128 if x.scaling == "block_2d" else 1, 128, shape)
+    found = decode(data.reshape(shape), x.encoding) * factor
+    return found.t() if turned else found
+
+
+class _Interval(NamedTuple):
+    """Both ends, float64."""
+
+    low: torch.Tensor
+    high: torch.Tensor
+
+
+def _ends(known: Known) -> _Interval:
+    """Of the fp32 number that is cast. An Inf or NaN has no error."""
+    error = torch.where(known.value.isfinite(), known.error + U32 * known.value.abs(), 0.0)
+    return _Interval(known.value - error, known.value + error)
+
+
+def _magnitude(ends: _Interval) -> _Interval:
+    """Of |x|; NaN counts as 0, as amax has it."""
+    high = torch.maximum(ends.low.abs(), ends.high.abs())
+    low = torch.where((ends.low <= 0) & (ends.high >= 0), 0.0, torch.minimum(ends.low.abs(), ends.high.abs()))
+    return _Interval(low.nan_to_num(0.0, posinf=torch.inf), high.nan_to_num(0.0, posinf=torch.inf))
+
+
+def _block_max(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    m, k = x.shape
+    if not x.numel():
+        return x.new_zeros((ceil_div(m, rows), ceil_div(k, columns)))
+    padded = torch.nn.functional.pad(x, (0, -k % columns, 0, -m % rows))
+    tiles = padded.reshape(padded.shape[0] // rows, rows, padded.shape[1] // columns, columns)
+    return tiles.amax((1, 3))
+
+
+def _scale_of(amax: torch.Tensor, quantizer: Union[CurrentQuantizer, BlockQuantizer], max_value: float) -> torch.Tensor:
+    """float32: RN32(max / max(amax, epsilon)), never Inf; 1 for an amax of 0 or Inf; mantissa cleared on request."""
+    amax = amax.float().clamp_min(quantizer.epsilon)
+    scale = (torch.full_like(amax, max_value) / amax).clamp_max(_LARGEST)
+    if quantizer.power_of_two:
+        scale = (scale.view(torch.int32) & 0x7F800000).view(torch.float32)
+    return torch.where((amax > 0) & amax.isfinite(), scale, 1.0)
+
+
+def _around(scale_inv: torch.Tensor) -> _Interval:
+    """The scales whose reciprocal rounds to `scale_inv`: it is nearer to that than its neighbours are."""
+    inverse = scale_inv.float()
+    up = torch.nextafter(inverse, torch.full_like(inverse, torch.inf)).double()
+    down = torch.nextafter(inverse, torch.zeros_like(inverse)).double()
+    return _Interval((1 / up).nan_to_num(0.0), (1 / down).clamp_max(_LARGEST))
+
+
+def _power_of_two(scales: _Interval) -> _Interval:
+    """The one power of two among them."""
+    exact = torch.exp2((scales.low * scales.high).sqrt().log2().round())
+    return _Interval(exact, exact)
+
+
+def _products(ends: _Interval, scales: _Interval) -> _Interval:
+    """RN32 of every product of a value and a scale (scales are not negative)."""
+    low = torch.minimum(ends.low * scales.low, ends.low * scales.high)
+    high = torch.maximum(ends.high * scales.low, ends.high * scales.high)
+    return _Interval(low.float().double(), high.float().double())
+
+
+def _codes(ends: _Interval, quantizer: Quantizer) -> Codes:
+    name, top, keeps = quantizer.encoding, quantizer.max_value, quantizer.keeps_negative_zero
+    return Codes(name, nearest(ends.low, name, top, keeps), nearest(ends.high, name, top, keeps))
+
+
+def _between(low: torch.Tensor, high: torch.Tensor, expected: torch.Tensor) -> Within:
+    """Within an interval that need not have `expected` in its middle."""
+    want = expected.double().reshape(low.shape)
+    limit = torch.maximum((want - low.double()).abs(), (high.double() - want).abs())
+    return Within(limit.reshape(expected.shape))
+
+
+def _scale_inv_rule(
+    amax: _Interval, quantizer: Union[CurrentQuantizer, BlockQuantizer], expected: torch.Tensor
+) -> Within:
+    """A larger amax gives a smaller scale and a larger inverse. Where the amax may be 0 or not, the scale may be 1."""
+    ends = [1.0 / _scale_of(end, quantizer, quantizer.max_value) for end in amax]
+    rule = _between(ends[0], ends[1], expected)
+    either = (
+        (amax.low == 0) & (amax.high > 0) if quantizer.epsilon == 0.0 else torch.zeros_like(amax.low, dtype=torch.bool)
+    )
+    return Within(torch.where(either.reshape(expected.shape), torch.inf, rule.limit))
+
+
+def cast_rules(
+    path: str,
+    quantizer: Quantizer,
+    known: Known,
+    actual: Mapping[str, torch.Tensor],
+    expected: Mapping[str, torch.Tensor],
+    argument: str = "quantizer",
+) -> dict[str, Rule]:
+    """Rules of all parts of a record, and of the amax that a delayed quantizer accumulates.
+
+    Args:
+        path: of the record among the results, e.g. ``y_quantized``.
+        quantizer: as it was before the call.
+        known: what is cast, of the record's logical shape.
+        actual, expected: all results by path.
+        argument: name of the parameter that holds the quantizer.
+    """
+    columns = known.value.shape[-1]
+    matrix = known.reshape(known.value.numel() // max(columns, 1) if columns else 0, columns)
+    rules: dict[str, Rule] = {}
+    for copy, turned in (("row", False), ("col", True)):
+        data, scale = f"{path}.{copy}_data", f"{path}.{copy}_scale_inv"
+        if data not in actual:
+            continue
+        ends = _ends(matrix.t() if turned else matrix)
+        parts = {name: (actual[name], expected[name]) for name in (data, scale)}
+        global_inv = actual.get(f"{path}.global_scale_inv")
+        codes, scales = _copy_rules(ends, quantizer, parts[scale], global_inv, turned)
+        shape = actual[data].shape
+        if quantizer.scaling == "mxfp8" and turned:
+            codes = Codes(codes.encoding, codes.low.t(), codes.high.t())
+        if quantizer.scaling != "nvfp4":
+            codes = Codes(codes.encoding, codes.low.reshape(shape), codes.high.reshape(shape))
+        else:
+            codes = _packed(codes, (*shape[:-1], codes.low.shape[-1]))
+        rules |= {data: codes, scale: scales}
+    if f"{path}.global_scale_inv" in actual:
+        amax = _Interval(
+            *(end.amax().reshape(1) if end.numel() else torch.zeros(1) for end in _magnitude(_ends(matrix)))
+        )
+        rules[f"{path}.global_scale_inv"] = _scale_inv_rule(amax, _GLOBAL, expected[f"{path}.global_scale_inv"])
+    rules |= _amax_rule(quantizer, matrix, expected, argument)
+    return rules
+
+
+class _Global(CurrentQuantizer):
+    """NVFP4's scale of the whole tensor: as current scaling to 448 x 6."""
+
+
+_GLOBAL = _Global()
+object.__setattr__(_GLOBAL, "max_value", 448.0 * 6.0)
+
+
+def _packed(codes: Codes, shape: tuple[int, ...]) -> Codes:
+    """One more code, 0, where a row's last byte is half used."""
+    pad = (0, shape[-1] % 2)
+    whole = (*shape[:-1], shape[-1] + pad[1])
+    low, high = (torch.nn.functional.pad(end, pad).reshape(whole) for end in (codes.low, codes.high))
+    return Codes(codes.encoding, low, high)
+
+
+def _amax_rule(
+    quantizer: Quantizer, matrix: Known, expected: Mapping[str, torch.Tensor], argument: str
+) -> dict[str, Rule]:
+    path = f"argument:{argument}.amax"
+    if path not in expected:
+        return {}
+    assert isinstance(quantizer, DelayedQuantizer) and quantizer.amax is not None
+    before = quantizer.amax.double().reshape(1)
+    low, high = (torch.maximum(before, end.amax() if end.numel() else before) for end in _magnitude(_ends(matrix)))
+    want = expected[path]
+    if not bool(want.isfinite().all()):
+        return {path: Bitwise()}
+    rule = _between(low, high, want)
+    return {path: Within(rule.limit + 2 * U32 * want.double())}
+
+
+def _copy_rules(
+    ends: _Interval,
+    quantizer: Quantizer,
+    scales: tuple[torch.Tensor, torch.Tensor],
+    global_inv: Union[torch.Tensor, None],
+    turned: bool,
+) -> tuple[Codes, Rule]:
+    """Of a matrix whose blocks lie along its last dimension."""
+    reported, expected = scales
+    shape = (ends.low.shape[0], ends.low.shape[1])
+    if isinstance(quantizer, DelayedQuantizer):
+        scale = quantizer.scale.double().reshape(1, 1)
+        return _codes(_products(ends, _Interval(scale, scale)), quantizer), Bitwise()
+    size = _magnitude(ends)
+    if isinstance(quantizer, CurrentQuantizer):
+        amax = _Interval(*(end.amax().reshape(1) if end.numel() else torch.zeros(1) for end in size))
+        around = _around(reported.reshape(1, 1))
+        around = _power_of_two(around) if quantizer.power_of_two else around
+        return _codes(_products(ends, around), quantizer), _scale_inv_rule(amax, quantizer, expected)
+    block = BLOCK[quantizer.scaling]
+    if isinstance(quantizer, BlockQuantizer):
+        rows = 128 if quantizer.two_d else 1
+        amax = _Interval(*(_block_max(end, rows, block) for end in size))
+        around = _around(reported)
+        around = _power_of_two(around) if quantizer.power_of_two else around
+        wide = _Interval(*(_spread(end, rows, block, shape) for end in around))
+        return _codes(_products(ends, wide), quantizer), _scale_inv_rule(amax, quantizer, expected)
+    if isinstance(quantizer, NVFP4Quantizer):
+        assert global_inv is not None
+        return _nvfp4_rules(ends, quantizer, reported, global_inv)
+    if turned:  # stored untransposed
+        reported, expected = reported.t(), expected.t()
+    codes = [_e8m0_code(_block_max(end, 1, block).float(), quantizer.max_value) for end in size]
+    scale = _spread(1 / _e8m0(reported), 1, block, shape)
+    rule = _between(codes[0], codes[1], expected)
+    limit = rule.limit.t() if turned else rule.limit
+    return _codes(_products(ends, _Interval(scale, scale)), quantizer), Within(limit)
+
+
+def _e8m0_code(amax: torch.Tensor, max_value: float) -> torch.Tensor:
+    """ceil(log2(RN32(amax / max))) + 127 within [0, 0xFE]; 0 for an amax of 0, 0xFE for Inf."""
+    fraction, exponent = torch.frexp((amax / torch.full_like(amax, max_value)).double())
+    code = (exponent - (fraction == 0.5).int() + 127).clamp(0, 0xFE)
+    return torch.where(amax == 0, 0, torch.where(amax.isinf(), 0xFE, code))
+
+
+def _nvfp4_rules(
+    ends: _Interval, quantizer: NVFP4Quantizer, reported: torch.Tensor, global_inv: torch.Tensor
+) -> tuple[Codes, Codes]:
+    """b = e4m3fn(RN32(RN32(amax S) / 6)), q = e2m1(RN32(RN32(x S) / b)), each between what its ends give."""
+    scale = _around(global_inv.reshape(1, 1))
+    rows = 16 if quantizer.two_d else 1
+    shape = (ends.low.shape[0], ends.low.shape[1])
+    size = _magnitude(ends)
+    amax = _products(_Interval(*(_block_max(end, rows, 16) for end in size)), scale)
+    blocks = [(end / 6).float() for end in amax]
+    low, high = (nearest(block, "e4m3fn", 448.0, True).repeat_interleave(rows, 0)[: shape[0]] for block in blocks)
+    divisor = _spread(decode(reported, "e4m3fn"), 1, 16, shape)
+    scaled = _products(ends, scale)
+    quotient = (torch.where(divisor == 0, 0.0, end / divisor).float() for end in scaled)
+    return _codes(_Interval(*quotient), quantizer), Codes("e4m3fn", low, high)
+
+
+def through(known: Known, quantizer: Quantizer) -> Known:
+    """What a per-tensor cast of numbers leaves of them: between what it leaves of the ends of their intervals.
+
+    Raises:
+        ValueError: a quantizer with scales of its own per block.
+    """
+    if quantizer.scaling != "tensor":
+        raise ValueError(f"quantizer: got {quantizer.scaling} scaling, expected tensor")
+    if not known.value.numel():
+        return known
+    ends = _ends(known)
+    exact = _Interval(known.value, known.value)
+    if isinstance(quantizer, DelayedQuantizer):
+        scale = quantizer.scale.double().reshape(())
+        scales = nominal = _Interval(scale, scale)
+    else:
+        assert isinstance(quantizer, CurrentQuantizer)
+        top = quantizer.max_value
+        high, low = (_scale_of(end.amax(), quantizer, top).double() for end in _magnitude(ends))
+        scales, middle = _Interval(low, high), _scale_of(known.value.abs().amax(), quantizer, top).double()
+        nominal = _Interval(middle, middle)
+    value = _left(exact, nominal, quantizer)[0]
+    below, above = _left(ends, scales, quantizer)
+    # The record's scale_inv is rounded once, and so is its product with a code.
+    error = torch.maximum(value - below, above - value) + 2 * U32 * value.abs()
+    return Known(value, torch.where(known.largest > 0, error, 0.0))
+
+
+def _left(ends: _Interval, scales: _Interval, quantizer: Quantizer) -> _Interval:
+    """Decoded codes divided by any of the scales."""
+    codes = _codes(_products(ends, scales), quantizer)
+    low, high = (decode(code, quantizer.encoding) for code in (codes.low, codes.high))
+    low = torch.minimum(low / scales.low, low / scales.high)
+    return _Interval(low, torch.maximum(high / scales.low, high / scales.high))

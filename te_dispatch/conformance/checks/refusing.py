@@ -1,0 +1,33 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Calls for which the contract asks for an error: it is raised, and nothing was written before."""
+
+from __future__ import annotations
+
+from te_dispatch.conformance.checks import Check, anywhere, register
+from te_dispatch.conformance.checks.values import changed_inputs, synchronize
+from te_dispatch.conformance.transfer import tensors
+from te_dispatch.conformance.trial import Failure, Trial
+from te_dispatch.core.errors import Declined
+
+
+def raises(trial: Trial) -> None:
+    """`Space.raises` comes out of the call, and every argument is what it was, those that it writes too."""
+    wanted = trial.space.raises
+    assert wanted is not None
+    arguments = trial.on_device()
+    trial.claim(arguments)
+    before = {path: tensor.detach().clone() for path, tensor in tensors(dict(arguments))}
+    try:
+        trial.call(arguments)
+        synchronize(trial)
+    except Declined:
+        raise
+    except wanted:
+        changed = changed_inputs(before, arguments)
+        if changed:
+            raise Failure(f"raised {wanted.__name__}, but had changed {', '.join(changed)}") from None
+        return
+    raise Failure(f"returned, where the contract asks for {wanted.__name__}")
+
+
+register(Check("raises", raises, anywhere, None, None, "the error that the contract asks for", of_errors=True))

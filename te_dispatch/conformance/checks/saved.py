@@ -1,0 +1,47 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Saved formats are honest: a backward gives the same gradients behind any forward that declares its format."""
+
+from __future__ import annotations
+
+from te_dispatch.conformance.checks import Check, register
+from te_dispatch.conformance.checks.values import synchronize
+from te_dispatch.conformance.space import Space
+from te_dispatch.conformance.subject import Subject, subjects
+from te_dispatch.conformance.transfer import moved
+from te_dispatch.conformance.trial import Failure, NotClaimed, Trial
+from te_dispatch.core.operator import OPERATORS
+
+
+def saved_format(trial: Trial) -> None:
+    """Run behind every installed forward of the same saved format, and judge each time."""
+    assert trial.space.forward is not None and trial.subject.operator.companion is not None
+    wanted = trial.subject.implementation.saved_format
+    ran = []
+    for forward in subjects(trial.subject.manager, OPERATORS[trial.subject.operator.companion], trial.device):
+        if forward.implementation.saved_format != wanted:
+            continue
+        arguments = moved(trial.arguments(), trial.device)
+        forward_arguments = trial.space.forward(arguments)
+        if forward.claim(forward_arguments).refusal is not None:
+            continue
+        made = forward.call(forward_arguments)
+        arguments |= {name: getattr(made, name) for name in ("out", "lse", "saved")}
+        if trial.subject.claim(arguments).refusal is not None:
+            continue
+        result = trial.call(arguments)
+        synchronize(trial)
+        try:
+            trial.judge(result, arguments)
+        except Failure as failure:
+            raise Failure(f"behind {forward.id}, which saves {wanted!r} too: {failure}", failure.findings) from failure
+        ran.append(forward.id)
+    if not ran:
+        raise NotClaimed(f"no forward that saves {wanted!r} serves this call")
+    trial.notes.append(f"behind {', '.join(ran)}")
+
+
+def _reads_saved(subject: Subject, space: Space) -> str | None:
+    return None if space.forward is not None else "reads nothing but the operator's own results"
+
+
+register(Check("saved_format", saved_format, _reads_saved, 1, 3, "gradients behind any forward of the same format"))

@@ -1,0 +1,151 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""The check that every case gets: form, numbers, and what became of memory."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from te_dispatch.conformance.checks import Check, anywhere, register
+from te_dispatch.conformance.memory import GuardedMemory, unwritten
+from te_dispatch.conformance.outputs import ARGUMENT, differing_form
+from te_dispatch.conformance.space import Arguments
+from te_dispatch.conformance.transfer import mapped, tensors
+from te_dispatch.conformance.trial import Failure, Trial
+from te_dispatch.core.errors import Declined
+
+#: NaN in every float format and a large code in every FP8 one; and a byte that reads as an ordinary number.
+POISONS = (0xFF, 0x5A)
+
+
+def values(trial: Trial) -> None:
+    """Shape function, numbers, canaries, unwritten elements, and inputs left alone."""
+    first = _call(trial, POISONS[0])
+    trial.judge(*first)
+    second = _call(trial, POISONS[1])
+    made = [trial.results(*call) for call in (first, second)]
+    reused = _reused_memory(*made)
+    if reused is not None:
+        raise Failure(reused)
+    for path, one in made[0].items():
+        other = made[1].get(path)
+        if other is None or other.shape != one.shape or not one.numel():
+            continue
+        missed = unwritten(one, other, POISONS)
+        if bool(missed.any()):
+            index = tuple(int(i) for i in missed.nonzero()[0])
+            raise Failure(f"{path}{list(index)} was never written ({int(missed.sum())} of {missed.numel()} elements)")
+
+
+def _call(trial: Trial, poison: int) -> tuple[Any, Arguments]:
+    arguments = trial.on_device()
+    trial.claim(arguments)
+    before = fingerprints(trial, arguments)
+    whole = {path: tensor.detach().clone() for path, tensor in tensors(dict(arguments))}
+    with GuardedMemory(poison) as memory:
+        arguments = _guarded(trial, arguments, memory)
+        expected_form = trial.subject.operator.shape(**_all(trial, arguments))
+        try:
+            result = trial.call(arguments)
+        except Declined as declined:
+            synchronize(trial)
+            if changed_inputs(whole, arguments):
+                raise Failure(f"declined ({declined}) after it had written") from declined
+            raise
+        synchronize(trial)
+        overruns = memory.overruns()
+    if overruns:
+        raise Failure("; ".join(overruns))
+    difference = differing_form(result, expected_form)
+    if difference is not None:
+        raise Failure(f"not what the shape function says: {difference}")
+    changed = changed_inputs(before, arguments)
+    if changed:
+        raise Failure(f"inputs were changed: {', '.join(changed)}")
+    shared = _shared_memory(trial.results(result, arguments), arguments, expected_form)
+    if shared is not None:
+        raise Failure(shared)
+    return result, arguments
+
+
+def _guarded(trial: Trial, arguments: Arguments, memory: GuardedMemory) -> Arguments:
+    """With guards around what the operator writes into: it was not the implementation that allocated it."""
+    written = {name.partition(".")[0] for name in trial.subject.operator.mutates}
+    return {
+        name: mapped(value, functools.partial(memory.around, name)) if name in written else value
+        for name, value in arguments.items()
+    }
+
+
+def _storages(named: Mapping[str, torch.Tensor]) -> dict[int, str]:
+    """Address of the memory behind each tensor -> its path."""
+    return {tensor.untyped_storage().data_ptr(): path for path, tensor in named.items() if tensor.numel()}
+
+
+def _shared_memory(results: Mapping[str, torch.Tensor], arguments: Mapping[str, Any], expected_form: Any) -> str | None:
+    """Which result lies in memory of an argument's, where the shape function does not say so: whoever writes to the one
+    (the next update of a quantizer's scale, say) changes the other."""
+    owners = _storages(dict(tensors(dict(arguments))))
+    for storage in _storages(dict(tensors(expected_form))):
+        owners.pop(storage, None)
+    for storage, path in _storages(_made(results)).items():
+        if storage in owners:
+            return f"{path} is no memory of its own but {owners[storage]}, and follows every change of it"
+    return None
+
+
+def _reused_memory(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> str | None:
+    """Which result of a call lies in memory that the call before gave out, and that is still in use."""
+    given = _storages(_made(one))
+    for storage, path in _storages(_made(other)).items():
+        if storage in given:
+            return f"{path} lies in memory that an earlier call gave out as {given[storage]}"
+    return None
+
+
+def _made(results: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {path: tensor for path, tensor in results.items() if not path.startswith(ARGUMENT)}
+
+
+def _all(trial: Trial, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(zip(trial.subject.operator.signature.parameters, trial.subject.positional(arguments)))
+
+
+def synchronize(trial: Trial) -> None:
+    """Wait for the device, so that what a kernel did is seen, and an asynchronous error belongs to this call."""
+    if trial.device.type != "cpu":
+        torch.accelerator.synchronize(trial.device)
+
+
+def fingerprints(trial: Trial, arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Copies of every tensor among the arguments that the operator must leave alone."""
+    written = trial.subject.operator.mutates
+    return {
+        path: tensor.detach().clone()
+        for path, tensor in tensors(dict(arguments))
+        if not any(_unnumbered(path) == name or _unnumbered(path).startswith(f"{name}.") for name in written)
+    }
+
+
+def _unnumbered(path: str) -> str:
+    """``quantizers.amax`` of ``quantizers.0.amax``: what `Operator.mutates` calls it."""
+    return ".".join(part for part in path.split(".") if not part.isdigit())
+
+
+def changed_inputs(before: Mapping[str, torch.Tensor], arguments: Mapping[str, Any]) -> list[str]:
+    """Paths of the arguments that are not what they were, by bits."""
+    after = dict(tensors(dict(arguments)))
+    return [path for path, old in before.items() if not torch.equal(_bytes(old), _bytes(after[path]))]
+
+
+def _bytes(x: torch.Tensor) -> torch.Tensor:
+    # Flat first: a dimension of size 1 may have any stride, which a view as bytes would not take.
+    return x.contiguous().reshape(-1).view(torch.uint8)
+
+
+register(
+    Check("values", values, anywhere, None, None, "results, shapes, canaries, unwritten elements, inputs unchanged")
+)

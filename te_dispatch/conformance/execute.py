@@ -1,0 +1,104 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Running one unit, in this process: whatever happens becomes an `Outcome`."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from dataclasses import dataclass, field
+
+import torch
+
+from te_dispatch.conformance import checks
+from te_dispatch.conformance.case import Unit
+from te_dispatch.conformance.oracle import Oracle, OracleError
+from te_dispatch.conformance.outcome import Outcome
+from te_dispatch.conformance.recording import RECORDED
+from te_dispatch.conformance.subject import Subject, subject
+from te_dispatch.conformance.trial import Failure, KitError, NotClaimed, Trial
+from te_dispatch.core.errors import BindError, Declined
+from te_dispatch.core.manager import OpManager
+from te_dispatch.core.operator import OPERATORS
+
+#: Frames of a traceback that a failed unit shows.
+_FRAMES = 3
+
+
+@dataclass
+class Bench:
+    """Where units run: a registry, a device, an oracle.
+
+    Attributes:
+        manager: whose registry the subjects are in.
+        device: of the subjects.
+        oracle: what is expected.
+    """
+
+    manager: OpManager
+    device: torch.device
+    oracle: Oracle
+    _subjects: dict[str, Subject] = field(default_factory=dict)
+
+    def subject(self, unit: Unit) -> Subject:
+        """The implementation that a unit is about.
+
+        Raises:
+            ValueError: it is not installed.
+        """
+        key = f"{unit.case.operator}/{unit.implementation}"
+        if key not in self._subjects:
+            operator = OPERATORS.get(unit.case.operator)
+            if operator is None:
+                raise ValueError(f"operator: {unit.case.operator!r} is none of {', '.join(OPERATORS)}")
+            self._subjects[key] = subject(self.manager, operator, self.device, unit.implementation)
+        return self._subjects[key]
+
+
+def run_unit(unit: Unit, bench: Bench) -> Outcome:
+    """Run one unit. Only a mistake in the kit or in the id raises; all that the subject does is an outcome.
+
+    Raises:
+        ValueError: the id names something that does not exist.
+        OracleError: there is nothing to compare with.
+    """
+    check = checks.find(unit.check)
+    trial = _trial(unit, bench)
+    started = time.perf_counter()
+    state, message = _run(check, trial)
+    outcome = Outcome(unit.id, state, message, trial.findings, trial.notes)
+    outcome.seconds = time.perf_counter() - started
+    return outcome
+
+
+def _trial(unit: Unit, bench: Bench) -> Trial:
+    if unit.case.space == RECORDED:
+        from te_dispatch.conformance.replay import trial_of  # which runs units itself
+
+        return trial_of(bench.subject(unit), unit.case, bench.oracle)
+    return Trial(bench.subject(unit), unit.case, bench.oracle)
+
+
+def _run(check: checks.Check, trial: Trial) -> tuple[str, str]:
+    try:
+        check.run(trial)
+    except NotClaimed as refusal:
+        return "not_claimed", str(refusal)
+    except Declined as declined:
+        return "not_claimed", f"declined: {declined}"
+    except BindError as error:
+        return "failed", str(error)
+    except Failure as failure:
+        return "failed", str(failure)
+    except KitError as error:
+        return "failed", f"the kit could not judge this, which is its mistake and not the implementation's: {error}"
+    except OracleError:
+        raise
+    except (Exception, SystemExit) as error:
+        return "failed", _described(error)
+    return "passed", ""
+
+
+def _described(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)[-_FRAMES:]
+    where = " < ".join(f"{frame.name} ({frame.filename.rpartition('/')[2]}:{frame.lineno})" for frame in frames[::-1])
+    return f"{type(error).__name__}: {error} [{where}]"

@@ -1,0 +1,24 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""The spaces of every operator family, one module each, named as in `te_dispatch/ops/`. A new family is listed here."""
+
+from te_dispatch.conformance.families import (  # noqa: F401
+    activation,
+    attention,
+    attention_bwd,
+    attention_dropout,
+    gemm,
+    grouped,
+    huge_rows,
+    huge_training,
+    moe,
+    norm,
+    position,
+    quantize_bookkeeping,
+    quantize_casts,
+    quantize_forms,
+    quantize_huge,
+    quantize_many,
+    quantize_patterns,
+    softmax,
+    training,
+)

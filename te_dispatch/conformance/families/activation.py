@@ -1,0 +1,188 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Calls of `activation_fwd` and `activation_bwd`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from te_dispatch.conformance import casting
+from te_dispatch.conformance.bounds import U32
+from te_dispatch.conformance.bounds import activation as bounds
+from te_dispatch.conformance.bounds.known import Known, within
+from te_dispatch.conformance.families.quantize import quantizer_of
+from te_dispatch.conformance.maker import DTYPES, Maker
+from te_dispatch.conformance.rules import Rule
+from te_dispatch.conformance.space import Arguments, Axis, Judged, Space, Values, every, register
+from te_dispatch.numerics.quantized import Quantized
+from te_dispatch.ops.activation import GATED, KINDS
+
+#: Of the forward's result; a gated kind's x has twice the columns.
+_SHAPES = (
+    "31x37",
+    "1x1",
+    "15x16",
+    "16x17",
+    "127x129",
+    "128x128",
+    "129x127",
+    "3x5x64",
+    "1x1031",
+    "1031x1",
+    "0x16",
+    "48",
+)
+_SMOKE_SHAPES = ("31x37", "127x129", "0x16")
+_CASTS = ("none", "delayed", "current", "block_1d", "block_2d", "mxfp8", "nvfp4", "nvfp4_2d")
+#: What x is a record of.
+_RECORDS = ("none", "delayed", "current", "block_1d", "block_2d", "mxfp8", "nvfp4")
+#: The formulas' maximum with 0 leaves open what becomes of NaN.
+_OF_MAXIMA = ("relu", "srelu", "reglu", "sreglu", "clamped_swiglu")
+_PARAMS = {"default": None, "5/1": (5.0, 1.0), "0.5/1.702": (0.5, 1.702)}
+
+
+def _x(values: Values, maker: Maker) -> torch.Tensor | Quantized:
+    shape = [int(size) for size in values["shape"].split("x")]
+    if values["kind"] in GATED:
+        shape[-1] *= 2
+    x = maker.tensor(*shape, dtype=values["dtype"], values=values["values"])
+    if values["record"] == "none":
+        return x
+    return maker.quantized(x, quantizer_of(values["record"], values["x_encoding"]), values["copies"])
+
+
+def _options(values: Values, maker: Maker) -> Arguments:
+    arguments: Arguments = {"kind": values["kind"]}
+    if values["params"] != "default":
+        arguments["params"] = _PARAMS[values["params"]]
+    if values["cast"] != "none":
+        arguments["quantizer"] = quantizer_of(values["cast"], values["encoding"], values["common"] == "yes", scale=16.0)
+        arguments["usage"] = values["usage"]
+    return arguments
+
+
+def _forward(values: Values, maker: Maker) -> Arguments:
+    arguments: Arguments = {"x": _x(values, maker)} | _options(values, maker)
+    arguments["with_out"] = values["beside"] == "yes"
+    if values["out"] != "same":
+        arguments["out_dtype"] = DTYPES[values["out"]]
+    return arguments
+
+
+def _backward(values: Values, maker: Maker) -> Arguments:
+    shape = [int(size) for size in values["shape"].split("x")]
+    dy = maker.tensor(*shape, dtype=values["dy"], values=values["dy_values"])
+    arguments: Arguments = {"dy": dy, "x": _x(values, maker)} | _options(values, maker)
+    arguments["with_dx"] = values["beside"] == "yes"
+    arguments["with_dbias"] = values["dbias"] == "yes"
+    return arguments
+
+
+#: One encoding, and no NaN.
+_FP4 = ("nvfp4", "nvfp4_2d")
+
+
+_valid = every(
+    lambda values: values["params"] == "default" or values["kind"] == "clamped_swiglu",
+    lambda values: values["record"] not in ("none", *_FP4) or values["x_encoding"] == "e4m3fn",
+    lambda values: values["record"] != "none" or values["copies"] == "row",
+    lambda values: values["cast"] not in ("none", *_FP4) or values["encoding"] == "e4m3fn",
+    lambda values: values["cast"] != "none" or values["common"] == "no",
+    lambda values: values["cast"] != "none" or values["usage"] == "row",
+    *(
+        lambda values, axis=axis, name=name, those=those: values[name] not in those or values.get(axis) != "nan"
+        for axis in ("values", "dy_values")
+        for name, those in (("cast", _FP4), ("record", _FP4), ("kind", _OF_MAXIMA))
+    ),
+)
+
+
+def _operand(x: torch.Tensor | Quantized) -> Known:
+    """x; the values of a record are rounded to fp32 before they are used (`dequantize`)."""
+    found = casting.values(x).reshape(x.shape)
+    return Known(found, found.abs() * U32 if isinstance(x, Quantized) else torch.zeros_like(found))
+
+
+def forward_rules(judged: Judged) -> Mapping[str, Rule]:
+    arguments = judged.arguments
+    y = bounds.forward(_operand(arguments["x"]), arguments["kind"], arguments.get("params"))
+    found: dict[str, Rule] = {}
+    if "out" in judged.expected:
+        found["out"] = within(y, judged.expected["out"], judged.actual["out"])
+    if arguments.get("quantizer") is not None:
+        found |= casting.cast_rules("out_quantized", arguments["quantizer"], y, judged.actual, judged.expected)
+    return found
+
+
+def backward_rules(judged: Judged) -> Mapping[str, Rule]:
+    """dbias is the sum over rows of what dx is before it is rounded."""
+    arguments = judged.arguments
+    x = _operand(arguments["x"])
+    dx = bounds.backward(Known.exactly(arguments["dy"]), x, arguments["kind"], arguments.get("params"))
+    found: dict[str, Rule] = {}
+    if "dx" in judged.expected:
+        found["dx"] = within(dx, judged.expected["dx"], judged.actual["dx"])
+    if "dbias" in judged.expected:
+        columns = dx.value.shape[-1]
+        dbias = dx.reshape(dx.value.numel() // max(columns, 1), columns).sum(0)
+        found["dbias"] = within(dbias, judged.expected["dbias"], judged.actual["dbias"])
+    if arguments.get("quantizer") is not None:
+        found |= casting.cast_rules("dx_quantized", arguments["quantizer"], dx, judged.actual, judged.expected)
+    return found
+
+
+_X = (
+    Axis("kind", KINDS, ("gelu", "swiglu", "relu", "clamped_swiglu")),
+    Axis("dtype", ("bf16", "fp32", "fp16")),
+    Axis("shape", _SHAPES, _SMOKE_SHAPES),
+    Axis("params", tuple(_PARAMS)),
+    Axis("record", _RECORDS, ("none", "current")),
+    Axis("x_encoding", ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz")),
+    Axis("copies", ("row", "both")),
+    Axis("cast", _CASTS, ("none", "delayed", "current", "mxfp8")),
+    Axis("encoding", ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz")),
+    Axis("common", ("no", "yes")),
+    Axis("usage", ("row", "both", "column")),
+    Axis("beside", ("no", "yes")),
+)
+
+
+def _half(arguments: Arguments) -> Arguments:
+    """The first half of the rows; a record's cannot be cut, and a cast is shared by them (its scale, or its blocks)."""
+    if isinstance(arguments["x"], Quantized) or arguments.get("quantizer") is not None:
+        return arguments
+    rows = arguments["x"].shape[0] // 2
+    return {n: v[:rows] if n in ("x", "dy") else v for n, v in arguments.items()}
+
+
+register(
+    Space(
+        "activation_fwd",
+        "plain",
+        (
+            *_X,
+            Axis("out", ("same", "fp32", "bf16", "fp16")),
+            Axis("values", ("normal", "spread", "outlier", "one_sign", "denormal", "zeros", "saturation", "nan")),
+        ),
+        _forward,
+        forward_rules,
+        _valid,
+        batch=_half,
+    ),
+    Space(
+        "activation_bwd",
+        "plain",
+        (
+            *_X,
+            Axis("dy", ("bf16", "fp32", "fp16")),
+            Axis("dbias", ("no", "yes")),
+            Axis("values", ("normal", "spread", "outlier", "one_sign", "denormal", "zeros", "saturation")),
+            Axis("dy_values", ("normal", "one_sign", "cancelling", "zeros", "nan")),
+        ),
+        _backward,
+        backward_rules,
+        _valid,
+        batch=_half,
+    ),
+)

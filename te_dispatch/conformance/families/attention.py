@@ -1,0 +1,161 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Calls of `attention_fwd`. Axes: `te_dispatch.conformance.families.attention_inputs`."""
+
+from __future__ import annotations
+
+from te_dispatch.conformance.families import attention_inputs as inputs
+from te_dispatch.conformance.families.attention_rules import forward_rules
+from te_dispatch.conformance.space import Arguments, Axis, Space, Values, register
+from te_dispatch.ops.attention import LAYOUTS, MASKS, PACKINGS, SOFTMAX_TYPES
+
+DTYPE = Axis("dtype", ("fp32", "bf16", "fp16"))
+DENSE = Axis("layout", ("sbhd", "bshd"))
+LAYOUT = Axis("layout", LAYOUTS)
+#: Around tiles of 16 and 128, primes, tall, wide, without sequences, queries or keys.
+SHAPES = (
+    "2x16x16", "2x17x33", "1x1x1", "1x15x17", "1x127x129", "1x129x127", "2x128x128", "1x1x131", "1x67x1", "0x4x4",
+    "1x0x5", "2x5x0",
+)  # fmt: skip
+SHAPE = Axis("shape", SHAPES, ("2x17x33", "1x129x127", "2x5x0"))
+SMALL = Axis("shape", ("2x17x33", "3x16x16", "1x33x9", "2x1x20", "1x129x127"), ("2x17x33",))
+HEADS = Axis("heads", ("2/2", "4/2", "6/1", "3/3", "1/1", "8/2"), ("4/2", "3/3"))
+DIMS = Axis("dims", ("16/16", "64/64", "24/8", "8/32", "1/1", "128/128", "7/7"), ("64/64", "24/8"))
+KINDS = Axis("values", ("normal", "large", "one_sign", "cancelling", "zeros"), ("normal", "large"))
+SCALE = Axis("scale", ("default", "0.5", "1.0"))
+MASK = Axis("mask", MASKS)
+DENSE_MASK = Axis("mask", ("none", "causal", "causal_bottom_right"))
+WINDOW = Axis("window", ("none", "-1:-1", "4:0", "0:0", "7:-1", "3:5", "-1:2"), ("none", "3:5", "4:0"))
+MASK_SHAPE = Axis("attn_mask", ("bhqk", "b1qk", "11qk", "b11k", "qk"))
+VALID = Axis("valid", ("full", "ragged", "zero"))
+HOLE = Axis("hole", ("number", "nan"))
+LENGTHS = Axis(
+    "lengths", ("5+3+8", "16", "1+1", "17+0+15", "127+2", "0+0", "3+33+1+9"), ("5+3+8", "17+0+15", "3+33+1+9")
+)
+KEYS = Axis("keys", ("same", "turned"))
+GAPS = Axis("gaps", ("none", "some"))
+LONGEST = Axis("longest", ("given", "absent"))
+BIAS = Axis("bias", ("none", "pre_scale", "post_scale", "alibi", "alibi/h", "alibi/bh"))
+BIAS_SHAPE = Axis("bias_shape", ("11", "1h", "b1", "bh"))
+BIAS_DTYPE = Axis("bias_dtype", ("fp32", "bf16"))
+SOFTMAX = Axis("softmax", SOFTMAX_TYPES)
+SOFTCAP = Axis("softcap", ("0", "20.0", "2.0"))
+SCALED_OPERANDS = Axis("operands", ("delayed", "current", "plain", "mxfp8", "block_1d"), ("delayed", "current"))
+CAST_OF_P = Axis("s", ("none", "delayed", "current"))
+INFERENCE = Axis("inference", ("no", "yes"))
+MAX_LOGIT = Axis("max_logit", ("no", "yes"))
+OUT = Axis("out", ("same", "fp32", "bf16"))
+PACKING = Axis("packing", PACKINGS)
+PACKED_SHAPE = Axis("shape", ("2x16x16", "1x17x17", "3x1x1"))
+
+
+def masked(values: Values) -> bool:
+    """One value of an axis that says nothing about this mask is enough; a mask with a window of its own too."""
+    if values["mask"] != "arbitrary" and values["attn_mask"] != "bhqk":
+        return False
+    if not values["mask"].startswith("padding") and values["valid"] != "full":
+        return False
+    return values["hole"] == "number" or values["valid"] != "full"
+
+
+def ragged(values: Values) -> bool:
+    """`attn_mask` has no rows and columns of a thd tensor; what lies in gaps is nothing where there are none."""
+    return values["mask"] != "arbitrary" and (values["gaps"] == "some" or values["hole"] == "number")
+
+
+def biased(values: Values) -> bool:
+    """The shape and dtype of a bias tensor matter where there is one."""
+    given = values["bias"] in ("pre_scale", "post_scale")
+    return given or (values["bias_shape"], values["bias_dtype"]) == ("11", "fp32")
+
+
+def stackable(values: Values) -> bool:
+    """Keys as long as queries, as `PACKED_SHAPE` has them; padding masks have spaces of their own."""
+    return values["mask"] in ("none", "causal")
+
+
+def castable(values: Values) -> bool:
+    """A cast of p belongs to FP8 attention."""
+    return values["operands"] in ("delayed", "current") or values["s"] == "none"
+
+
+def halved(arguments: Arguments) -> Arguments:
+    """The first half of the batch, which bshd has first."""
+    half = arguments["q"].shape[0] // 2
+    return {**arguments, **{name: arguments[name][:half] for name in ("q", "k", "v", "out", "lse", "dout")
+                            if name in arguments}}  # fmt: skip
+
+
+#: name -> axes and constraint of the spaces that forward and backward share.
+PLAIN = (DTYPE, DENSE, SHAPE, DENSE_MASK, HEADS, DIMS, KINDS, SCALE, OUT, Axis("deterministic", ("no", "yes")))
+MASKED = (MASK, DENSE, SMALL, VALID, WINDOW, MASK_SHAPE, HOLE, HEADS, DTYPE)
+RAGGED = (
+    LENGTHS, Axis("layout", ("thd",)), MASK, KEYS, GAPS, HOLE, LONGEST, WINDOW, HEADS,
+    Axis("bias", ("none", "alibi", "post_scale", "pre_scale")), Axis("bias_shape", ("11", "bh")),
+    Axis("bias_dtype", ("fp32",)), DTYPE,
+)  # fmt: skip
+SCORED = (
+    BIAS, BIAS_SHAPE, BIAS_DTYPE, Axis("shape", ("2x17x33", "1x33x9", "2x16x16")), SOFTCAP, SOFTMAX,
+    Axis("mask", ("none", "causal", "causal_bottom_right", "padding", "padding_causal_bottom_right")), DENSE,
+    Axis("valid", ("full", "ragged")), Axis("heads", ("2/2", "6/3", "5/1", "4/4")), Axis("scale", ("default", "0.5")),
+    Axis("values", ("normal", "large")), DTYPE,
+)  # fmt: skip
+STACKED = (
+    PACKING, DENSE, PACKED_SHAPE, Axis("mask", ("none", "causal")), Axis("heads", ("2/2", "3/3")), DTYPE,
+    Axis("dims", ("16/16", "5/5")),
+)  # fmt: skip
+EIGHT_BIT = (
+    SCALED_OPERANDS, CAST_OF_P, Axis("shape", ("2x16x16", "2x17x33", "1x40x129")), DENSE,
+    Axis("mask", ("none", "causal", "causal_bottom_right")), Axis("heads", ("2/2", "4/2")),
+    Axis("dims", ("32/32", "64/16")), Axis("softmax", ("vanilla", "off-by-one")), Axis("dtype", ("bf16", "fp32")),
+)  # fmt: skip
+
+
+def scored(values: Values) -> bool:
+    """`biased`, and lengths where the mask has them."""
+    return biased(values) and (values["mask"].startswith("padding") or values["valid"] == "full")
+
+
+def uneven(values: Values) -> bool:
+    return ragged(values) and biased(values)
+
+
+register(
+    Space("attention_fwd", "plain", (*PLAIN, INFERENCE, MAX_LOGIT), inputs.forward, forward_rules),
+    Space("attention_fwd", "masked", (*MASKED, MAX_LOGIT), inputs.forward, forward_rules, valid=masked),
+    Space("attention_fwd", "ragged", (*RAGGED, MAX_LOGIT), inputs.forward, forward_rules, valid=uneven),
+    Space("attention_fwd", "scored", (*SCORED, MAX_LOGIT), inputs.forward, forward_rules, valid=scored),
+    Space("attention_fwd", "packed", STACKED, inputs.forward, forward_rules, valid=stackable, views=True),
+    Space(
+        "attention_fwd", "eight_bit",
+        (*EIGHT_BIT, Axis("out_cast", ("none", "delayed", "current", "mxfp8")), OUT, INFERENCE),
+        inputs.forward, forward_rules, valid=castable,
+    ),
+    Space(
+        "attention_fwd", "paged",
+        (
+            Axis("page", ("16", "4", "1")), Axis("kv_lengths", ("given", "absent")),
+            Axis("mask", ("none", "causal", "padding", "padding_causal_bottom_right")), DENSE,
+            Axis("shape", ("2x1x37", "3x5x16", "1x17x33")), Axis("valid", ("full", "ragged", "zero")),
+            Axis("heads", ("4/2", "2/2")), DTYPE,
+        ),
+        inputs.forward, forward_rules,
+        valid=lambda values: values["mask"].startswith("padding") or values["valid"] == "full",
+    ),
+    Space(
+        "attention_fwd", "paged_ragged",
+        (
+            Axis("page", ("16", "4")), Axis("kv_lengths", ("given", "absent")), Axis("layout", ("thd",)),
+            Axis("lengths", ("1+1+1", "5+3+8")), Axis("keys", ("turned", "same")),
+            Axis("mask", ("padding", "padding_causal", "padding_causal_bottom_right")), DTYPE,
+        ),
+        inputs.forward, forward_rules,
+    ),
+    Space(
+        "attention_fwd", "batch",
+        (
+            DTYPE, Axis("layout", ("bshd",)), Axis("shape", ("4x17x33", "2x16x128")), Axis("mask", ("none", "causal")),
+            Axis("heads", ("2/2", "4/2")),
+        ),
+        inputs.forward, forward_rules, batch=halved,
+    ),
+)  # fmt: skip

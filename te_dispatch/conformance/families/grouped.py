@@ -1,0 +1,123 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Calls of `grouped_gemm`: groups as lists, as rows dealt by splits on the host or the device, some empty."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from te_dispatch.conformance.bounds.known import Known, within
+from te_dispatch.conformance.families.gemm import mode_of, operand_shapes, product
+from te_dispatch.conformance.families.quantize import quantizer_of
+from te_dispatch.conformance.maker import DTYPES, Maker
+from te_dispatch.conformance.rules import Rule
+from te_dispatch.conformance.space import Arguments, Axis, Judged, Space, Values, register
+from te_dispatch.numerics.quantized import Quantized
+from te_dispatch.ops.gemm import LAYOUTS, operand_format
+
+
+def _make(values: Values, maker: Maker) -> Arguments:
+    """Group i has rows[i] of the dimension that differs: m in NT and NN, k in TN (a weight's gradient)."""
+    rows = [int(n) for n in values["rows"].split("+")]
+    n, k = (int(size) for size in values["columns"].split("x"))
+    layout, dtype = values["layout"], values["dtype"]
+    sizes = [(k, n, r) if layout == "TN" else (r, n, k) for r in rows]
+    shapes = [operand_shapes(*size, layout) for size in sizes]
+    a = [maker.tensor(*shape[0], dtype=dtype, values=values["values"]) for shape in shapes]
+    b: list[Any] = [maker.tensor(*shape[1], dtype=dtype, values=values["values"]) for shape in shapes]
+    arguments: Arguments = {"a": a, "b": b, "layout": layout}
+    if values["splits"] != "list":
+        arguments["a"] = [torch.cat(a)]
+        arguments["splits"] = rows if values["splits"] == "host" else torch.tensor(rows)
+    if "cast" in values:
+        for name in "ab":
+            arguments[name] = [_record(x, values, name, maker) for x in arguments[name]]
+    own = dtype if values["out_dtype"] == "same" else values["out_dtype"]
+    if values["out_dtype"] != "same":
+        arguments["out_dtype"] = DTYPES[own]
+    if values["out"] != "new":
+        arguments["out"] = [maker.tensor(m, n_, dtype=own) for m, n_, _ in sizes]
+        arguments["accumulate"] = values["out"] == "added"
+    if values["bias"] == "yes":
+        arguments["bias"] = [maker.tensor(n_, dtype=dtype) for _, n_, _ in sizes]
+    accumulation = values.get("accumulation", "default")
+    arguments["split_accumulator"] = {"default": None, "split": True, "fast": False}[accumulation]
+    return arguments
+
+
+def _record(x: torch.Tensor, values: Values, name: str, maker: Maker) -> Quantized:
+    quantizer = quantizer_of(values["cast"], "e4m3fn" if name == "a" else values["b_encoding"])
+    usage = operand_format(values["layout"], name, quantizer.scaling)[0]
+    return maker.quantized(x, quantizer, "both" if quantizer.scaling == "tensor" else usage)
+
+
+def _rows_of(x: torch.Tensor | Quantized, start: int, end: int) -> torch.Tensor | Quantized:
+    if not isinstance(x, Quantized):
+        return x[start:end]
+    assert x.row_data is not None
+    return Quantized(
+        x.row_data[start:end], None, x.row_scale_inv, None, x.encoding, x.scaling, x.scale_layout,
+        (end - start, x.shape[-1]), x.dtype, x.device,
+    )  # fmt: skip
+
+
+def groups(arguments: Mapping[str, Any]) -> list[Arguments]:
+    """The `gemm` that each group is."""
+    a, splits = arguments["a"], arguments.get("splits")
+    if splits is not None:
+        rows = [int(n) for n in splits]
+        ends = [sum(rows[: i + 1]) for i in range(len(rows))]
+        a = [_rows_of(a[0], end - n, end) for n, end in zip(rows, ends)]
+    bias = arguments.get("bias") or [None] * len(a)
+    layout = arguments["layout"]
+    return [{"a": x, "b": y, "layout": layout, "bias": shift} for x, y, shift in zip(a, arguments["b"], bias)]
+
+
+def _rules(judged: Judged) -> Mapping[str, Rule]:
+    """Each group by the bound of its product."""
+    arguments = judged.arguments
+    found: dict[str, Rule] = {}
+    for i, group in enumerate(groups(arguments)):
+        z = product(group, mode_of(judged))
+        if arguments.get("accumulate"):
+            z = z + Known.exactly(arguments["out"][i])
+        found[str(i)] = within(z, judged.expected[str(i)], judged.actual[str(i)])
+    return found
+
+
+_ROWS = Axis("rows", ("16+32+16", "3+0+17", "129", "0+0", "1+127+16+5"), ("16+32+16", "3+0+17"))
+_COLUMNS = Axis("columns", ("48x64", "17x15", "128x272"))
+_REST = (
+    Axis("out", ("new", "given", "added")),
+    Axis("out_dtype", ("same", "fp32", "bf16")),
+    Axis("bias", ("no", "yes")),
+    Axis("values", ("normal", "one_sign", "cancelling", "spread")),
+)
+_DTYPE = Axis("dtype", ("bf16", "fp32", "fp16"))
+_LAYOUT = Axis("layout", LAYOUTS)
+_SPLITS = Axis("splits", ("list", "host", "device"))
+
+# Two spaces, because they are served by different implementations: each must see every pair of the other options.
+register(
+    Space("grouped_gemm", "plain", (_DTYPE, _ROWS, _COLUMNS, _LAYOUT, _SPLITS, *_REST), _make, _rules),
+    Space(
+        "grouped_gemm",
+        "quantized",
+        (
+            _DTYPE,
+            _ROWS,
+            _COLUMNS,
+            _LAYOUT,
+            _SPLITS,
+            Axis("cast", ("current", "delayed", "block_1d", "mxfp8")),
+            Axis("b_encoding", ("e4m3fn", "e5m2")),
+            Axis("accumulation", ("default", "split", "fast")),
+            *_REST,
+        ),
+        _make,
+        _rules,
+        lambda values: values["cast"] in ("current", "delayed") or values["splits"] == "list",
+    ),
+)

@@ -1,0 +1,152 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Calls of `rope_fwd` and `rope_bwd`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from te_dispatch.conformance.bounds import position as bounds
+from te_dispatch.conformance.bounds.known import within
+from te_dispatch.conformance.maker import Maker
+from te_dispatch.conformance.rules import Rule, Within
+from te_dispatch.conformance.space import Arguments, Axis, Judged, Space, Values, register
+
+#: Sequence x batch x heads x head dimension.
+_SHAPES = (
+    "17x2x3x32",
+    "1x1x1x2",
+    "16x3x1x64",
+    "15x1x5x128",
+    "129x2x2x16",
+    "127x1x1x34",
+    "8x2x4x256",
+    "0x2x2x16",
+    "4x0x2x16",
+)
+_SMOKE_SHAPES = ("17x2x3x32", "127x1x1x34", "0x2x2x16")
+#: Sequences' lengths, and tokens behind the last one.
+_SEQUENCES = ("5+9+3", "1", "0+7+0", "16+1+15", "129", "5+6/4", "0")
+
+
+def _freqs(values: Values, positions: int, head_dim: int) -> torch.Tensor:
+    """Angles like those of `RotaryPositionEmbedding`: each twice, by halves or by pairs; base 10000."""
+    r = {"all": head_dim, "half": max(head_dim // 4 * 2, 2), "two": 2}[values["rotated"]]
+    inverse = 10000.0 ** (-torch.arange(0, r, 2, dtype=torch.float64) / r)
+    angles = torch.arange(max(positions, 1), dtype=torch.float64)[:, None] * inverse
+    angles = angles.repeat_interleave(2, 1) if values["interleaved"] == "yes" else torch.cat((angles, angles), 1)
+    # Positions far out: an angle of 10^5, which has to be reduced in full.
+    far = 100_000.0 if values["angles"] == "large" else 0.0
+    return (angles + far).float().reshape(max(positions, 1), 1, 1, r)
+
+
+def _operand(maker: Maker) -> str:
+    return "x" if maker.case.operator == "rope_fwd" else "dy"
+
+
+def _dense(values: Values, maker: Maker) -> Arguments:
+    s, b, h, d = (int(size) for size in values["shape"].split("x"))
+    shape = (s, b, h, d) if values["layout"] == "sbhd" else (b, s, h, d)
+    arguments: Arguments = {_operand(maker): maker.tensor(*shape, dtype=values["dtype"], values=values["values"])}
+    arguments |= {"layout": values["layout"], "interleaved": values["interleaved"] == "yes"}
+    if values["offsets"] == "yes":
+        arguments["offsets"] = maker.integers(0, 9, b)
+    arguments["freqs"] = _freqs(values, s + {"exact": 9, "more": 40}[values["room"]], d)
+    return arguments
+
+
+def _thd(values: Values, maker: Maker) -> Arguments:
+    lengths, _, behind = values["lengths"].partition("/")
+    rows = [int(length) for length in lengths.split("+")]
+    h, d = (int(size) for size in values["heads"].split("x"))
+    x = maker.tensor(sum(rows) + int(behind or 0), h, d, dtype=values["dtype"], values=values["values"])
+    arguments: Arguments = {_operand(maker): x, "layout": "thd", "interleaved": values["interleaved"] == "yes"}
+    arguments["cu_seqlens"] = torch.tensor([0, *torch.tensor(rows).cumsum(0).tolist()], dtype=torch.int32)
+    if values["offsets"] == "yes":
+        arguments["offsets"] = maker.integers(0, 9, len(rows))
+    arguments["freqs"] = _freqs(values, max(rows) + 9, d)
+    return arguments
+
+
+def positions(x: torch.Tensor, arguments: Mapping[str, Any]) -> torch.Tensor:
+    """int64, of x's tokens: the position of each in its sequence, offset included; -1 behind the last sequence."""
+    layout, offsets = arguments.get("layout", "sbhd"), arguments.get("offsets")
+    if layout == "thd":
+        bounds_ = arguments["cu_seqlens"].long()
+        found = torch.full((x.shape[0],), -1)
+        for i in range(len(bounds_) - 1):
+            start, end = int(bounds_[i]), int(bounds_[i + 1])
+            found[start:end] = torch.arange(end - start) + (0 if offsets is None else int(offsets[i]))
+        return found
+    length, batch = (x.shape[0], x.shape[1]) if layout == "sbhd" else (x.shape[1], x.shape[0])
+    first = torch.zeros(batch, dtype=torch.int64) if offsets is None else offsets.long()
+    grid = torch.arange(length)[:, None] + first
+    return grid if layout == "sbhd" else grid.t()
+
+
+def rules(judged: Judged) -> Mapping[str, Rule]:
+    """Tokens behind the last sequence belong to none: the contract gives them no position."""
+    arguments = judged.arguments
+    backward = "dy" in arguments
+    x = arguments["dy" if backward else "x"]
+    freqs = arguments["freqs"]
+    found = positions(x, arguments)
+    angles = freqs.reshape(freqs.shape[0], freqs.shape[-1])[found.clamp_min(0)].unsqueeze(-2)
+    known = bounds.rotated(x, angles, arguments.get("interleaved", False), backward)
+    rule = within(known, judged.expected["result"], judged.actual["result"])
+    return {"result": Within(rule.limit, (found >= 0)[..., None, None])}
+
+
+def _half(arguments: Arguments) -> Arguments:
+    """The first half of the sequence (sbhd) or of the batch (bshd)."""
+    name = "x" if "x" in arguments else "dy"
+    rows = arguments[name].shape[0] // 2
+    changed = {**arguments, name: arguments[name][:rows]}
+    if arguments["layout"] == "bshd" and arguments.get("offsets") is not None:
+        changed["offsets"] = arguments["offsets"][:rows]
+    return changed
+
+
+_DTYPE = Axis("dtype", ("bf16", "fp32", "fp16"))
+_OPTIONS = (
+    Axis("interleaved", ("no", "yes")),
+    Axis("rotated", ("all", "half", "two")),
+    Axis("offsets", ("no", "yes")),
+    Axis("angles", ("small", "large")),
+    Axis("values", ("normal", "spread", "one_sign", "outlier", "denormal", "zeros", "nan", "log_uniform")),
+)
+
+
+def _valid(values: Values) -> bool:
+    # Two products of the largest numbers may overflow between.
+    return values["values"] != "log_uniform" or values["dtype"] == "fp16"
+
+
+for _operator in ("rope_fwd", "rope_bwd"):
+    register(
+        Space(
+            _operator,
+            "dense",
+            (
+                _DTYPE, Axis("layout", ("sbhd", "bshd")), Axis("shape", _SHAPES, _SMOKE_SHAPES),
+                Axis("room", ("exact", "more")), *_OPTIONS,
+            ),
+            _dense,
+            rules,
+            _valid,
+            batch=_half,
+        ),
+        Space(
+            _operator,
+            "thd",
+            (
+                _DTYPE, Axis("lengths", _SEQUENCES, ("5+9+3", "0+7+0", "5+6/4")),
+                Axis("heads", ("3x32", "1x2", "2x130")), *_OPTIONS,
+            ),
+            _thd,
+            rules,
+            _valid,
+        ),
+    )  # fmt: skip

@@ -1,0 +1,114 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""What the spaces of the quantize family share: quantizers, shapes, and the rule.
+
+The rule is equality of bits, everywhere: every byte of a cast, its scales and its amax is defined (`te_dispatch.ops.
+quantize`), the bytes of NaN and the padding of scales included. Only where a result is a float that is computed is the
+payload of a NaN open (`Bitwise`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from te_dispatch.conformance.inputs import KINDS
+from te_dispatch.conformance.maker import DTYPES, Maker
+from te_dispatch.conformance.rules import Bitwise, Rule
+from te_dispatch.conformance.space import Axis, Judged, Values
+from te_dispatch.numerics.encodings import FP8_ENCODINGS
+from te_dispatch.numerics.quantizers import (
+    BlockQuantizer,
+    CurrentQuantizer,
+    DelayedQuantizer,
+    MXFP8Quantizer,
+    NVFP4Quantizer,
+    Quantizer,
+)
+
+#: Around the edges of blocks of 16, 32 and 128, primes, tall and wide (beyond 65535, to which launch grids are limited
+#: in two of their dimensions), of 3 dimensions and one, without rows or columns.
+SHAPES = (
+    "33x65", "1x1", "15x17", "16x16", "17x15", "127x129", "128x128", "129x127", "1x1031", "1031x1", "3x5x40", "7",
+    "65553x3", "2x65553", "0x16", "16x0", "2x0x5",
+)  # fmt: skip
+SMOKE_SHAPES = ("33x65", "129x127", "2x0x5")
+
+#: Scaling -> kinds of quantizer that make it, see `quantizer_of`.
+CASTS = ("delayed", "current", "block_1d", "block_2d", "mxfp8", "nvfp4", "nvfp4_2d")
+
+DTYPE = Axis("dtype", ("fp32", "bf16", "fp16"))
+SHAPE = Axis("shape", SHAPES, SMOKE_SHAPES)
+ENCODING = Axis("encoding", FP8_ENCODINGS)
+COMMON = Axis("common", ("no", "yes"))
+USAGE = Axis("usage", ("both", "row", "column"))
+VALUES = Axis("values", tuple(KINDS), ("normal", "nan", "ties", "saturation"))
+
+
+def sizes(values: Values, axis: str = "shape") -> tuple[int, ...]:
+    """``3x5x40`` as (3, 5, 40)."""
+    return tuple(int(size) for size in values[axis].split("x"))
+
+
+def operand(values: Values, maker: Maker) -> torch.Tensor:
+    """x of a case, by its axes ``shape``, ``dtype`` and ``values``."""
+    return maker.tensor(*sizes(values), dtype=values["dtype"], values=values["values"])
+
+
+def encodable(values: Values) -> bool:
+    """NVFP4 has one encoding, which is not among those of the axis: it is made once, under the first of them."""
+    return not values["cast"].startswith("nvfp4") or values["encoding"] == FP8_ENCODINGS[0]
+
+
+def quantizer_of(
+    cast: str,
+    encoding: str,
+    common: bool = False,
+    *,
+    scale: float = 0.75,
+    amax: float | None = 0.0,
+    power_of_two: bool | None = None,
+    epsilon: float = 0.0,
+) -> Quantizer:
+    """A quantizer with state of its own.
+
+    Args:
+        cast: of `CASTS`.
+        scale, amax: of a delayed one; amax None records nothing.
+        power_of_two: None for the kind's default.
+    """
+    scaling = {} if power_of_two is None else {"power_of_two": power_of_two}
+    if cast == "delayed":
+        recorded = None if amax is None else torch.full((1,), amax)
+        return DelayedQuantizer(encoding, common, scale=torch.full((1,), scale), amax=recorded)
+    if cast == "current":
+        return CurrentQuantizer(encoding, common, epsilon=epsilon, **scaling)
+    if cast in ("block_1d", "block_2d"):
+        return BlockQuantizer(encoding, common, two_d=cast == "block_2d", epsilon=epsilon, **scaling)
+    if cast == "mxfp8":
+        return MXFP8Quantizer(encoding, common)
+    if cast in ("nvfp4", "nvfp4_2d"):
+        return NVFP4Quantizer(common=common, two_d=cast == "nvfp4_2d")
+    raise ValueError(f"cast: got {cast!r}, expected one of {', '.join(CASTS)}")
+
+
+def record_amax(x: torch.Tensor, quantizer: DelayedQuantizer) -> None:
+    """What a cast of x does to its quantizer's state, for oracles that are not the reference."""
+    if quantizer.amax is not None and x.numel():
+        low, high = torch.aminmax(x.nan_to_num(0.0, torch.inf, -torch.inf))
+        quantizer.amax.copy_(torch.maximum(quantizer.amax, torch.maximum(-low, high).float()))
+
+
+def bits(judged: Judged) -> Mapping[str, Rule]:
+    """Every result, and every argument that is written, by its bits."""
+    return {path: Bitwise() for path in judged.actual}
+
+
+def moved_bits(judged: Judged) -> Mapping[str, Rule]:
+    """As `bits`, for operators that move bytes and compute nothing."""
+    return {path: Bitwise(moved=True) for path in judged.actual}
+
+
+def float_dtype(name: str) -> torch.dtype | None:
+    """``none`` is None."""
+    return None if name == "none" else DTYPES[name]

@@ -1,0 +1,122 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Calls of `compute_amax`, `partial_amax`, `partial_cast` and `update_delayed_scales`."""
+
+from __future__ import annotations
+
+import torch
+
+from te_dispatch.conformance.families.quantize import DTYPE, ENCODING, SHAPE, VALUES, bits, operand
+from te_dispatch.conformance.maker import Maker
+from te_dispatch.conformance.space import Arguments, Axis, Space, Values, register
+from te_dispatch.numerics.encodings import ENCODINGS, FP8_ENCODINGS
+from te_dispatch.ops.shapes import ceil_div
+
+
+def _amax(values: Values, maker: Maker) -> Arguments:
+    x = operand(values, maker) if values["shape"] != "scalar" else maker.tensor(dtype=values["dtype"])
+    arguments: Arguments = {"x": x}
+    if values["out"] == "given":
+        arguments["out"] = torch.full((1,), 1e30)  # overwritten, not accumulated into
+    return arguments
+
+
+#: (height, width, start, length) of a shard: whole, from within one row to within another, inside one row, none, and
+#: beyond 2^32.
+_SHARDS = {
+    "whole": (200, 300, 0, 60_000), "middle": (200, 300, 4_321, 45_678), "in_row": (7, 1031, 130, 900),
+    "last": (129, 129, 129 * 129 - 1, 1), "none": (200, 300, 17, 0), "tall": (1031, 3, 5, 3000),
+    "small": (16, 16, 3, 77), "far": (65_537, 65_537, 2**32 - 150, 300),
+}  # fmt: skip
+_SHARD = Axis("shard", tuple(_SHARDS), ("whole", "middle", "small"))
+_BLOCK = Axis("block", ("128", "0"))
+
+
+def _shard(values: Values, maker: Maker) -> tuple[Arguments, tuple[int, int]]:
+    height, width, start, length = _SHARDS[values["shard"]]
+    block = int(values["block"])
+    x = maker.tensor(length, dtype=values["dtype"], values=values["values"])
+    blocks = (ceil_div(height, block), ceil_div(width, block)) if block else (1, 1)
+    return {"x": x, "height": height, "width": width, "start": start, "block": block}, blocks
+
+
+def _partial_amax(values: Values, maker: Maker) -> Arguments:
+    arguments, blocks = _shard(values, maker)
+    # Some blocks have seen more than this shard holds, some nothing.
+    before = {"zero": 0.0, "large": 1e5, "small": 0.01}[values["before"]]
+    return {**arguments, "amax": before * maker.boolean(*blocks, share=0.7).float()}
+
+
+def _partial_cast(values: Values, maker: Maker) -> Arguments:
+    arguments, blocks = _shard(values, maker)
+    scale = torch.exp2(20 * torch.rand(blocks, generator=maker.generator) - 10)
+    out = maker.integers(0, 256, arguments["x"].numel(), dtype=torch.uint8)
+    return {**arguments, "out": out, "scale": scale, "encoding": values["encoding"]}
+
+
+#: (length, columns) of the histories of one call.
+_HISTORIES = {
+    "one": ((16, 5),), "single_row": ((1, 7),), "two_rows": ((2, 3),), "several": ((1024, 3), (1, 4), (16, 129)),
+    "empty": ((4, 0), (3, 2)),
+}  # fmt: skip
+#: What may stand in a history, besides ordinary numbers.
+_SPECIAL = {
+    "ordinary": (1.0,),
+    "unused": (0.0, 0.0, 1.0),
+    "special": (0.0, torch.inf, torch.nan, 1.0),
+    "extreme": (1e-45, 1e-38, 3e38, 1.0),
+}
+
+
+def _history(length: int, columns: int, kind: str, maker: Maker) -> torch.Tensor:
+    """Drawn amaxes, of which a share per row, row 0 too, is replaced by what `kind` says."""
+    history = maker.tensor(length, columns).abs()
+    pool = torch.tensor(_SPECIAL[kind])
+    chosen = pool[maker.integers(0, pool.numel(), length, columns, dtype=torch.int64)]
+    replaced = maker.boolean(length, columns, share=0.6) & (chosen != 1.0)
+    return torch.where(replaced, chosen, history)
+
+
+def _update(values: Values, maker: Maker) -> Arguments:
+    shapes = _HISTORIES[values["histories"]]
+    histories = [_history(*shape, values["kind"], maker) for shape in shapes]
+    largest = [[ENCODINGS[maker.choice(FP8_ENCODINGS)].max for _ in range(columns)] for _, columns in shapes]
+    arguments: Arguments = {
+        "histories": histories,
+        "scales": [maker.tensor(columns).abs() for _, columns in shapes],
+        "max_values": largest,
+        "algorithm": values["algorithm"],
+        "margin": int(values["margin"]),
+    }
+    if values["amaxes"] == "given":
+        arguments["amaxes"] = [maker.tensor(columns).abs() for _, columns in shapes]
+    return arguments
+
+
+_WITH_SCALAR = Axis("shape", (*SHAPE.values, "scalar"), SHAPE.smoke)
+
+register(
+    Space(
+        "compute_amax", "plain",
+        (DTYPE, _WITH_SCALAR, VALUES, Axis("out", ("fresh", "given"))),
+        _amax, bits, widen=False,
+    ),
+    Space(
+        "partial_amax", "plain",
+        (DTYPE, _SHARD, _BLOCK, VALUES, Axis("before", ("zero", "small", "large"))),
+        _partial_amax, bits, widen=False,
+    ),
+    Space(
+        "partial_cast", "plain",
+        (DTYPE, _SHARD, _BLOCK, VALUES, ENCODING),
+        _partial_cast, bits, widen=False,
+    ),
+    Space(
+        "update_delayed_scales", "plain",
+        (
+            Axis("histories", tuple(_HISTORIES)), Axis("kind", tuple(_SPECIAL)),
+            Axis("algorithm", ("max", "most_recent")), Axis("margin", ("0", "3", "-2", "157")),
+            Axis("amaxes", ("given", "none")),
+        ),
+        _update, bits, widen=False,
+    ),
+)  # fmt: skip

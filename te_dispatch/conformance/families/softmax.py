@@ -1,0 +1,144 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Calls of `softmax_fwd` and `softmax_bwd`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from te_dispatch.conformance.bounds import softmax as bounds
+from te_dispatch.conformance.bounds.known import within
+from te_dispatch.conformance.maker import DTYPES, Maker
+from te_dispatch.conformance.rules import Rule, Within
+from te_dispatch.conformance.space import Arguments, Axis, Judged, Space, Values, register
+
+_SHAPES = (
+    "2x16x16", "1x1x1", "1x7x127", "3x129x33", "2x3x15x17", "1x128x128", "2x17x129", "4x1x1031", "1x1031x1", "40x16",
+    "1x4x4099", "0x4x8", "2x0x8", "2x4x0",
+)  # fmt: skip
+_SMOKE_SHAPES = ("2x16x16", "3x129x33", "0x4x8")
+
+
+def _sizes(values: Values) -> tuple[int, ...]:
+    return tuple(int(size) for size in values["shape"].split("x"))
+
+
+def _mask(kind: str, shape: tuple[int, ...], maker: Maker) -> torch.Tensor | None:
+    """True is masked out. ``rows``: every third row wholly; ``broadcast``: one mask for all but the last dimension."""
+    if kind == "random":
+        return maker.boolean(*shape, share=0.3)
+    if kind == "rows":
+        masked = maker.boolean(*shape, share=0.3)
+        masked[..., ::3, :] = True
+        return masked
+    if kind == "broadcast":
+        return maker.boolean(*(1,) * (len(shape) - 1), shape[-1], share=0.3)
+    return torch.ones(shape, dtype=torch.bool) if kind == "all" else None
+
+
+def _forward(values: Values, maker: Maker) -> Arguments:
+    shape = _sizes(values)
+    arguments: Arguments = {"x": maker.tensor(*shape, dtype=values["dtype"], values=values["values"])}
+    arguments |= {"scale": float(values["scale"]), "causal": values["causal"] == "yes"}
+    mask = _mask(values["mask"], shape, maker)
+    if mask is not None:
+        arguments["mask"] = mask
+    if values["values"] == "nan" and mask is not None and mask.shape == arguments["x"].shape:
+        # What is masked out does not count, NaN or not; one row in two keeps an unmasked one.
+        arguments["mask"] = mask | (arguments["x"].isnan() & (torch.arange(shape[-2]) % 2 == 0)[:, None])
+    if values["out"] != "same":
+        arguments["out_dtype"] = DTYPES[values["out"]]
+    return arguments
+
+
+def _masked(arguments: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+    x, mask = arguments["x"], arguments.get("mask")
+    if not arguments.get("causal", False):
+        return mask
+    above = torch.ones(x.shape[-2:], dtype=torch.bool).triu(1)
+    return above if mask is None else mask | above
+
+
+def _forward_rules(judged: Judged) -> Mapping[str, Rule]:
+    arguments = judged.arguments
+    x, masked = arguments["x"], _masked(arguments)
+    known = bounds.forward(x, masked, arguments.get("scale", 1.0))
+    rule = within(known, judged.expected["result"], judged.actual["result"])
+    if masked is None:
+        return {"result": rule}
+    # Beside an unmasked NaN a masked entry may be 0, or NaN as the row's sum.
+    lost = (x.isnan() & ~masked).any(-1, keepdim=True)
+    return {"result": Within(rule.limit, ~(masked & lost).broadcast_to(x.shape))}
+
+
+def _backward(values: Values, maker: Maker) -> Arguments:
+    shape = _sizes(values)
+    x = maker.tensor(*shape, dtype="fp32", values=values["values"])
+    made = maker.reference("softmax_fwd").call({"x": x, "mask": _mask(values["mask"], shape, maker)})
+    arguments: Arguments = {
+        "dy": maker.tensor(*shape, dtype=values["dy"], values=values["dy_values"]),
+        "y": made.to(DTYPES[values["dtype"]]),
+        "scale": float(values["scale"]),
+    }
+    if values["out"] != "same":
+        arguments["out_dtype"] = DTYPES[values["out"]]
+    return arguments
+
+
+def _backward_rules(judged: Judged) -> Mapping[str, Rule]:
+    arguments = judged.arguments
+    known = bounds.backward(arguments["dy"], arguments["y"], arguments.get("scale", 1.0))
+    return {"result": within(known, judged.expected["result"], judged.actual["result"])}
+
+
+def _half(arguments: Arguments) -> Arguments:
+    """The first half of the leading dimension, of what has it in full."""
+    x = arguments["x"] if "x" in arguments else arguments["dy"]
+    rows = x.shape[0] // 2
+    return {
+        n: v[:rows] if n in ("x", "y", "dy", "mask") and v is not None and v.shape == x.shape else v
+        for n, v in arguments.items()
+    }
+
+
+_DTYPE = Axis("dtype", ("fp32", "bf16", "fp16"))
+_SHAPE = Axis("shape", _SHAPES, _SMOKE_SHAPES)
+_SCALE = Axis("scale", ("1.0", "0.125", "0.08838834764831845", "-2.5"))
+_OUT = Axis("out", ("same", "fp32", "bf16", "fp16"))
+
+register(
+    Space(
+        "softmax_fwd",
+        "plain",
+        (
+            _DTYPE,
+            _SHAPE,
+            Axis("mask", ("none", "random", "rows", "broadcast", "all")),
+            Axis("causal", ("no", "yes")),
+            _SCALE,
+            _OUT,
+            Axis("values", ("normal", "spread", "outlier", "one_sign", "denormal", "zeros", "nan")),
+        ),
+        _forward,
+        _forward_rules,
+        batch=_half,
+    ),
+    Space(
+        "softmax_bwd",
+        "plain",
+        (
+            _DTYPE,
+            _SHAPE,
+            Axis("dy", ("bf16", "fp32", "fp16")),
+            Axis("mask", ("none", "rows")),
+            _SCALE,
+            _OUT,
+            Axis("values", ("normal", "spread", "zeros")),
+            Axis("dy_values", ("normal", "spread", "one_sign", "cancelling", "zeros", "nan")),
+        ),
+        _backward,
+        _backward_rules,
+        batch=_half,
+    ),
+)

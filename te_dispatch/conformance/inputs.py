@@ -1,0 +1,156 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Kinds of values that operands are filled with. Each is where some class of kernel bug shows.
+
+| kind | what it is | what it finds |
+|---|---|---|
+| normal | standard normal | the ordinary path |
+| log_uniform | exponents uniform over the dtype's whole normal range | under- and overflow, wrong block maxima |
+| spread | exponents uniform in 2^-12 .. 2^12 | the same, where a sum must stay finite |
+| outlier | normal, with one value 2^12 times as large in every 32 | scales of the wrong block |
+| one_sign | uniform in [0.5, 1) | lost carries: sums that grow without cancelling |
+| denormal | subnormal numbers of the dtype and of FP8 | flush to zero |
+| zeros | +0 and -0 | signs of zero, division by an amax of 0 |
+| nan, inf | normal, with a share of NaN, or of Inf of both signs | special values made finite, amax of NaN |
+| ties | exact midpoints between neighbouring FP8 codes | rounding away instead of to even, truncation |
+| saturation | around the largest finite FP8 values | overflow to NaN or Inf |
+| cancelling | x, -x in turn, with a remainder 2^-10 as large | sums whose terms are far larger than the result |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from te_dispatch.conformance.decoding import table
+from te_dispatch.numerics.encodings import FP8_ENCODINGS
+
+Fill = Callable[[tuple[int, ...], torch.dtype, torch.Generator], torch.Tensor]
+
+#: One value in so many is special in ``outlier``, ``nan`` and ``inf``: a block of the smallest block scaling.
+_BLOCK = 32
+
+
+def _uniform(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    return torch.rand(shape, generator=generator, dtype=torch.float64)
+
+
+def _signs(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    return torch.randint(0, 2, shape, generator=generator, dtype=torch.int64).double() * 2 - 1
+
+
+def _normal(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    return torch.randn(shape, generator=generator)
+
+
+def _exponents(low: float, high: float, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    exponent = low + (high - low) * _uniform(shape, generator)
+    return torch.exp2(exponent) * _signs(shape, generator)
+
+
+def _log_uniform(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    info = torch.finfo(dtype)
+    low, high = torch.tensor([info.tiny, info.max], dtype=torch.float64).log2().tolist()
+    return _exponents(low, high - 0.01, shape, generator)
+
+
+def _spread(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    return _exponents(-12, 12, shape, generator)
+
+
+def _sprinkled(x: torch.Tensor, special: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """`special` at one place of every `_BLOCK` consecutive ones."""
+    flat = x.flatten()
+    starts = torch.arange(0, flat.numel(), _BLOCK)
+    places = starts + torch.randint(0, _BLOCK, starts.shape, generator=generator)
+    places = places.clamp_max(max(flat.numel() - 1, 0))
+    flat[places] = special.flatten()[places]
+    return flat.reshape(x.shape)
+
+
+def _outlier(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    x = torch.randn(shape, generator=generator)
+    return _sprinkled(x, 2.0**12 * torch.randn(shape, generator=generator), generator)
+
+
+def _one_sign(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    return 0.5 + 0.5 * _uniform(shape, generator)
+
+
+def _denormal(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    info = torch.finfo(dtype)
+    own = info.tiny * _uniform(shape, generator)
+    fp8 = torch.exp2(-18 + 14 * _uniform(shape, generator))
+    return torch.where(_uniform(shape, generator) < 0.5, own, fp8) * _signs(shape, generator)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    return 0.0 * _signs(shape, generator)
+
+
+def _nan(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    x = torch.randn(shape, generator=generator)
+    return _sprinkled(x, torch.full(shape, torch.nan).copysign(_signs(shape, generator).float()), generator)
+
+
+def _inf(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    x = torch.randn(shape, generator=generator)
+    return _sprinkled(x, (torch.inf * _signs(shape, generator)).float(), generator)
+
+
+def _chosen(pool: torch.Tensor, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    return pool[torch.randint(0, pool.numel(), shape, generator=generator)] * _signs(shape, generator)
+
+
+def _finite(name: str) -> torch.Tensor:
+    values = table(name)
+    distinct: torch.Tensor = torch.unique(values[values.isfinite() & (values >= 0)])  # sorted, -0 and 0 as one
+    return distinct
+
+
+def _ties(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    midpoints = [(codes[1:] + codes[:-1]) / 2 for codes in map(_finite, FP8_ENCODINGS)]
+    pool = torch.cat(midpoints)
+    pool = pool[pool.to(dtype).double() == pool]  # of fp16, whose range is narrower than e5m2's midpoints
+    return _chosen(pool, shape, generator)
+
+
+def _saturation(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    pool = torch.cat([_finite(name)[-1] * torch.linspace(0.9, 1.2, 61, dtype=torch.float64) for name in FP8_ENCODINGS])
+    return _chosen(pool.clamp_max(torch.finfo(dtype).max), shape, generator)
+
+
+def _cancelling(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    if not shape or shape[-1] < 2:
+        return torch.randn(shape, generator=generator)
+    half = torch.randn((*shape[:-1], -(-shape[-1] // 2)), generator=generator)
+    remainder = 2.0**-10 * torch.randn(half.shape, generator=generator)
+    return torch.stack((half, remainder - half), -1).flatten(-2)[..., : shape[-1]]
+
+
+#: Name -> what makes values of a shape, exact in fp32 or to be rounded to the dtype.
+KINDS: dict[str, Fill] = {
+    "normal": _normal,
+    "log_uniform": _log_uniform,
+    "spread": _spread,
+    "outlier": _outlier,
+    "one_sign": _one_sign,
+    "denormal": _denormal,
+    "zeros": _zeros,
+    "nan": _nan,
+    "inf": _inf,
+    "ties": _ties,
+    "saturation": _saturation,
+    "cancelling": _cancelling,
+}
+
+
+def fill(kind: str, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    """A contiguous tensor of one kind of values.
+
+    Raises:
+        ValueError: an unknown kind; lists all.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"values: got {kind!r}, expected one of: {', '.join(KINDS)}")
+    return KINDS[kind](shape, dtype, generator).to(dtype).contiguous()

@@ -1,0 +1,168 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Units in processes of their own: one that crashes or hangs is one failed unit, and the rest goes on.
+
+A worker serves many units one after the other and is started again where it died. What it printed last is kept, for a
+crash says more there than its signal does.
+
+The process is started from its command line and not by `multiprocessing`, which would run the caller's script once
+more in every worker unless that script is guarded, and forbids workers processes of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from typing import Any
+
+from te_dispatch.conformance.case import Unit
+from te_dispatch.conformance.outcome import Outcome
+from te_dispatch.conformance.settings import Settings
+
+#: Seconds a worker may take to import torch, the backends, and to find the device.
+START_S = 300.0
+#: Seconds between the end of a worker's pipe and the end of its process: a crash may write a core file.
+_END_S = 10.0
+_TAIL = 400
+_BOOT = "import sys; sys.path[:] = {path!r}; from te_dispatch.conformance.isolation import main; main({descriptor})"
+
+
+class WorkerError(Exception):
+    """A worker could not start, or met an error of the kit; the message says which."""
+
+
+class Worker:
+    """One process that runs units.
+
+    Args:
+        settings: of the run; the worker makes its own bench of them.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pipe: Connection | None = None
+        self._printed = tempfile.NamedTemporaryFile(prefix="te_dispatch_conformance_", suffix=".log")  # noqa: SIM115
+
+    def run(self, unit: Unit, limit_s: float | None = None) -> Outcome:
+        """Run one unit, in a fresh process if the last one died.
+
+        Raises:
+            WorkerError: the process cannot start, or the kit itself failed.
+        """
+        limit = limit_s or self.settings.limit_s
+        pipe = self._started()
+        try:
+            pipe.send(unit.id)
+            if not pipe.poll(limit):
+                self.stop()
+                message = self._with_tail(f"hung: no result within {limit:g} s, stopped")
+                return Outcome(unit.id, "failed", message, seconds=limit)
+            kind, data = pipe.recv()
+        except (EOFError, OSError):
+            return Outcome(unit.id, "failed", self._obituary())
+        if kind == "error":
+            raise WorkerError(data)
+        return Outcome.from_data(data)
+
+    def _started(self) -> Connection:
+        if self._pipe is not None:
+            return self._pipe
+        self._printed.truncate(0)
+        ours, theirs = socket.socketpair()
+        boot = _BOOT.format(path=sys.path, descriptor=theirs.fileno())
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", boot],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            # Appended, so that what several processes of a worker print does not overwrite itself.
+            stdout=(log := os.open(self._printed.name, os.O_WRONLY | os.O_APPEND)),
+            stderr=subprocess.STDOUT,
+        )
+        os.close(log)
+        theirs.close()
+        self._pipe = pipe = Connection(ours.detach())
+        try:
+            pipe.send(self.settings)
+            if not pipe.poll(START_S):
+                self.stop()
+                raise WorkerError(f"a worker did not start within {START_S:g} s")
+            kind, data = pipe.recv()
+        except (EOFError, OSError) as error:
+            raise WorkerError(f"a worker died while it started: {self._obituary()}") from error
+        if kind == "error":
+            self.stop()
+            raise WorkerError(data)
+        return pipe
+
+    def _obituary(self) -> str:
+        assert self._process is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_S)
+        code = self._process.returncode
+        self.stop()
+        if code is None:
+            return self._with_tail("the process closed its pipe and went on; it was stopped")
+        if code < 0:
+            with contextlib.suppress(ValueError):
+                return self._with_tail(f"the process was killed by {signal.Signals(-code).name} (signal {-code})")
+        return self._with_tail(f"the process ended with exit code {code}")
+
+    def _with_tail(self, message: str) -> str:
+        with open(self._printed.name, "rb") as printed:
+            printed.seek(max(os.path.getsize(self._printed.name) - 4 * _TAIL, 0))  # UTF-8 has up to 4 bytes each
+            text = printed.read().decode(errors="replace")
+        tail = " | ".join(text[-_TAIL:].split("\n")).strip(" |")
+        return f"{message}; it last printed: {tail}" if tail else message
+
+    def stop(self) -> None:
+        """End the process, whatever it is doing."""
+        if self._process is not None:
+            self._process.kill()  # nothing, where it has ended
+            self._process.wait()
+        if self._pipe is not None:
+            self._pipe.close()
+        self._process = self._pipe = None
+
+
+def main(descriptor: int) -> None:
+    """What a worker process runs: settings come first, then unit ids.
+
+    Args:
+        descriptor: of the inherited end of the pipe.
+    """
+    pipe = Connection(descriptor)
+    serve(pipe, pipe.recv())
+
+
+def serve(pipe: Connection, settings: Settings) -> None:
+    """Build a bench, then answer unit ids with outcomes until the other end closes."""
+    from te_dispatch.conformance.bench import bench_of
+    from te_dispatch.conformance.execute import run_unit
+
+    try:
+        bench = bench_of(settings)
+    except Exception as error:  # reported by the parent, which knows how
+        pipe.send(("error", f"{type(error).__name__}: {error}"))
+        return
+    pipe.send(("ready", None))
+    for text in _requests(pipe):
+        try:
+            answer: tuple[str, Any] = ("outcome", run_unit(Unit.parse(text), bench).as_data())
+        except Exception as error:  # of the kit itself: the run cannot go on
+            answer = ("error", f"{text}: {type(error).__name__}: {error}")
+        pipe.send(answer)
+
+
+def _requests(pipe: Connection) -> Iterator[str]:
+    while True:
+        try:
+            yield pipe.recv()
+        except EOFError:
+            return

@@ -1,0 +1,90 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Making the arguments of a case: always on the host, always from the case's own seed, so that an id is enough."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from te_dispatch.conformance import inputs
+from te_dispatch.conformance.case import Case
+from te_dispatch.conformance.subject import Subject, subjects
+from te_dispatch.core.manager import OpManager
+from te_dispatch.core.operator import OPERATORS
+from te_dispatch.numerics.quantized import Quantized
+from te_dispatch.numerics.quantizers import (
+    BlockQuantizer,
+    CurrentQuantizer,
+    DelayedQuantizer,
+    MXFP8Quantizer,
+    NVFP4Quantizer,
+    Quantizer,
+)
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
+
+#: Which backend turns high precision into the records that other operators read.
+REFERENCE = "reference"
+
+
+class Maker:
+    """What a space's `make` builds arguments with.
+
+    Args:
+        case: whose seed is used.
+        manager: whose registry holds the reference.
+    """
+
+    def __init__(self, case: Case, manager: OpManager) -> None:
+        self.case = case
+        self.manager = manager
+        self.generator = torch.Generator().manual_seed(case.random_seed)
+
+    def tensor(self, *shape: int, dtype: str = "fp32", values: str = "normal") -> torch.Tensor:
+        """A contiguous tensor of `shape` whose values are one of `te_dispatch.conformance.inputs.KINDS`."""
+        return inputs.fill(values, shape, DTYPES[dtype], self.generator)
+
+    def integers(self, low: int, high: int, *shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+        """Uniform in [low, high)."""
+        return torch.randint(low, high, shape, generator=self.generator, dtype=dtype)
+
+    def boolean(self, *shape: int, share: float = 0.5) -> torch.Tensor:
+        """True with probability `share`."""
+        return torch.rand(shape, generator=self.generator) < share
+
+    def choice(self, options: Any) -> Any:
+        return options[int(torch.randint(len(options), (), generator=self.generator))]
+
+    def rng_state(self) -> torch.Tensor:
+        """int64 (2,): a seed and an offset, as operators take them."""
+        return torch.randint(0, 2**40, (2,), generator=self.generator, dtype=torch.int64)
+
+    def delayed(self, encoding: str = "e4m3fn", scale: float = 1.0, common: bool = False) -> DelayedQuantizer:
+        """A delayed quantizer with state of its own: a scale in force, an amax that starts at 0."""
+        return DelayedQuantizer(encoding, common, scale=torch.full((1,), scale), amax=torch.zeros(1))
+
+    def quantizer(self, scaling: str, encoding: str = "e4m3fn", common: bool = False, scale: float = 1.0) -> Quantizer:
+        """A quantizer by the name of what it makes: ``delayed``, ``current``, ``block_1d``, ``block_2d``, ``mxfp8``,
+        ``nvfp4``."""
+        if scaling == "delayed":
+            return self.delayed(encoding, scale, common)
+        if scaling in ("current", "tensor"):
+            return CurrentQuantizer(encoding, common)
+        if scaling in ("block_1d", "block_2d"):
+            return BlockQuantizer(encoding, common, two_d=scaling == "block_2d")
+        if scaling == "mxfp8":
+            return MXFP8Quantizer(encoding, common)
+        if scaling == "nvfp4":
+            return NVFP4Quantizer(common=common)
+        raise ValueError(f"scaling: got {scaling!r}, expected delayed, current, block_1d, block_2d, mxfp8 or nvfp4")
+
+    def quantized(self, x: torch.Tensor, quantizer: Quantizer, usage: str = "both") -> Quantized:
+        """x as a record, cast by the reference."""
+        result = self.reference("quantize").call({"x": x, "quantizer": quantizer, "usage": usage})
+        assert isinstance(result, Quantized)
+        return result
+
+    def reference(self, operator: str) -> Subject:
+        """The reference's implementation of an operator, e.g. to make a backward's operands with its forward."""
+        return subjects(self.manager, OPERATORS[operator], torch.device("cpu"), REFERENCE)[0]

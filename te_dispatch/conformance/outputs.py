@@ -1,0 +1,104 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Results of a call as named tensors, and their form: what two implementations must agree on before any number.
+
+Paths: a field of the named tuple (``out``, ``y_quantized.row_data``), an index of a list (``0.row_data``), ``result``
+for a plain tensor, and ``argument:quantizer.amax`` for an argument that the operator writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from te_dispatch.conformance.transfer import tensors
+from te_dispatch.core.operator import Operator
+from te_dispatch.numerics.quantized import Quantized
+from te_dispatch.ops.results import Saved
+
+#: Prefix of an argument's path among the results.
+ARGUMENT = "argument:"
+
+
+def named_results(operator: Operator, result: Any, arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Every tensor that a call made or wrote, by path. What only its own backward reads (`saved`) is left out."""
+    out: dict[str, torch.Tensor] = {}
+    for path, tensor in tensors(_without_saved(result)):
+        out[path or "result"] = tensor
+    made = {tensor.data_ptr() for tensor in out.values() if tensor.numel()}
+    for written in operator.mutates:
+        name, _, attribute = written.partition(".")
+        for path, tensor in _written(arguments.get(name), attribute):
+            if tensor.numel() and tensor.data_ptr() not in made:  # `out` is among the results already
+                out[f"{ARGUMENT}{name}" + (f".{path}" if path else "")] = tensor
+    return out
+
+
+def _written(value: Any, attribute: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors of an argument, or of one of its attributes: of each item's, where the argument is a sequence."""
+    if not attribute:
+        yield from tensors(value)
+    elif isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
+        for index, item in enumerate(value):
+            yield from ((f"{index}.{path}", tensor) for path, tensor in _written(item, attribute))
+    else:
+        yield from tensors(getattr(value, attribute, None), attribute)
+
+
+def _without_saved(result: Any) -> Any:
+    if isinstance(result, tuple) and hasattr(result, "_fields"):
+        return tuple.__new__(type(result), [None if isinstance(item, Saved) else item for item in result])
+    return result
+
+
+def form(value: Any) -> Any:
+    """The shape of a result, without its numbers: types, shapes, dtypes, devices, tags; nested like the result."""
+    if value is None:
+        return None
+    if isinstance(value, torch.Tensor):
+        return ("tensor", tuple(value.shape), str(value.dtype), value.device.type)
+    if isinstance(value, Quantized):
+        return (
+            "Quantized", tuple(value.shape), value.encoding, value.scaling, value.scale_layout, str(value.dtype),
+            *(form(getattr(value, name)) for name in ("row_data", "col_data", "row_scale_inv", "col_scale_inv")),
+            form(value.global_scale_inv),
+        )  # fmt: skip
+    if isinstance(value, Saved):
+        return "Saved"
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return (type(value).__name__, *((name, form(item)) for name, item in zip(value._fields, value)))
+    if isinstance(value, (list, tuple)):
+        return (type(value).__name__, *(form(item) for item in value))
+    return type(value).__name__
+
+
+def differing_form(actual: Any, expected: Any, where: str = "result") -> str | None:
+    """The first difference between two results' forms in words, None if there is none."""
+    got, want = form(actual), form(expected)
+    if got == want:
+        return None
+    if isinstance(actual, tuple) and type(actual) is type(expected) and hasattr(actual, "_fields"):
+        for name, one, other in zip(actual._fields, actual, expected):
+            found = differing_form(one, other, name)
+            if found:
+                return found
+    if isinstance(actual, list) and isinstance(expected, list) and len(actual) == len(expected):
+        for index, (one, other) in enumerate(zip(actual, expected)):
+            found = differing_form(one, other, f"{where}[{index}]")
+            if found:
+                return found
+    if isinstance(actual, Quantized) and isinstance(expected, Quantized):
+        for name in Quantized.__slots__:
+            one, other = getattr(actual, name), getattr(expected, name)
+            if (name != "device" and form(one) != form(other)) or (isinstance(one, str) and one != other):
+                return f"{where}.{name} is {_words(one)}, expected {_words(other)}"
+    return f"{where} is {_words(actual)}, expected {_words(expected)}"
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a {value.dtype} tensor {tuple(value.shape)} on {value.device.type}"
+    if isinstance(value, (tuple, str)) or value is None:
+        return repr(value) if not hasattr(value, "_fields") else type(value).__name__
+    return repr(value) if isinstance(value, Quantized) else type(value).__name__

@@ -1,0 +1,157 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""The kit as pytest tests, for a vendor's own CI:
+
+    pytest --pyargs te_dispatch.conformance --te-backend acme --te-level full
+
+Every unit is one test. One that the implementation's requirements reject is reported as *not claimed*, in a category of
+its own. pytest loads this module in every run of a project that has te_dispatch installed, so it imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from te_dispatch.conformance.case import Unit
+    from te_dispatch.conformance.expectations import Expectations
+    from te_dispatch.conformance.settings import Settings
+
+NOT_CLAIMED = "not claimed"
+#: Property of a test's report that holds its unit's id; it is in pytest's own JUnit XML too.
+UNIT = "te_dispatch_unit"
+_PLANNED = pytest.StashKey["tuple[list[Unit], Expectations]"]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("te_dispatch conformance")
+    group.addoption("--te-backend", action="append", default=[], help="backend to certify; repeat it")
+    group.addoption("--te-against", default="reference", help="the backend that is taken to be right")
+    group.addoption("--te-op", action="append", default=[], help="operator, family or glob; repeat it")
+    group.addoption("--te-check", action="append", default=[], help="only this check; repeat it")
+    group.addoption("--te-level", default="smoke", help="smoke, full or soak")
+    group.addoption("--te-seed", type=int, default=0, help="of the data")
+    group.addoption("--te-device", default=None, help="PyTorch device")
+    group.addoption("--te-product", action="store_true", help="every combination, not every pair")
+    group.addoption("--te-limit", type=float, default=60.0, metavar="SECONDS", help="for each unit")
+    group.addoption("--te-in-process", action="store_true", help="no worker process: a crash ends pytest")
+    group.addoption("--te-skip-file", default=None, metavar="FILE", help="units to leave out, with reasons")
+    group.addoption("--te-expect-file", default=None, metavar="FILE", help="units known to fail, with reasons")
+
+
+def settings_of(config: pytest.Config) -> Settings:
+    """The run's settings from the command line.
+
+    Raises:
+        pytest.UsageError: an option has a value that does not exist.
+    """
+    from te_dispatch.conformance.settings import Settings, UsageError
+
+    option = config.getoption
+    try:
+        return Settings(
+            backends=tuple(option("--te-backend")),
+            against=option("--te-against"),
+            operators=tuple(option("--te-op")),
+            checks=tuple(option("--te-check")),
+            level=option("--te-level"),
+            seed=option("--te-seed"),
+            device=option("--te-device"),
+            product=option("--te-product"),
+            limit_s=option("--te-limit"),
+            isolated=not option("--te-in-process"),
+        )
+    except UsageError as error:
+        raise pytest.UsageError(str(error)) from error
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse bad options before anything is collected: pytest then says just that, and exits with 4."""
+    # Under pytest-xdist the process that was started by hand says it, once.
+    if not hasattr(config, "workerinput") and any(map(_asks_for_the_kit, config.args)):
+        planned(config)
+
+
+def _asks_for_the_kit(argument: str) -> bool:
+    name = argument.partition("::")[0]
+    tests = Path(__file__).with_name("test_conformance.py")
+    return name.startswith("te_dispatch.conformance") or tests.is_relative_to(Path(name).resolve())
+
+
+def planned(config: pytest.Config) -> tuple[list[Unit], Expectations]:
+    """The run's units, and what the vendor's files expect of them.
+
+    Raises:
+        pytest.UsageError: something was asked for that does not exist, a line of a file matches nothing, or there is
+            nothing to run, which must not look like success.
+    """
+    if _PLANNED not in config.stash:
+        config.stash[_PLANNED] = _plan(config)
+    return config.stash[_PLANNED]
+
+
+def _plan(config: pytest.Config) -> tuple[list[Unit], Expectations]:
+    import dataclasses
+
+    from te_dispatch.conformance.expectations import Expectations
+    from te_dispatch.conformance.planning import plan
+    from te_dispatch.core import scopes
+
+    settings = settings_of(config)
+    try:
+        units = plan(scopes.MANAGER, settings)
+        expectations = Expectations.load(config.getoption("--te-skip-file"), config.getoption("--te-expect-file"))
+        expectations.check(units, lambda: plan(scopes.MANAGER, dataclasses.replace(settings, level="full")))
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from error
+    if not units:
+        backends = ", ".join(settings.backends) or f"no backend but {settings.against}"
+        raise pytest.UsageError(f"nothing to run: {backends} implements nothing of what was asked for")
+    return units, expectations
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_report_teststatus(report: Any) -> tuple[str, str, str] | None:
+    if report.skipped and isinstance(report.longrepr, tuple) and f"Skipped: {NOT_CLAIMED}" in str(report.longrepr[2]):
+        return NOT_CLAIMED, "n", "NOT CLAIMED"
+    return None
+
+
+def _counts(config: pytest.Config) -> Counter[str]:
+    """pytest's categories -> how many of the kit's tests are in each; other tests may have run beside them."""
+    reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
+    return Counter(
+        category
+        for category, reports in (reporter.stats if reporter is not None else {}).items()
+        for report in reports
+        if any(name == UNIT for name, _ in getattr(report, "user_properties", ())) and report.when == "call"
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    found = _counts(session.config)
+    if found and not _claimed(found) and exitstatus == pytest.ExitCode.OK:
+        # A driver that was not found, say: nothing was tested, which must not look like a certificate.
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    found = _counts(terminalreporter.config)
+    if not found:
+        return
+    terminalreporter.section("te_dispatch conformance")
+    terminalreporter.line(
+        f"claimed {_claimed(found)}, passed {found['passed']}, failed {found['failed']}, "
+        f"not claimed {found[NOT_CLAIMED]}"
+        + (f", expected failures {found['xfailed']}" if found["xfailed"] else "")
+        + (f", skipped {found['skipped']}" if found["skipped"] else "")
+        + ("" if _claimed(found) else ": nothing was claimed, so nothing is certified")
+    )
+
+
+def _claimed(found: Counter[str]) -> int:
+    return found["passed"] + found["failed"] + found["xfailed"]

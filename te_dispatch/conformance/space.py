@@ -1,0 +1,226 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Spaces: what can be varied in a call of an operator, how a call is made of it, and how its results are judged.
+
+To cover a new operator, or a new option of one: add a `Space` (or an axis) to the module of its family in
+`te_dispatch/conformance/families/`. Nothing else knows operators by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from te_dispatch.conformance.maker import Maker
+    from te_dispatch.conformance.rules import Rule
+
+#: Axis -> value, both as text.
+Values = Mapping[str, str]
+#: An operator's arguments by name; parameters that are left out have their defaults.
+Arguments = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One thing that varies.
+
+    Attributes:
+        name: e.g. ``dtype``, ``layout``, ``shape``, ``values``.
+        values: all that level ``full`` covers; the first is the plainest.
+        smoke: those that level ``smoke`` covers; empty for all of them.
+        soak: those that only level ``soak`` adds (sizes beyond 2^31 elements).
+    """
+
+    name: str
+    values: tuple[str, ...]
+    smoke: tuple[str, ...] = ()
+    soak: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Judged:
+    """All that a space's rules may look at, on the host.
+
+    Attributes:
+        values: of the case.
+        arguments: as they were before the call.
+        expected: the oracle's results by path (`te_dispatch.conformance.outputs`), of widened operands where the
+            space widens.
+        actual: the implementation's results by the same paths.
+        traits, claims: of the implementation.
+    """
+
+    values: Values
+    arguments: Mapping[str, Any]
+    expected: Mapping[str, torch.Tensor]
+    actual: Mapping[str, torch.Tensor]
+    traits: frozenset[str] = frozenset()
+    claims: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """For calls that draw a mask: which elements are dropped is the implementation's choice, so it is recovered.
+
+    Attributes:
+        recover: (run, arguments) -> bool, True where kept: what the mask is, seen in results of `run` (the subject, or
+            the forward of a backward) for arguments on its device that share the case's shapes and `rng_state`. On the
+            host, and True where nothing could be dropped; with the elements that could be, bool of that shape.
+        judged: results by path that the recovered mask makes right, and their rules.
+    """
+
+    recover: Callable[[Callable[[Arguments], Any], Arguments], tuple[torch.Tensor, torch.Tensor]]
+    judged: Callable[[Judged, torch.Tensor], tuple[Mapping[str, torch.Tensor], Mapping[str, Rule]]]
+
+
+@dataclass(frozen=True)
+class Later:
+    """A call whose later tokens are others.
+
+    Attributes:
+        arguments: of it.
+        earlier: path of a result -> bool, broadcastable to it, True where no later token may reach.
+        shared: whether a scale is shared by all tokens, through which they may.
+    """
+
+    arguments: Arguments
+    earlier: Mapping[str, torch.Tensor]
+    shared: bool
+
+
+def _always(values: Values) -> bool:
+    return True
+
+
+class Undecided(Exception):
+    """Raised to a `Space.valid` that asks for an axis which has no value yet, while combinations are built."""
+
+
+def every(*conditions: Callable[[Values], bool]) -> Callable[[Values], bool]:
+    """A `Space.valid` of several conditions. One that is false decides, whatever axes the others wait for, so that
+    combinations are found fast where there are many."""
+
+    def valid(values: Values) -> bool:
+        waiting: Undecided | None = None
+        for condition in conditions:
+            try:
+                if not condition(values):
+                    return False
+            except Undecided as undecided:
+                waiting = undecided
+        if waiting is not None:
+            raise waiting
+        return True
+
+    return valid
+
+
+@dataclass(frozen=True)
+class Space:
+    """A region of an operator's calls that one function can make and one can judge.
+
+    Attributes:
+        operator: its name.
+        name: unique among the operator's spaces.
+        axes: what varies.
+        make: arguments of a case, on the host.
+        rules: path of a result -> how it is judged. A result without a rule is an error in the kit.
+        valid: combinations that the contract allows.
+        widen: whether the oracle gets its bf16 and fp16 operands as the fp32 values they equal, so that it rounds
+            its float64 results to fp32 and not to the operands' dtype. Not where results are compared by bits.
+        forward: for a backward that reads what its forward saved: the forward's arguments, out of the backward's.
+        oracle: results of a call, where the reference's implementation of the operator is not the oracle.
+        batch: for calls made of independent rows: the same call on the first half of them. Its results must be the
+            first rows of the whole call's, where an implementation claims ``batch_invariant``.
+        serves: of calls that are no case, those that the space's rules judge rather than the operator's other
+            spaces' (`rules_for`); None for all that no space names.
+        raises: what every call must raise, with everything left as it was, where the contract asks for an error.
+        dropout: for calls that draw a mask.
+        later: for causal calls: (values, arguments, maker) -> the same call with other later tokens.
+        views: operands are views of one tensor, as an argument promises: checks leave them where they lie.
+        placed: (arguments, results by path) -> what is wrong with where results lie, None if nothing is.
+        sampled: judged on samples by `oracle`, because the whole is too large for the reference (level ``soak``).
+    """
+
+    operator: str
+    name: str
+    axes: tuple[Axis, ...]
+    make: Callable[[Values, Maker], Arguments]
+    rules: Callable[[Judged], Mapping[str, Rule]]
+    valid: Callable[[Values], bool] = _always
+    widen: bool = True
+    forward: Callable[[Arguments], Arguments] | None = None
+    oracle: Callable[[Arguments, Values], Any] | None = None
+    sampled: bool = False
+    serves: Callable[[Mapping[str, Any]], bool] | None = None
+    raises: type[Exception] | None = None
+    batch: Callable[[Arguments], Arguments] | None = None
+    dropout: Dropout | None = None
+    later: Callable[[Values, Arguments, Maker], Later] | None = None
+    views: bool = False
+    placed: Callable[[Arguments, Mapping[str, torch.Tensor]], str | None] | None = None
+
+    @property
+    def id(self) -> str:
+        return f"{self.operator}.{self.name}"
+
+
+@dataclass
+class _Registry:
+    by_operator: dict[str, list[Space]] = field(default_factory=dict)
+    loaded: bool = False
+
+
+_registry = _Registry()
+
+
+def register(*spaces: Space) -> None:
+    """Add spaces. Called by the families' modules when they are imported.
+
+    Raises:
+        ValueError: a name is taken.
+    """
+    for space in spaces:
+        known = _registry.by_operator.setdefault(space.operator, [])
+        if any(other.name == space.name for other in known):
+            raise ValueError(f"space {space.id} is registered twice")
+        known.append(space)
+
+
+def spaces(operator: str | None = None) -> Sequence[Space]:
+    """The spaces of one operator, or of all in the order of registration."""
+    if not _registry.loaded:
+        _registry.loaded = True
+        import te_dispatch.conformance.families  # noqa: F401
+    if operator is not None:
+        return tuple(_registry.by_operator.get(operator, ()))
+    return tuple(space for known in _registry.by_operator.values() for space in known)
+
+
+def rules_for(operator: str, arguments: Mapping[str, Any]) -> Space | None:
+    """The space whose rules judge a call that is no case, with these arguments; None if the operator has none.
+
+    Its `rules`, `forward` and `oracle` look at arguments only: such a call has no axis values.
+    """
+    able = [space for space in spaces(operator) if space.raises is None and not space.sampled]
+    for space in able:
+        if space.serves is not None and space.serves(arguments):
+            return space
+    return next((space for space in able if space.serves is None), None)
+
+
+def find(operator: str, name: str) -> Space:
+    """A space by name.
+
+    Raises:
+        ValueError: there is none; lists those of the operator.
+    """
+    known = spaces(operator)
+    for space in known:
+        if space.name == name:
+            return space
+    names = ", ".join(space.name for space in known) or "no space at all"
+    raise ValueError(f"case: {operator} has no space {name!r}, expected one of: {names}")

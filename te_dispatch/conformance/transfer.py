@@ -1,0 +1,138 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Copying arguments: to a device, to the host, wider. Strides, offsets and who shares memory with whom are kept.
+
+Views matter: packed q, k, v are slices of one tensor, and an implementation may read the others through one pointer.
+So it is storages that are copied, once each, and tensors that are laid over the copies.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from te_dispatch.numerics.quantized import Quantized
+from te_dispatch.ops.results import Saved
+
+_RECORD_TENSORS = ("row_data", "col_data", "row_scale_inv", "col_scale_inv", "global_scale_inv")
+_NARROW = (torch.bfloat16, torch.float16)
+
+
+def mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """A structure like `value` with every tensor changed; the same tensor twice stays the same tensor twice."""
+    return _mapped(value, _remembering(change))
+
+
+def _remembering(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    seen: dict[int, torch.Tensor] = {}
+
+    def changed(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in seen:
+            seen[id(tensor)] = change(tensor)
+        return seen[id(tensor)]
+
+    return changed
+
+
+def _mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, Quantized):
+        tensors = {name: _mapped(getattr(value, name), change) for name in _RECORD_TENSORS}
+        device = next((t.device for t in tensors.values() if t is not None), value.device)
+        return Quantized(
+            tensors["row_data"], tensors["col_data"], tensors["row_scale_inv"], tensors["col_scale_inv"],
+            value.encoding, value.scaling, value.scale_layout, value.shape, value.dtype, device,
+            tensors["global_scale_inv"],
+        )  # fmt: skip
+    if isinstance(value, Saved):
+        return Saved(value.implementation, value.format, _mapped(value.tensors, change), value.options)
+    if isinstance(value, Mapping):
+        return {name: _mapped(item, change) for name, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_mapped(item, change) for item in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(_mapped(item, change) for item in value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):  # a quantizer
+        tensors = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
+        tensors = {name: item for name, item in tensors.items() if isinstance(item, torch.Tensor)}
+        return dataclasses.replace(value, **{n: change(t) for n, t in tensors.items()}) if tensors else value
+    return value
+
+
+def moved(value: Any, device: torch.device | str) -> Any:
+    """A copy of a structure on a device, with the strides, offsets and shared memory of the original."""
+    target = torch.device(device)
+    storages: dict[int, torch.Tensor] = {}
+
+    def copy(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        size = storage.nbytes()
+        if size == 0:
+            return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=target)
+        key = storage.data_ptr()
+        if key not in storages:
+            whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, 0, (size,), (1,))
+            storages[key] = whole.detach().to(target, copy=True)
+        laid = torch.empty(0, dtype=tensor.dtype, device=target)
+        return laid.set_(storages[key].untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+
+    return mapped(value, copy)
+
+
+def widened(value: Any) -> Any:
+    """A copy in which fp32 stands for bf16 and fp16, by value, also as the nominal dtype of records."""
+
+    def widen(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.float() if tensor.dtype in _NARROW else tensor.clone()
+
+    return _renamed(mapped(value, widen))
+
+
+def _renamed(value: Any) -> Any:
+    """Dtype-valued options widen as well, and the nominal dtype of records."""
+    if isinstance(value, dict):
+        return {name: _renamed(item) for name, item in value.items()}
+    if isinstance(value, Quantized):
+        value.dtype = torch.float32 if value.dtype in _NARROW else value.dtype
+        return value
+    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
+        return type(value)(_renamed(item) for item in value)
+    return torch.float32 if value in _NARROW else value
+
+
+def tensors(value: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor of a structure, with where it is: ``q``, ``a.row_data``, ``quantizer.amax``, ``histories.0``."""
+    if isinstance(value, torch.Tensor):
+        yield path, value
+    elif isinstance(value, Quantized):
+        for name in _RECORD_TENSORS:
+            yield from tensors(getattr(value, name), _under(path, name))
+    elif isinstance(value, Saved):
+        yield from tensors(value.tensors, path)
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from tensors(item, _under(path, name))
+    elif isinstance(value, tuple) and hasattr(value, "_fields"):
+        for name, item in zip(value._fields, value):
+            yield from tensors(item, _under(path, name))
+    elif isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            yield from tensors(item, _under(path, str(index)))
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from tensors(getattr(value, field.name), _under(path, field.name))
+
+
+def overwrite(there: Any, fresh: Any) -> None:
+    """Copy the contents of a structure's tensors into those of another of the same form."""
+    new = dict(tensors(fresh))
+    with torch.no_grad():
+        for path, tensor in tensors(there):
+            tensor.copy_(new[path])
+
+
+def _under(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name

@@ -1,0 +1,171 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""One implementation on one case: fresh arguments, the call, what the oracle expects, and the judgement."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from te_dispatch.conformance import transfer
+from te_dispatch.conformance.case import Case
+from te_dispatch.conformance.maker import Maker
+from te_dispatch.conformance.oracle import Oracle
+from te_dispatch.conformance.outputs import named_results
+from te_dispatch.conformance.rules import Finding, Rule, judge
+from te_dispatch.conformance.space import Arguments, Judged, Space, find
+from te_dispatch.conformance.subject import Claim, Subject, subjects
+from te_dispatch.core.operator import OPERATORS
+
+
+class Failure(AssertionError):
+    """A check failed: the message says in words what is wrong.
+
+    Attributes:
+        findings: what was judged, where the failure is one of numbers.
+    """
+
+    def __init__(self, message: str, findings: list[Finding] | None = None) -> None:
+        super().__init__(message)
+        self.findings = findings or []
+
+
+class KitError(Exception):
+    """A rule or a judgement broke: a mistake of the kit's, not of the subject's. Never a pass."""
+
+
+class NotClaimed(Exception):
+    """The implementation does not serve this call; the message is dispatch's reason."""
+
+
+class Trial:
+    """What a check works with.
+
+    Attributes:
+        subject, space, case: what is tested on what.
+        oracle: whose results are expected.
+        findings: of all judgements so far, for the report.
+        notes: what a check wants reported although it passed.
+    """
+
+    def __init__(self, subject: Subject, case: Case, oracle: Oracle, space: Space | None = None) -> None:
+        self.subject = subject
+        self.case = case
+        self.oracle = oracle
+        self.space = space or find(case.operator, case.space)
+        self.findings: list[Finding] = []
+        self.notes: list[str] = []
+
+    @property
+    def device(self) -> torch.device:
+        return self.subject.device
+
+    def arguments(self) -> Arguments:
+        """Fresh arguments on the host; the same bytes every time."""
+        return self.space.make(self.case.values, Maker(self.case, self.subject.manager))
+
+    def on_device(self, arguments: Mapping[str, Any] | None = None) -> Arguments:
+        """A copy on the subject's device, with what its forward saves where it is a backward.
+
+        Raises:
+            NotClaimed: no forward that this backward goes with serves the call.
+        """
+        there: Arguments = transfer.moved(self.arguments() if arguments is None else arguments, self.device)
+        return self.with_forward(there)
+
+    def with_forward(self, arguments: Arguments) -> Arguments:
+        """Fill in the results of this backward's own forward, where the space says how to call it."""
+        if self.space.forward is None:
+            return arguments
+        return complete(self.subject, self.space, arguments)
+
+    def claim(self, arguments: Mapping[str, Any]) -> Claim:
+        """Whether dispatch would let the subject serve these arguments.
+
+        Raises:
+            NotClaimed: it would not.
+        """
+        claim = self.subject.claim(arguments)
+        if claim.refusal is not None:
+            raise NotClaimed(claim.refusal)
+        return claim
+
+    def call(self, arguments: Mapping[str, Any]) -> Any:
+        return self.subject.call(arguments)
+
+    def results(self, result: Any, arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """What a call made and wrote, by path, on the device."""
+        return named_results(self.subject.operator, result, arguments)
+
+    def expected(self) -> dict[str, torch.Tensor]:
+        """The oracle's results by path, on the host. Computed once per case, whichever implementation asks."""
+        return self.oracle.results(self.space, self.case, self.arguments)
+
+    def judge(self, result: Any, arguments: Mapping[str, Any]) -> list[Finding]:
+        """Compare a call's results with the oracle's, and keep the findings.
+
+        Raises:
+            Failure: a result is missing, or not as it must be.
+            KitError: the kit cannot tell.
+        """
+        actual = {path: tensor.detach().cpu() for path, tensor in self.results(result, arguments).items()}
+        expected = self.expected()
+        if actual.keys() != expected.keys():
+            missing, more = sorted(expected.keys() - actual.keys()), sorted(actual.keys() - expected.keys())
+            raise Failure(f"results differ: missing {missing or 'none'}, not expected {more or 'none'}")
+        judged = Judged(self.case.values, self.arguments(), expected, actual, self.subject.traits, self.subject.claims)
+        try:
+            rules = self.space.rules(judged)
+        except Exception as error:
+            raise KitError(f"the rules of space {self.space.id}: {type(error).__name__}: {error}") from error
+        return self.compare(actual, expected, rules)
+
+    def compare(
+        self, actual: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor], rules: Mapping[str, Rule]
+    ) -> list[Finding]:
+        """Judge results by their rules, and keep the findings.
+
+        Raises:
+            Failure: a result is not as it must be.
+            KitError: there is no rule for a result, or one cannot be applied.
+        """
+        unruled = sorted(actual.keys() - rules.keys())
+        if unruled:
+            raise KitError(f"space {self.space.id} has no rule for {unruled}")
+        try:
+            found = [judge(path, rules[path], actual[path], expected[path]) for path in actual]
+        except Exception as error:
+            raise KitError(f"judging a result of space {self.space.id}: {type(error).__name__}: {error}") from error
+        self.findings += found
+        wrong = [finding.message for finding in found if not finding.passed]
+        if wrong:
+            raise Failure("; ".join(wrong), found)
+        return found
+
+
+def complete(subject: Subject, space: Space, arguments: Arguments) -> Arguments:
+    """A backward's arguments with `out`, `lse` and `saved` of the forward that it goes with.
+
+    Raises:
+        NotClaimed: no forward of this backward's kind serves the call.
+    """
+    assert space.forward is not None
+    forward_arguments = space.forward(arguments)
+    result = forward_of(subject, forward_arguments).call(forward_arguments)
+    return {**arguments, **{n: getattr(result, n) for n in ("out", "lse", "saved")}}
+
+
+def forward_of(subject: Subject, forward_arguments: Arguments) -> Subject:
+    """The forward that dispatch would bind together with this backward.
+
+    Raises:
+        NotClaimed: none serves the call.
+    """
+    assert subject.operator.companion is not None
+    operator = OPERATORS[subject.operator.companion]
+    for forward in subjects(subject.manager, operator, subject.device):
+        claim = forward.claim(forward_arguments)
+        if claim.refusal is None and claim.companion == subject.id:
+            return forward
+    raise NotClaimed(f"no forward that {subject.id} goes with serves this call")

@@ -1,0 +1,183 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""The kit on backends whose mistakes are known: it finds all of `te_dispatch_faulty`'s faults, and none in `loopback`.
+
+``-s`` shows the score. ``python -m te_dispatch_faulty.score FAULT`` (with the folder ``faulty`` installed) runs one.
+"""
+
+from __future__ import annotations
+
+import ast
+import fcntl
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SOURCE = Path(__file__).parent / "faulty"
+REPOSITORY = Path(__file__).resolve().parents[2]
+# The one run of all faults counts towards whichever test asks for it first.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+#: Processes that the faults are spread over.
+JOBS = 2
+#: Seconds for all of them, and for the sound backend.
+LIMIT_S = 600
+
+_PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--no-input", "install")
+_CERTIFY = """
+import json, sys
+from te_dispatch.conformance import Settings, certify
+report = certify(settings=Settings(backends=("loopback",), level="smoke", device="cpu", isolated=False))
+json.dump({"counts": report.counts, "failures": [[o.unit, o.message] for o in report.failures()],
+           "operators": sorted({o.parsed.case.operator for o in report.outcomes if o.state == "passed"})}, sys.stdout)
+"""
+
+
+#: Faults that show as an exception; the others must show as what they are.
+RAISING = ("raises_unexpectedly", "raises_system_exit", "reads_what_others_do_not_save")
+_ERROR = re.compile(r"(.* too: )?\w+(Error|Exception|Exit): ")
+
+
+@dataclass(frozen=True)
+class Site:
+    """A folder with the faulty distribution installed, for processes of their own: this one must not see it."""
+
+    folder: Path
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        environ = {**os.environ, "PYTHONPATH": str(self.folder), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, *arguments]
+        return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def _answer(process: subprocess.Popen[str]) -> str:
+    try:
+        out, err = process.communicate(timeout=LIMIT_S)
+    finally:
+        process.kill()
+    assert process.returncode == 0, err
+    return out
+
+
+def _shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that every process of pytest-xdist has, for what is made once."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "faulty"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    with (folder / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    folder = _shared(tmp_path_factory)
+    target = folder / "site"
+    with _locked(folder):
+        if not target.exists():
+            # A copy: setuptools builds in the folder it is given.
+            source = shutil.copytree(SOURCE, folder / "source", ignore=shutil.ignore_patterns("__pycache__"))
+            options = ("--no-deps", "--no-index", "--no-build-isolation", "--target", str(target))
+            done = subprocess.run([*_PIP, *options, str(source)], capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr
+    return Site(target)
+
+
+@pytest.fixture(scope="session")
+def verdicts(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, dict[str, Any]]:
+    """Fault -> what became of it."""
+    folder = _shared(tmp_path_factory)
+    kept = folder / "verdicts.jsonl"
+    with _locked(folder):
+        if not kept.exists():
+            parts = [site.start("-m", "te_dispatch_faulty.score", "--part", f"{i + 1}/{JOBS}") for i in range(JOBS)]
+            kept.write_text("".join([_answer(part) for part in parts]))
+    found = [json.loads(line) for line in kept.read_text().splitlines()]
+    return {verdict["fault"]: verdict for verdict in found}
+
+
+def _listed() -> Sequence[str]:
+    """Names of the faults, read without importing a package that is not installed here."""
+    tree = ast.parse((SOURCE / "te_dispatch_faulty" / "catalogue.py").read_text())
+    names = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            if node.func.id in ("_of", "_attention"):
+                names += [keyword.arg for keyword in node.keywords if keyword.arg]
+            elif node.func.id == "Fault" and isinstance(node.args[0], ast.Constant):
+                names.append(node.args[0].value)
+    return names
+
+
+NAMES = _listed()
+
+
+@pytest.mark.parametrize("fault", NAMES)
+def test_the_kit_catches_the_fault(fault: str, verdicts: Mapping[str, dict[str, Any]]) -> None:
+    verdict = verdicts[fault]
+    assert verdict["caught"], f"{verdict['units']} units passed"
+    # An error of the fault's own code would be found too, and show nothing.
+    assert (fault in RAISING) == bool(_ERROR.match(verdict["message"])), verdict["message"]
+    # What caught it passes on the implementation that was spoiled.
+    assert verdict["control"] == "passed", f"{verdict['caught']} is {verdict['control']} without the fault"
+
+
+def test_the_score_is_what_the_readme_says(
+    verdicts: Mapping[str, dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    caught = sum(bool(verdict["caught"]) for verdict in verdicts.values())
+    seconds = sum(verdict["seconds"] for verdict in verdicts.values())
+    with capsys.disabled():
+        print(f"\nseeded faults: {caught} of {len(verdicts)} caught, {seconds:.0f} s of one core")
+    assert sorted(verdicts) == sorted(NAMES)
+    stated = _stated(REPOSITORY / "README.md")
+    assert stated == [(caught, len(NAMES))]
+    for page in (REPOSITORY / "docs").glob("*.md"):
+        assert all(found == stated[0] for found in _stated(page)), page
+
+
+def _stated(page: Path) -> list[tuple[int, int]]:
+    return [(int(a), int(b)) for a, b in re.findall(r"(\d+)\s+of\s+(\d+)\s+seeded\s+faults", page.read_text())]
+
+
+def test_every_function_is_a_listed_fault() -> None:
+    package = SOURCE / "te_dispatch_faulty"
+    modules = ("casts", "conduct", "forms", "products", "rows", "scores", "steps")
+    trees = [ast.parse((package / f"{module}.py").read_text()) for module in modules]
+    functions = {node.name for tree in trees for node in tree.body if isinstance(node, ast.FunctionDef)}
+    partners = {"saves_probabilities"}
+    assert {name for name in functions if not name.startswith("_")} == {*NAMES, *partners}
+
+
+def test_names_are_unique() -> None:
+    assert len(NAMES) == len(set(NAMES)) >= 44
+
+
+def test_a_crash_a_hang_and_an_exit_are_told_apart(verdicts: Mapping[str, dict[str, Any]]) -> None:
+    assert "SIGSEGV" in verdicts["crashes"]["message"]
+    assert "hung" in verdicts["hangs"]["message"]
+    assert "exit code 3" in verdicts["exits"]["message"]
+    assert "SystemExit: no licence" in verdicts["raises_system_exit"]["message"]
+
+
+def test_nothing_is_found_in_the_sound_backend(site: Site) -> None:
+    found = json.loads(_answer(site.start("-c", _CERTIFY)))
+    assert found["failures"] == []
+    assert found["counts"]["passed"] > 0
+    from te_dispatch.core.operator import OPERATORS
+
+    assert found["operators"] == sorted(OPERATORS)

@@ -1,0 +1,147 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""A backend that crashes, exits, hangs or answers nonsense: one failed unit each, told in words; the rest goes on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from te_dispatch.conformance.case import Unit
+from te_dispatch.conformance.isolation import Worker, WorkerError
+from te_dispatch.conformance.outcome import Outcome
+from te_dispatch.conformance.running import run
+from te_dispatch.conformance.settings import Settings
+
+from ..plugins.workshop import write_wheel
+
+CASE = "softmax_fwd.plain[dtype=fp32,shape=2x16x16,mask=none,causal=no,scale=1.0,out=same,values=normal]"
+
+_SIGNATURE = "(x, mask=None, *, scale=1.0, causal=False, out_dtype=None)"
+#: Implementation -> its body.
+MISDEEDS = {
+    "right": "return torch.softmax(x * scale, -1, out=alloc.empty('out', tuple(x.shape), x.dtype, x.device))",
+    "crashes": "os.kill(os.getpid(), signal.SIGSEGV)",
+    "aborts": "print('assertion failed: m % 8'); sys.stdout.flush(); os.abort()",
+    "leaves": "print('no licence'); sys.stdout.flush(); os._exit(7)",
+    "hangs": "time.sleep(600)",
+    "closes": "os.closerange(3, 256); time.sleep(600)",
+    "babbles": "sys.stdout.write('noise ' * 2**20); sys.stdout.flush(); os._exit(3)",
+    "exits": "sys.exit('bye')",
+    "interrupts": "raise KeyboardInterrupt",
+    "raises": "raise RuntimeError('no kernel for this')",
+    "misses": "return {}['kernel']",
+    "answers_text": "return 'softmax'",
+    "answers_none": "return None",
+    "answers_double": "return torch.softmax(x.double(), -1)",
+    "answers_less": "return torch.softmax(x, -1)[:1]",
+    "answers_meta": "return torch.empty(x.shape, dtype=x.dtype, device='meta')",
+}
+_BACKWARD = "def backward(dy, y, *, scale=1.0, out_dtype=None):\n    raise NotImplementedError\n\n\n"
+
+
+def _manifest() -> str:
+    lines = ", ".join(
+        f"Implementation(op='softmax_fwd@1', name='{name}', target='rogue_kernels:{name}')" for name in MISDEEDS
+    )
+    return (
+        "from te_dispatch.core.manifest import API_VERSION, Implementation, Manifest\n"
+        "MANIFEST = Manifest(name='rogue', api_version=API_VERSION, description='does everything wrong', "
+        f"implementations=({lines}, Implementation(op='softmax_bwd@1', name='b', target='rogue_kernels:backward')))\n"
+    )
+
+
+def _kernels() -> str:
+    head = "import os, signal, sys, time\nimport torch\nfrom te_dispatch.ops import alloc\n\n\n" + _BACKWARD
+    return head + "\n\n".join(f"def {name}{_SIGNATURE}:\n    {body}\n" for name, body in MISDEEDS.items())
+
+
+@pytest.fixture(scope="module")
+def rogue(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the backend, as installed."""
+    folder = tmp_path_factory.mktemp("rogue")
+    modules = {"rogue": _manifest(), "rogue_kernels": _kernels()}
+    wheel = write_wheel(folder, "te-dispatch-rogue", modules, {"rogue": "rogue:MANIFEST"})
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder / "site")
+    return folder / "site"
+
+
+@pytest.fixture(scope="module")
+def outcomes(rogue: Path) -> dict[str, Outcome]:
+    """Of every implementation on one case, one after the other, in one run."""
+    units = [Unit.parse(f"rogue.{name}/values/{CASE}") for name in (*MISDEEDS, "right")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(rogue))
+        # Long enough for a first call on a busy machine; the two that hang wait so long.
+        found = list(run(units, Settings(limit_s=20)))
+    assert [outcome.unit for outcome in found] == [unit.id for unit in units]
+    assert found[-1].state == "passed", "nothing ran any more after all that"
+    return {outcome.parsed.implementation.partition(".")[2]: outcome for outcome in found}
+
+
+MESSAGES = {
+    "crashes": ("the process was killed by SIGSEGV (signal 11)",),
+    "aborts": ("the process was killed by SIGABRT (signal 6)", "it last printed: assertion failed: m % 8"),
+    "leaves": ("the process ended with exit code 7; it last printed: no licence",),
+    "hangs": ("hung: no result within 20 s, stopped",),
+    "closes": ("the process closed its pipe and went on; it was stopped",),
+    "babbles": ("the process ended with exit code 3; it last printed: ", "noise"),
+    "exits": ("SystemExit: bye",),
+    "interrupts": ("killed by SIGINT (signal 2)", "KeyboardInterrupt"),
+    "raises": ("RuntimeError: no kernel for this [raises (rogue_kernels.py:",),
+    "misses": ("KeyError: 'kernel'",),
+    "answers_text": ("not what the shape function says", "'softmax'", "torch.float32 tensor (2, 16, 16)"),
+    "answers_none": ("not what the shape function says", "None"),
+    "answers_double": ("not what the shape function says", "torch.float64", "torch.float32"),
+    "answers_less": ("not what the shape function says", "(1, 16, 16)", "(2, 16, 16)"),
+    "answers_meta": ("not what the shape function says", "meta", "cpu"),
+}
+
+
+def test_the_right_one_passes(outcomes: dict[str, Outcome]) -> None:
+    assert outcomes["right"].state == "passed" and outcomes["right"].findings
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_a_misdeed_is_one_failure_in_words(outcomes: dict[str, Outcome], name: str) -> None:
+    outcome = outcomes[name]
+    assert outcome.state == "failed"
+    for part in MESSAGES[name]:
+        assert part in outcome.message
+    assert len(outcome.message) < 700
+
+
+def test_every_misdeed_is_told() -> None:
+    assert {*MESSAGES, "right"} == set(MISDEEDS)
+
+
+def test_a_worker_whose_set_up_is_wrong_says_so() -> None:
+    worker = Worker(Settings(device="cpux"))
+    with pytest.raises(WorkerError, match="device: 'cpux' cannot be used"):
+        worker.run(Unit.parse(f"torch.softmax_fwd/values/{CASE}"))
+
+
+def test_a_worker_that_dies_as_it_starts_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torch.py").write_text("raise SystemExit('this torch is a stub')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(WorkerError, match=r"died while it started: the process ended with exit code 1; .*is a stub"):
+        Worker(Settings()).run(Unit.parse(f"torch.softmax_fwd/values/{CASE}"))
+
+
+def test_a_script_without_a_guard_can_certify(tmp_path: Path) -> None:
+    """Workers must not run the caller's script again."""
+    script = tmp_path / "cell.py"
+    script.write_text(
+        "import sys\n"
+        f"sys.path[:] = {sys.path!r}\n"
+        "from te_dispatch.conformance import Unit, certify\n"
+        "print('started', flush=True)\n"
+        f"report = certify(units=[Unit.parse('torch.softmax_fwd/values/{CASE}')])\n"
+        "assert report.ok and report.counts['passed'] == 1, report.outcomes\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout) == (0, "started\n"), done.stderr
