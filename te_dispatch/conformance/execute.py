@@ -39,6 +39,16 @@ class Bench:
     oracle: Oracle
     _subjects: dict[str, Subject] = field(default_factory=dict)
 
+    def usable(self) -> bool:
+        """Whether the device still works in this process: a fault of a kernel's loses it for good."""
+        if self.device.type == "cpu":
+            return True
+        try:
+            torch.zeros(1, device=self.device).add_(1).item()
+        except RuntimeError:
+            return False
+        return True
+
     def subject(self, unit: Unit) -> Subject:
         """The implementation that a unit is about.
 

@@ -69,6 +69,8 @@ class Worker:
             return Outcome(unit.id, "failed", self._obituary())
         if kind == "error":
             raise WorkerError(data)
+        if kind == "last":  # its device is lost to it: the next unit gets another process
+            self.stop()
         return Outcome.from_data(data)
 
     def _started(self) -> Connection:
@@ -154,7 +156,9 @@ def serve(pipe: Connection, settings: Settings) -> None:
     pipe.send(("ready", None))
     for text in _requests(pipe):
         try:
-            answer: tuple[str, Any] = ("outcome", run_unit(Unit.parse(text), bench).as_data())
+            outcome = run_unit(Unit.parse(text), bench)
+            usable = outcome.state != "failed" or bench.usable()
+            answer: tuple[str, Any] = ("outcome" if usable else "last", outcome.as_data())
         except Exception as error:  # of the kit itself: the run cannot go on
             answer = ("error", f"{text}: {type(error).__name__}: {error}")
         pipe.send(answer)

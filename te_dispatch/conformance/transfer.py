@@ -126,6 +126,21 @@ def tensors(value: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
             yield from tensors(getattr(value, field.name), _under(path, field.name))
 
 
+def options(value: Any) -> Any:
+    """A structure without its data: what is left of two calls that differ in their tensors' contents alone is equal."""
+    if isinstance(value, torch.Tensor):
+        return (tuple(value.shape), value.stride(), value.dtype)
+    if isinstance(value, Quantized):
+        return tuple(options(getattr(value, name)) for name in Quantized.__slots__)
+    if isinstance(value, Mapping):
+        return {name: options(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [options(item) for item in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return (type(value), *(options(getattr(value, field.name)) for field in dataclasses.fields(value)))
+    return value
+
+
 def overwrite(there: Any, fresh: Any) -> None:
     """Copy the contents of a structure's tensors into those of another of the same form."""
     new = dict(tensors(fresh))

@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import zipfile
+from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
 
+from te_dispatch.conformance import isolation
 from te_dispatch.conformance.case import Unit
 from te_dispatch.conformance.isolation import Worker, WorkerError
 from te_dispatch.conformance.outcome import Outcome
@@ -145,3 +148,26 @@ def test_a_script_without_a_guard_can_certify(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout) == (0, "started\n"), done.stderr
+
+
+def test_a_lost_device_costs_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a kernel's fault no unit of that process means anything: the outcome is its last."""
+
+    class Lost:
+        @staticmethod
+        def usable() -> bool:
+            return False
+
+    text = "torch.softmax_fwd/values/softmax_fwd.plain[shape=2x16x16]"
+    monkeypatch.setattr("te_dispatch.conformance.bench.bench_of", lambda settings: Lost())
+    for state, kind in (("failed", "last"), ("passed", "outcome")):
+        outcome = Outcome(text, state, "misaligned address")
+        monkeypatch.setattr("te_dispatch.conformance.execute.run_unit", lambda unit, bench, made=outcome: made)
+        ours, theirs = Pipe()
+        serving = threading.Thread(target=isolation.serve, args=(theirs, Settings()))
+        serving.start()
+        assert ours.recv() == ("ready", None)
+        ours.send(text)
+        assert ours.recv() == (kind, outcome.as_data())
+        ours.close()
+        serving.join(10)

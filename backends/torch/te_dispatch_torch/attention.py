@@ -96,6 +96,8 @@ def _efficient_backward(
     dout: Any, q: Any, k: Any, v: Any, out: Any, saved: Any, _: Any, causal: bool, scale: float
 ) -> Any:
     lse, seed, offset = saved
+    # For 16-bit operands the kernel reads `out` as the forward laid it out, (b, s, h, d), whatever its strides say.
+    out = out.transpose(1, 2).contiguous().transpose(1, 2)
     dq, dk, dv, _bias = _ATEN._scaled_dot_product_efficient_attention_backward(
         dout, q, k, v, None, out, lse, seed, offset, 0.0, [True, True, True, False], causal, scale=scale
     )
@@ -109,6 +111,10 @@ def _check_options(kernel: Kernel, layout: str, mask: str) -> None:
         )
 
 
+#: The second dimension of a CUDA grid ends here, and is the batch for the flash kernel.
+_GRID = 65535
+
+
 def _check(kernel: Kernel, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str, mask: str) -> None:
     if v.shape[-1] != q.shape[-1]:
         raise Declined(f"{kernel.name} needs equal head dimensions, got {q.shape[-1]} and {v.shape[-1]}")
@@ -116,14 +122,31 @@ def _check(kernel: Kernel, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, la
     sq, skv = q.shape[sequence], k.shape[sequence]
     if 0 in (*q.shape, *k.shape, *v.shape):  # the CPU kernel divides by such a size
         raise Declined(f"{kernel.name} needs no dimension of 0, got shapes {tuple(q.shape)}, {tuple(k.shape)}")
+    if kernel.name == "sdpa_cudnn" and sq == skv == 1:
+        raise Declined("sdpa_cudnn has no backward for a single query and key")
+    if kernel.name == "sdpa_flash" and q.shape[1 - sequence] > _GRID:
+        raise Declined(f"sdpa_flash serves batches up to {_GRID}, got {q.shape[1 - sequence]}")
     if mask == "causal" and sq != skv and not kernel.causal_any:
         raise Declined(f"{kernel.name} aligns a causal mask of {sq} x {skv} otherwise")
 
 
+#: Bytes that the GPU kernels load at once. Where rows do not start at a multiple of it they fault, find no kernel, or
+#: give NaN; `scaled_dot_product_attention` keeps such operands from them.
+_ALIGNMENT = 16
+
+
 def _heads(x: torch.Tensor, layout: str) -> torch.Tensor:
-    """(b, h, s, d) with the features beside each other, which the kernels take for granted."""
+    """(b, h, s, d) as the kernels take it for granted: features beside each other, rows aligned; else a copy."""
     x = per_head(x, layout)
-    return x if x.stride(-1) == 1 else x.contiguous()
+    if x.stride(-1) == 1 and (x.device.type == "cpu" or _aligned(x)):
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+def _aligned(x: torch.Tensor) -> bool:
+    # Not the address, which fake tensors lack: memory itself is aligned, only views into it may not be.
+    elements = _ALIGNMENT // x.element_size()
+    return not any(start % elements for start in (x.storage_offset(), *x.stride()[:-1]))
 
 
 def _expanded(x: torch.Tensor, heads: int, kernel: Kernel) -> torch.Tensor:

@@ -163,9 +163,9 @@ def scaled_mm_blocks(
     # The library takes tiles for one operand only. It reads their scales in rows of a multiple of 4, but PyTorch's
     # checks allow such padding in some releases and refuse it in others: tiles stay where none is needed.
     tiles = b.scaling == "block_2d" and k % 512 == 0
-    b_scale = b_scale.contiguous() if tiles else _block_scales(b, b_scale, n)
-    if a.scaling == "block_1d" or tiles or k % 512:
-        a_scale = _block_scales(a, a_scale, m)
+    b_scale = _aligned(b_scale) if tiles else _block_scales(b, b_scale, n)
+    spread = a.scaling == "block_1d" or tiles or k % 512
+    a_scale = _block_scales(a, a_scale, m) if spread else _aligned(a_scale)
     if alpha != 1.0:
         a_scale = a_scale * alpha  # keeps the strides
     # Libraries promise fp32 and bf16 results only.
@@ -180,7 +180,7 @@ def _block_scales(x: Quantized, scale: torch.Tensor, rows: int) -> torch.Tensor:
     """(rows, ceil(K / 128)) with unit stride down the rows; a tile's scale is that of each of its rows."""
     if x.scaling == "block_2d":
         scale = scale.repeat_interleave(128, 0)[:rows]
-    return scale.t().contiguous().t()
+    return _aligned(scale.t()).t()
 
 
 def _on_units(
@@ -274,7 +274,14 @@ def _contracted_last(x: Quantized, layout: str, operand: str) -> tuple[torch.Ten
     data, scale = (x.row_data, x.row_scale_inv) if usage == "row" else (x.col_data, x.col_scale_inv)
     if data is None or scale is None:
         raise Declined(f"{operand} has no {usage}-wise copy, which layout {layout} reads")
-    return data.reshape(rows_of(tuple(data.shape)), data.shape[-1]).view(DTYPES[x.encoding]), scale
+    return _aligned(data.reshape(rows_of(tuple(data.shape)), data.shape[-1])).view(DTYPES[x.encoding]), scale
+
+
+def _aligned(x: torch.Tensor) -> torch.Tensor:
+    """x contiguous and from a multiple of 16 bytes on, which the library asks of codes and of block scales."""
+    if x.is_contiguous() and x.storage_offset() * x.element_size() % 16 == 0:
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
 
 
 def _operand_sum(a: Operand, b: Operand, layout: str, epilogue: str | None, dtype: torch.dtype) -> torch.Tensor | None:

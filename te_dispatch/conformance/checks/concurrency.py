@@ -55,13 +55,15 @@ def stream(trial: Trial) -> None:
     late = mapped(moved(fresh, trial.device), torch.zero_)
     side = torch.cuda.Stream(trial.device)  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream(trial.device))
-    with torch.cuda.stream(side):
-        torch.cuda._sleep(_DELAY)  # type: ignore[no-untyped-call]
-        overwrite(late, fresh)
-        arguments = trial.with_forward(late)
-        result = trial.call(arguments)
-    torch.cuda.current_stream(trial.device).wait_stream(side)
-    synchronize(trial)
+    try:
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(_DELAY)  # type: ignore[no-untyped-call]
+            overwrite(late, fresh)
+            arguments = trial.with_forward(late)
+            result = trial.call(arguments)
+    finally:
+        # Also where the call declined: what is still to be written late must not land in somebody else's memory.
+        synchronize(trial)
     trial.judge(result, arguments)
 
 
