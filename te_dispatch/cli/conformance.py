@@ -16,7 +16,7 @@ from te_dispatch.conformance.case import Unit
 from te_dispatch.conformance.isolation import WorkerError
 from te_dispatch.conformance.oracle import OracleError
 from te_dispatch.conformance.outcome import failed
-from te_dispatch.conformance.report import junit, page
+from te_dispatch.conformance.report import junit, markdown, page
 from te_dispatch.conformance.report.record import Report
 from te_dispatch.conformance.settings import Settings
 
@@ -42,15 +42,16 @@ def run(arguments: Mapping[str, Any], *, as_json: bool, quiet: bool) -> int:
         report, folder = _certify(arguments, quiet or as_json)
     except (ValueError, OracleError, WorkerError) as error:  # UsageError is a ValueError
         raise CommandError(str(error)) from error
-    files = {name: str(folder / f"conformance.{name}") for name in ("html", "json", "xml")}
+    files = {name: str(folder / f"conformance.{name}") for name in ("html", "json", "md", "xml")}
     report.save(files["json"])
     junit.save(report, files["xml"])
+    markdown.save(report, files["md"])
     page.save(report, files["html"])
     if as_json:
         emit(report.as_data() | {"files": files})
     else:
         conformance_view.show(report)
-        told = f"page {files['html']}, data {files['json']}, JUnit {files['xml']}"
+        told = f"page {files['html']}, data {files['json']}, tables {files['md']}, JUnit {files['xml']}"
         out().print(Text(told, style="dim"), soft_wrap=True)
     return 0 if report.ok else FOUND
 

@@ -16,7 +16,7 @@ import torch
 
 from te_dispatch.conformance.case import Case, Unit
 from te_dispatch.conformance.outcome import Outcome, counts, failed
-from te_dispatch.conformance.report import drawing, junit, page, summary
+from te_dispatch.conformance.report import drawing, junit, markdown, page, summary
 from te_dispatch.conformance.report.record import Cell, Report
 from te_dispatch.conformance.rules import HISTOGRAM, Finding, Within, judge
 
@@ -123,6 +123,19 @@ def test_another_format_is_refused(tmp_path):
     path.write_text('{"format": 99}')
     with pytest.raises(ValueError, match="format 99, expected 1"):
         Report.load(path)
+
+
+def test_tables_hold_every_cell_failure_and_refusal(mixed):
+    text = markdown.render(mixed)
+    tables = [line for line in text.splitlines() if line.startswith("|")]
+    widths = [line.replace("\\|", "").count("|") for line in tables]
+    starts = [place for place, line in enumerate(tables) if line.startswith("|---")]
+    assert len(starts) == 3  # matrix, failures, not claimed
+    for start, end in zip(starts, [*(place - 1 for place in starts[1:]), len(tables)]):
+        assert set(widths[start - 1 : end]) == {widths[start]}
+    assert all(f"| {cell.operator} |" in text for cell in mixed.cells())
+    assert all(f"`{outcome.unit}`" in text for outcome in mixed.failures())
+    assert all(f"| {name} | {sum(reasons.values())} |" in text for name, reasons in mixed.not_claimed().items())
 
 
 def test_junit_counts_what_the_report_counts(mixed, tmp_path):

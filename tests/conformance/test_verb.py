@@ -92,7 +92,7 @@ def test_a_run_that_passes(verb):
     assert report.ok and report.counts["claimed"] == len(report.outcomes) > 2
     assert f"{report.counts['claimed']} claimed, {report.counts['passed']} passed, 0 failed" in result.stdout
     assert "softmax_fwd" in result.stdout and "softmax_bwd" in result.stdout
-    for name in ("conformance.html", "conformance.json", "conformance.xml"):
+    for name in ("conformance.html", "conformance.json", "conformance.md", "conformance.xml"):
         assert str(verb.folder / name) in result.stdout and (verb.folder / name).stat().st_size > 500
     root = ElementTree.parse(verb.folder / "conformance.xml").getroot()
     assert len(list(root.iter("testcase"))) == len(report.outcomes)
@@ -139,7 +139,9 @@ def test_json_is_one_document_and_nothing_else(verb):
     document = json.loads(result.stdout, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
     files = document.pop("files")
     assert document == json.loads((verb.folder / "conformance.json").read_text())
-    assert {Path(path).name for path in files.values()} == {"conformance.html", "conformance.json", "conformance.xml"}
+    assert {Path(path).name for path in files.values()} == {
+        f"conformance.{name}" for name in ("html", "json", "md", "xml")
+    }
     assert set(document["counts"]) == {*STATES, "claimed"}
     assert document["settings"]["operators"] == ["softmax"] and document["environment"]["backends"]
 

@@ -1,0 +1,75 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""The report in a few tables, for a pull request, a CI job's summary, or a project's own documentation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from te_dispatch.conformance.report.record import Cell, Report
+
+#: Reasons that are shown of one implementation; the JSON has all.
+_REASONS = 3
+
+
+def save(report: Report, path: str | Path) -> None:
+    """Write the tables."""
+    Path(path).write_text(render(report), encoding="utf-8")
+
+
+def render(report: Report) -> str:
+    """Verdict, machine, operators x backends, failures, and what is not claimed with its reasons."""
+    counts, settings, machine = report.counts, report.settings, report.environment
+    backends = list(dict.fromkeys(cell.backend for cell in report.cells()))
+    verdict = "passed" if report.ok else "failed"
+    lines = [
+        f"### {', '.join(backends) or 'nothing'} against {settings.against}, level {settings.level}: {verdict}",
+        "",
+        f"{counts['claimed']} claimed, {counts['passed']} passed, {counts['failed']} failed, "
+        f"{counts['not_claimed']} not claimed. {machine['device']}, PyTorch {machine['torch']}, Python "
+        f"{machine['python']}, te_dispatch {machine['te_dispatch']}, {report.date[:10]}.",
+        "",
+        *_matrix(report, backends),
+    ]
+    failures = report.failures()
+    if failures:
+        lines += ["", "| failure | message |", "|---|---|"]
+        lines += [f"| `{_cell(outcome.unit)}` | {_cell(outcome.message)} |" for outcome in failures]
+    return "\n".join([*lines, *_not_claimed(report)]) + "\n"
+
+
+def _matrix(report: Report, backends: list[str]) -> list[str]:
+    cells = {(cell.operator, cell.backend): cell for cell in report.cells()}
+    head = ["| operator | " + " | ".join(backends) + " |", "|---" * (len(backends) + 1) + "|"]
+    operators = dict.fromkeys(operator for operator, _ in cells)
+    return head + [
+        f"| {operator} | " + " | ".join(_words(cells.get((operator, backend))) for backend in backends) + " |"
+        for operator in operators
+    ]
+
+
+def _words(cell: Cell | None) -> str:
+    if cell is None:
+        return ""
+    counts, worst = cell.counts, cell.worst
+    if cell.state == "not_claimed":
+        return "not claimed"
+    ratio = f", {worst.ratio:.2f} of the bound" if worst is not None and 0 < worst.ratio < float("inf") else ""
+    return f"{counts['passed']} of {counts['claimed']}{ratio}"
+
+
+def _not_claimed(report: Report) -> list[str]:
+    found = report.not_claimed()
+    if not found:
+        return []
+    lines = ["", "| implementation | cases not claimed | most frequent reasons |", "|---|---|---|"]
+    for implementation, reasons in found.items():
+        ordered = sorted(reasons, key=lambda reason: -reasons[reason])
+        shown = "; ".join(f"{_cell(reason)} ({reasons[reason]})" for reason in ordered[:_REASONS])
+        more = f"; {len(ordered) - _REASONS} more" if ordered[_REASONS:] else ""
+        lines.append(f"| {implementation} | {sum(reasons.values())} | {shown}{more} |")
+    return lines
+
+
+def _cell(text: str) -> str:
+    """Text that does not end a table's cell."""
+    return text.replace("|", "\\|").replace("\n", " ")
