@@ -13,7 +13,7 @@ from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized
 from te_dispatch.numerics.quantizers import DelayedQuantizer
 from te_dispatch.pytorch.compile import call_outside_graph, keep_static, register_call, snapshot
 from tests.compile import opaque_numpy as fake
-from tests.compile.training import interleaved_with_aot_eager
+from tests.compile.training import ORDERS
 
 ROWS = (4, 8, 12, 6, 10, 8)
 
@@ -187,9 +187,7 @@ def equal(expected, got):
 
 
 @pytest.mark.parametrize("inside", [False, True])
-@pytest.mark.parametrize(
-    "order", ["fbfb", *(pytest.param(order, marks=interleaved_with_aot_eager) for order in ("ffbb", "1f1b"))]
-)
+@pytest.mark.parametrize("order", ORDERS)
 def test_same_bits_in_every_order(order, inside):
     expected = train(order, inside, plain_quantize, lambda net: net)
     assert equal(expected, train(order, inside, plain_quantize, compiled("aot_eager", True)))

@@ -9,7 +9,7 @@ import torch
 import te_dispatch
 import te_dispatch.pytorch as te
 from te_dispatch.numerics.quantizers import CurrentQuantizer
-from tests.compile.training import DEVICE, RECIPES, assert_same, autocast, compiler, inputs, train
+from tests.compile.training import DEVICE, ORDERS, RECIPES, assert_same, autocast, compiler, inputs, train
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +43,7 @@ def test_edges_inside_a_compiled_region(recipe, backend):
     assert_same(expected, train(Edges(), RECIPES[recipe], compiler(backend)))
 
 
-@pytest.mark.parametrize("order", ["fbfb", "ffbb", "1f1b"])
+@pytest.mark.parametrize("order", ORDERS)
 def test_delayed_scaling_with_the_autocast_inside(order):
     rows = (16,) * 4
     expected = train(Edges(), RECIPES["delayed"], inside=True, order=order, rows=rows)

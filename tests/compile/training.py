@@ -20,6 +20,15 @@ interleaved_with_aot_eager = pytest.mark.xfail(
     torch.__version__ < (2, 11), raises=RuntimeError, strict=True, reason="PyTorch before 2.11 checks versions here"
 )
 
+#: In which order forwards and backwards of the steps come, for `train` with `aot_eager`.
+ORDERS = ["fbfb", *(pytest.param(order, marks=interleaved_with_aot_eager) for order in ("ffbb", "1f1b"))]
+
+
+def refused(message):
+    """A refusal while tracing. PyTorch 2.9 shows that there was one and not what it said."""
+    return pytest.raises(Exception, match=message if torch.__version__ >= (2, 10) else "Observed exception")
+
+
 RECIPES = {
     "none": None,
     "delayed": DelayedScaling(amax_history_len=4),
