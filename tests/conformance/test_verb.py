@@ -93,7 +93,7 @@ def test_a_run_that_passes(verb):
     assert f"{report.counts['claimed']} claimed, {report.counts['passed']} passed, 0 failed" in result.stdout
     assert "softmax_fwd" in result.stdout and "softmax_bwd" in result.stdout
     for name in ("conformance.html", "conformance.json", "conformance.md", "conformance.xml"):
-        assert str(verb.folder / name) in result.stdout and (verb.folder / name).stat().st_size > 500
+        assert str(verb.folder / name) in result.stdout and (verb.folder / name).stat().st_size > 200
     root = ElementTree.parse(verb.folder / "conformance.xml").getroot()
     assert len(list(root.iter("testcase"))) == len(report.outcomes)
 
