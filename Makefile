@@ -46,6 +46,7 @@ types: $(STAMP)
 	$(BIN)/mypy
 
 bench: $(STAMP)
+	$(BIN)/python benchmarks/argument_checks.py
 	$(BIN)/python benchmarks/dispatch_overhead.py
 
 # On a GPU machine: the interpreter at hand, with its own torch, and no package index. Entry points are made by
@@ -64,6 +65,7 @@ conformance-gpu: $(GPU_SITE)/.installed
 	PYTHONPATH=$(GPU_SITE):$(PYTHONPATH) $(PYTHON) -m te_dispatch.cli $(CERTIFY)
 
 bench-gpu: $(GPU_SITE)/.installed
+	PYTHONPATH=$(GPU_SITE):$(PYTHONPATH) $(PYTHON) benchmarks/argument_checks.py
 	PYTHONPATH=$(GPU_SITE):$(PYTHONPATH) $(PYTHON) benchmarks/dispatch_overhead.py
 
 clean:

@@ -93,12 +93,22 @@ class GuardedMemory:
         return [found for found in (one.overrun() for one in self.allocations) if found is not None]
 
 
+def as_bytes(x: torch.Tensor) -> torch.Tensor:
+    """The bytes of a tensor, flat. Flat first: a dimension of size 1 may have any stride, which a view would refuse."""
+    return x.contiguous().reshape(-1).view(torch.uint8)
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors are of one shape and dtype and hold the same bytes."""
+    return one.shape == other.shape and one.dtype == other.dtype and torch.equal(as_bytes(one), as_bytes(other))
+
+
 def unwritten(one: torch.Tensor, other: torch.Tensor, poisons: tuple[int, int]) -> torch.Tensor:
     """bool: the elements that hold the first poison in one run's result and the second in the other's."""
 
     def holds(tensor: torch.Tensor, poison: int) -> torch.Tensor:
         size = tensor.element_size()
-        data = tensor.contiguous().reshape(-1).view(torch.uint8).reshape(*tensor.shape, size)
+        data = as_bytes(tensor).reshape(*tensor.shape, size)
         return (data == poison).all(-1)
 
     return holds(one, poisons[0]) & holds(other, poisons[1])

@@ -52,7 +52,7 @@ def plan(manager: OpManager, settings: Settings) -> list[Unit]:
         ValueError: an unknown check.
     """
     device = device_of(settings)
-    backends = _backends(manager, settings)
+    backends = backends_of(manager, settings)
     wanted = [checks.find(name) for name in settings.checks] if settings.checks else checks.checks()
     units: list[Unit] = []
     for operator in _operators(settings):
@@ -72,7 +72,7 @@ def named(manager: OpManager, settings: Settings, units: Sequence[Unit]) -> list
         ValueError: an unknown implementation, check or space.
     """
     device = device_of(settings)
-    _backends(manager, settings)
+    backends_of(manager, settings)
     for unit in units:
         checks.find(unit.check)
         case = unit.case
@@ -155,7 +155,12 @@ def cases_of(space: Space, level: str, seed: int = 0, every: bool = False) -> tu
     return tuple(Case.of(space.operator, space.name, values, s) for s in seeds for values in combinations)
 
 
-def _backends(manager: OpManager, settings: Settings) -> frozenset[str]:
+def backends_of(manager: OpManager, settings: Settings) -> frozenset[str]:
+    """The backends that a run certifies.
+
+    Raises:
+        UsageError: one of them, the oracle's, or an implementation that was named is not installed.
+    """
     installed = set(manager.snapshot.backends)
     for name in (*settings.backends, settings.against):
         if name not in installed:

@@ -15,7 +15,7 @@ from te_dispatch.conformance.case import Case, Unit
 from te_dispatch.conformance.comparing import RecordedTrial
 from te_dispatch.conformance.oracle import Oracle
 from te_dispatch.conformance.outcome import Outcome
-from te_dispatch.conformance.planning import device_of
+from te_dispatch.conformance.planning import backends_of, device_of
 from te_dispatch.conformance.recording import Recording
 from te_dispatch.conformance.running import run
 from te_dispatch.conformance.settings import Settings, UsageError
@@ -64,10 +64,7 @@ def trial_of(subject: Subject, case: Case, oracle: Oracle) -> RecordedTrial:
 
 def _implementations(recording: Recording, settings: Settings) -> list[str]:
     manager, device = scopes.MANAGER, device_of(settings)
-    installed = set(manager.snapshot.backends)
-    for name in (*settings.backends, settings.against):
-        if name not in installed:
-            raise UsageError(f"backend: {name!r} is not installed; installed: {', '.join(sorted(installed)) or 'none'}")
+    backends_of(manager, settings)
     there = [one.id for one in subjects(manager, OPERATORS[recording.operator], device)]
     if settings.backends:
         found = [one for one in there if one.partition(".")[0] in settings.backends]

@@ -7,6 +7,7 @@ serve dense layouts with no mask or a causal one. None draws dropout from an `rn
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ class Kernel(NamedTuple):
     Attributes:
         name: of the implementation. native_groups: reads fewer key heads than query heads.
         causal_any: its causal mask starts at the first column for any s_q and s_kv.
+        lone_query: has a backward for a single query and key. batches: serves so many at most.
         forward: (q, k, v, causal, scale) -> out, lse, tensors for the backward, options for it.
         backward: (dout, q, k, v, out, tensors, options, causal, scale) -> dq, dk, dv.
     """
@@ -38,6 +40,8 @@ class Kernel(NamedTuple):
     causal_any: bool
     forward: Callable[..., tuple[torch.Tensor, torch.Tensor, tuple[Any, ...], Any]]
     backward: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+    lone_query: bool = True
+    batches: float = math.inf
 
     @property
     def format(self) -> str:
@@ -111,10 +115,6 @@ def _check_options(kernel: Kernel, layout: str, mask: str) -> None:
         )
 
 
-#: The second dimension of a CUDA grid ends here, and is the batch for the flash kernel.
-_GRID = 65535
-
-
 def _check(kernel: Kernel, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str, mask: str) -> None:
     if v.shape[-1] != q.shape[-1]:
         raise Declined(f"{kernel.name} needs equal head dimensions, got {q.shape[-1]} and {v.shape[-1]}")
@@ -122,10 +122,10 @@ def _check(kernel: Kernel, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, la
     sq, skv = q.shape[sequence], k.shape[sequence]
     if 0 in (*q.shape, *k.shape, *v.shape):  # the CPU kernel divides by such a size
         raise Declined(f"{kernel.name} needs no dimension of 0, got shapes {tuple(q.shape)}, {tuple(k.shape)}")
-    if kernel.name == "sdpa_cudnn" and sq == skv == 1:
-        raise Declined("sdpa_cudnn has no backward for a single query and key")
-    if kernel.name == "sdpa_flash" and q.shape[1 - sequence] > _GRID:
-        raise Declined(f"sdpa_flash serves batches up to {_GRID}, got {q.shape[1 - sequence]}")
+    if sq == skv == 1 and not kernel.lone_query:
+        raise Declined(f"{kernel.name} has no backward for a single query and key")
+    if q.shape[1 - sequence] > kernel.batches:
+        raise Declined(f"{kernel.name} serves batches up to {kernel.batches}, got {q.shape[1 - sequence]}")
     if mask == "causal" and sq != skv and not kernel.causal_any:
         raise Declined(f"{kernel.name} aligns a causal mask of {sq} x {skv} otherwise")
 
@@ -275,8 +275,9 @@ def _backward(kernel: Kernel) -> Callable[..., AttentionBackward]:
 
 # PyTorch expands groups itself before the CPU and the memory-efficient kernels.
 CPU = Kernel("sdpa_cpu", False, True, _cpu_forward, _cpu_backward)
-FLASH = Kernel("sdpa_flash", True, False, _flash_forward, _flash_backward)
-CUDNN = Kernel("sdpa_cudnn", False, False, _cudnn_forward, _cudnn_backward)
+# The flash kernel's batch is the second dimension of a CUDA grid, which ends there.
+FLASH = Kernel("sdpa_flash", True, False, _flash_forward, _flash_backward, batches=65535)
+CUDNN = Kernel("sdpa_cudnn", False, False, _cudnn_forward, _cudnn_backward, lone_query=False)
 EFFICIENT = Kernel("sdpa_efficient", False, True, _efficient_forward, _efficient_backward)
 
 cpu_fwd, cpu_bwd = _forward(CPU), _backward(CPU)

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from te_dispatch.conformance.checks import Check, register
-from te_dispatch.conformance.checks.repeatability import same_bits
 from te_dispatch.conformance.checks.values import synchronize
 from te_dispatch.conformance.maker import Maker
+from te_dispatch.conformance.memory import same_bits
 from te_dispatch.conformance.space import Arguments, Space
 from te_dispatch.conformance.subject import Subject
 from te_dispatch.conformance.transfer import moved

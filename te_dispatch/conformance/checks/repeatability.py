@@ -7,19 +7,13 @@ import torch
 
 from te_dispatch.conformance.checks import Check, register
 from te_dispatch.conformance.checks.values import synchronize
+from te_dispatch.conformance.memory import same_bits
 from te_dispatch.conformance.space import Space
 from te_dispatch.conformance.subject import Subject
 from te_dispatch.conformance.trial import Failure, Trial
 
 #: A race that shows in one run of ten is found with probability 1 - 0.9^8 = 57% per case.
 REPETITIONS = 8
-
-
-def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors hold the same bytes."""
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    return torch.equal(one.contiguous().reshape(-1).view(torch.uint8), other.contiguous().reshape(-1).view(torch.uint8))
 
 
 def _results(trial: Trial) -> dict[str, torch.Tensor]:

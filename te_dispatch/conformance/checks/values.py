@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from te_dispatch.conformance.checks import Check, anywhere, register
-from te_dispatch.conformance.memory import GuardedMemory, unwritten
+from te_dispatch.conformance.memory import GuardedMemory, same_bits, unwritten
 from te_dispatch.conformance.outputs import ARGUMENT, differing_form
 from te_dispatch.conformance.space import Arguments
 from te_dispatch.conformance.transfer import mapped, tensors
@@ -138,12 +138,7 @@ def _unnumbered(path: str) -> str:
 def changed_inputs(before: Mapping[str, torch.Tensor], arguments: Mapping[str, Any]) -> list[str]:
     """Paths of the arguments that are not what they were, by bits."""
     after = dict(tensors(dict(arguments)))
-    return [path for path, old in before.items() if not torch.equal(_bytes(old), _bytes(after[path]))]
-
-
-def _bytes(x: torch.Tensor) -> torch.Tensor:
-    # Flat first: a dimension of size 1 may have any stride, which a view as bytes would not take.
-    return x.contiguous().reshape(-1).view(torch.uint8)
+    return [path for path, old in before.items() if not same_bits(old, after[path])]
 
 
 register(
