@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""residual + drop_path(dropout(x + bias)): what joins the halves of a transformer layer."""
+"""residual + drop_path(dropout(x)): what joins the halves of a transformer layer."""
 
 from __future__ import annotations
 
@@ -16,20 +16,18 @@ from te_dispatch.pytorch.randomness import draw_rng_state
 from te_dispatch.pytorch.scoped import in_forward_scope, outside_autocast
 
 
-class _BiasDropoutAdd(torch.autograd.Function):
+class _DropoutAdd(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
         x: torch.Tensor,
-        bias: torch.Tensor | None,
         residual: torch.Tensor | None,
         dropout_p: float,
         rng_state: torch.Tensor | None,
     ) -> torch.Tensor:
-        out, mask = ops.dropout_add_fwd(x, residual, bias=bias, dropout_p=dropout_p, rng_state=rng_state)
+        out, mask = ops.dropout_add_fwd(x, residual, dropout_p=dropout_p, rng_state=rng_state)
         ctx.save_for_backward(mask)
         ctx.dropout_p = dropout_p
-        ctx.bias_dtype = None if bias is None else bias.dtype
         ctx.scope = scopes.capture()
         return returned(out)
 
@@ -38,30 +36,23 @@ class _BiasDropoutAdd(torch.autograd.Function):
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (mask,) = ctx.saved_tensors
         dx = dy if mask is None else ops.dropout_add_bwd(dy.contiguous(), mask, dropout_p=ctx.dropout_p)
-        dbias = None
-        if ctx.needs_input_grad[1]:
-            dbias = dx.reshape(-1, dx.shape[-1]).sum(0, dtype=torch.float32).to(ctx.bias_dtype)
-        return dx, dbias, (dy if ctx.needs_input_grad[2] else None), None, None
+        return dx, (dy if ctx.needs_input_grad[1] else None), None, None
 
 
-def bias_dropout_add(
-    x: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None, dropout_p: float
-) -> torch.Tensor:
-    """residual + dropout(x + bias) with gradients, one operator each way.
+def dropout_add(x: torch.Tensor, residual: torch.Tensor | None, dropout_p: float) -> torch.Tensor:
+    """residual + dropout(x) with gradients, one operator each way.
 
     Args:
-        x: (..., K); bias: (K,) or None; residual: like x or None. Where dtypes differ (torch.autocast with a float32
+        x: (..., K); residual: like x or None. Where dtypes differ (torch.autocast with a float32
             residual) the residual's counts.
         dropout_p: probability of dropping, 0 outside training.
     """
     x, residual = plain(x), plain(residual)
     if residual is not None and residual.dtype != x.dtype:
         x = x.to(residual.dtype)
-    if bias is not None and bias.dtype != x.dtype:
-        bias = bias.to(x.dtype)
     rng_state = draw_rng_state(x.device) if dropout_p else None
-    arguments = x, bias, residual, dropout_p, rng_state
-    return outside_autocast(x.device.type, _BiasDropoutAdd.apply, *arguments)  # type: ignore[no-any-return]
+    arguments = x, residual, dropout_p, rng_state
+    return outside_autocast(x.device.type, _DropoutAdd.apply, *arguments)  # type: ignore[no-any-return]
 
 
 class DropPath(torch.nn.Module):

@@ -33,7 +33,7 @@ from te_dispatch.pytorch.scoped import in_forward_scope_as_is
 
 
 class _LayerNormLinear(torch.autograd.Function):
-    """x (..., in), gamma, beta (in,), weight (out, in), bias (out,) -> (..., out), and norm(x) where asked."""
+    """x (..., in), gamma, beta (in,), weight (out, in), bias (out,) -> (..., out), and norm(x), and x, where asked."""
 
     @staticmethod
     def forward(
@@ -76,11 +76,13 @@ class _LayerNormLinear(torch.autograd.Function):
             ctx.save_for_backward(*stats, *saved)
             ctx.norm = norm
             ctx.returns_norm = options.returns_norm
+            ctx.passes_input = options.passes_input
             ctx.input_grad = options.input_grad
             note_forward(ctx, plan, x, weight, bias)
         out, *parts = outgoing(ctx, out)
         norms = (returned(normed.y),) if options.returns_norm else ()
-        return (out, *norms, *parts) if norms or parts else out  # type: ignore[return-value]
+        passed = (x.view_as(x),) if options.passes_input else ()
+        return (out, *norms, *parts, *passed) if norms or parts or passed else out  # type: ignore[return-value]
 
     @staticmethod
     @in_forward_scope_as_is
@@ -95,7 +97,10 @@ class _LayerNormLinear(torch.autograd.Function):
         dnormed = beside[0] if ctx.returns_norm else None
         if dnormed is not None:
             dz = dz + detached(dnormed)
-        grads = norm_backward(dz, x, gamma, mean, rstd, ctx.norm)
+        residual = beside[-1] if ctx.passes_input else None
+        if residual is not None:
+            residual = detached(residual).contiguous()
+        grads = norm_backward(dz, x, gamma, mean, rstd, ctx.norm, residual)
         dx = leaving(grads.dx, ctx.input_grad) if needs[0] and ctx.input_grad is not None else grads.dx
         return dx, grads.dgamma, grads.dbeta if needs[2] else None, dw, db, None
 
@@ -197,17 +202,21 @@ class LayerNormLinear(LinearModule):
         beta = norm_parameter(self._parameters.get("layer_norm_bias"), x)
         returns_norm = self.return_layernorm_output or self._calibrating()
         output, input_grad = self._leaves(plan, fp8_output, fp8_grad)
-        options = LinearOptions(plan, kept, torch.is_grad_enabled(), self._norm, returns_norm, output, input_grad)
+        passes = self._passes_input(x)
+        options = LinearOptions(
+            plan, kept, torch.is_grad_enabled(), self._norm, returns_norm, output, input_grad, passes
+        )
         result = self._run_function(_LayerNormLinear, plan, x, gamma, beta, weight, bias, options)
-        if isinstance(result, tuple) and len(result) > 1 + returns_norm:
-            norms, parts = result[1 : 1 + returns_norm], result[1 + returns_norm :]
-            out = arrived(result[0], parts, output)
-            result = (out, *norms) if norms else out
-        if returns_norm and not self.return_layernorm_output:
-            self._calibrate(0, result[1], weight)
-            return result[0]
-        return result
+        out, *beside = result if isinstance(result, tuple) else (result,)
+        passed = [beside.pop()] if passes else []
+        norms, parts = beside[:returns_norm], beside[returns_norm:]
+        if parts:
+            out = arrived(out, parts, output)
+        if norms and not self.return_layernorm_output:
+            self._calibrate(0, norms.pop(), weight)
+        return (out, *norms, *passed) if norms or passed else out
 
     def _run_empty(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
         out = empty_result(x, self.out_features, (self.layer_norm_weight, self.layer_norm_bias, weight, bias))
-        return (out, x.clone()) if self.return_layernorm_output else out
+        beside = ((x.clone(),) if self.return_layernorm_output else ()) + ((x,) if self._passes_input(x) else ())
+        return (out, *beside) if beside else out

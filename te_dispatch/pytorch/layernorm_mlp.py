@@ -171,11 +171,11 @@ class LayerNormMLP(GemmModule):
         if x.numel() == 0:
             norm_parameters = (self.layer_norm_weight, self.layer_norm_bias)
             out = empty_result(x, self.hidden_size, (*norm_parameters, fc1_weight, fc1_bias, fc2_weight, added))
-            if self.return_layernorm_output:
-                out = out, x.clone()
+            beside = ((x.clone(),) if self.return_layernorm_output else ()) + ((x,) if self._passes_input(x) else ())
+            out = (out, *beside) if beside else out
         else:
             out = self._run(x, fc1_weight, fc1_bias, fc2_weight, added, is_first_microbatch)
-        return self._results(out, fc2_bias) if self.return_bias or self.return_layernorm_output else out
+        return self._results(out, fc2_bias) if self.return_bias or isinstance(out, tuple) else out
 
     def _run(
         self,
@@ -201,6 +201,7 @@ class LayerNormMLP(GemmModule):
             self._activation_params,
             self.checkpoint,
             self._calibrate if plan is None and self._calibrating() else None,
+            self._passes_input(x),
         )
         gamma = norm_parameter(self._parameters.get("layer_norm_weight"), x)
         beta = norm_parameter(self._parameters.get("layer_norm_bias"), x)

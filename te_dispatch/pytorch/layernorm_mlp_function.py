@@ -34,13 +34,16 @@ class LayerNormMLPOptions:
         plan: None for high precision.
         weights: the two quantized weights where the module has them cached.
         trains: whether a backward may follow.
-        norm: the norm's options. returns_norm: return the norm's output too.
+        norm: the norm's options. returns_norm: return the norm's output too. passes_input: return the input last.
         kind, params: of the activation.
         recomputes: save the input only and run the first half again in the backward.
         calibrate: called with (GEMM index, input, weight) to record amaxes of a high-precision run.
     """
 
-    __slots__ = ("plan", "weights", "trains", "norm", "returns_norm", "kind", "params", "recomputes", "calibrate")
+    __slots__ = (
+        "plan", "weights", "trains", "norm", "returns_norm", "kind", "params", "recomputes", "calibrate",
+        "passes_input",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -53,6 +56,7 @@ class LayerNormMLPOptions:
         params: tuple[float, float] | None,
         recomputes: bool,
         calibrate: Callable[[int, torch.Tensor, torch.Tensor], None] | None,
+        passes_input: bool,
     ) -> None:
         self.plan = plan
         self.weights = weights
@@ -63,6 +67,7 @@ class LayerNormMLPOptions:
         self.params = params
         self.recomputes = recomputes
         self.calibrate = calibrate
+        self.passes_input = passes_input
 
 
 class Half(NamedTuple):
@@ -135,7 +140,7 @@ def first_half(
 
 
 class LayerNormMLPFunction(torch.autograd.Function):
-    """x (..., hidden), norm's and both layers' parameters -> (..., hidden), and norm(x) where asked."""
+    """x (..., hidden), norm's and both layers' parameters -> (..., hidden), and norm(x), and x, where asked."""
 
     @staticmethod
     def forward(
@@ -148,7 +153,7 @@ class LayerNormMLPFunction(torch.autograd.Function):
         w2: torch.Tensor,
         b2: torch.Tensor | None,
         options: LayerNormMLPOptions,
-    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    ) -> torch.Tensor | tuple[torch.Tensor, ...]:
         plan, trains = options.plan, options.trains
         wants = ctx.needs_input_grad
         norm_wanted = trains and (wants[0] or wants[1] or wants[2])
@@ -165,13 +170,14 @@ class LayerNormMLPFunction(torch.autograd.Function):
             options.calibrate(1, half.hidden, w2)
         if trains:
             _save(ctx, x, gamma, beta, w1, b1, w2, b2, options, needs, half, first_operand, second_operand)
-        if options.returns_norm:
-            return returned(out), returned(half.normed)  # type: ignore[return-value]
-        return returned(out)  # type: ignore[return-value]
+        beside = (returned(half.normed),) if options.returns_norm else ()  # type: ignore[arg-type]
+        if options.passes_input:
+            beside += (x.view_as(x),)
+        return (returned(out), *beside) if beside else returned(out)
 
     @staticmethod
     @in_forward_scope_as_is
-    def backward(ctx: Any, dy: torch.Tensor, dnormed: torch.Tensor | None = None) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, dy: torch.Tensor, *beside: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         options: LayerNormMLPOptions = ctx.options
         plan: Plan | None = ctx.plan
         wants, needs = ctx.needs_input_grad, ctx.needs
@@ -198,10 +204,13 @@ class LayerNormMLPFunction(torch.autograd.Function):
             dnorm, dw1, db1 = _first_gradients(casts1, dhidden, z, operand, w1, options, first, dy)
         if not needs.norm:
             return None, None, None, dw1, db1, dw2, db2, None
-        if dnormed is not None:
-            dnorm = dnorm + dnormed
+        if options.returns_norm and beside[0] is not None:
+            dnorm = dnorm + beside[0]
         assert dnorm is not None
-        grads = norm_backward(dnorm, x, gamma, mean, rstd, options.norm)
+        residual = beside[-1] if options.passes_input else None
+        if residual is not None:
+            residual = residual.contiguous()
+        grads = norm_backward(dnorm, x, gamma, mean, rstd, options.norm, residual)
         return grads.dx, grads.dgamma, grads.dbeta if wants[2] else None, dw1, db1, dw2, db2, None
 
 

@@ -95,7 +95,7 @@ class LinearModule(GemmModule):
             out = self._run(x, weight, added, is_first_microbatch, fp8_output, fp8_grad)
         else:
             out = self._run_empty(plain(x), weight, added)
-        return self._results(out, bias) if self.return_bias or self.return_layernorm_output else out
+        return self._results(out, bias) if self.return_bias or isinstance(out, tuple) else out
 
     def _run(
         self,
@@ -106,7 +106,7 @@ class LinearModule(GemmModule):
         fp8_output: bool,
         fp8_grad: bool,
     ) -> Any:
-        """The result, with the norm's output in a tuple where `return_layernorm_output` asks for it."""
+        """The result, in a tuple with the norm's output (`return_layernorm_output`) and the input (`passes_input`)."""
         raise NotImplementedError
 
     def _run_empty(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:

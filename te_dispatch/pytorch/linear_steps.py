@@ -35,10 +35,11 @@ class LinearOptions:
         trains: whether a backward may follow.
         norm: the options of the norm in front; None without one.
         returns_norm: return the norm's output too.
+        passes_input: also return the input, for a residual connection: the norm's backward then adds its gradient.
         output, input_grad: how the output and the input's gradient leave the module, None for plain.
     """
 
-    __slots__ = ("plan", "weight", "trains", "norm", "returns_norm", "output", "input_grad")
+    __slots__ = ("plan", "weight", "trains", "norm", "returns_norm", "output", "input_grad", "passes_input")
 
     def __init__(
         self,
@@ -49,6 +50,7 @@ class LinearOptions:
         returns_norm: bool = False,
         output: Leaves | None = None,
         input_grad: Leaves | None = None,
+        passes_input: bool = False,
     ) -> None:
         self.plan = plan
         self.weight = weight
@@ -57,6 +59,7 @@ class LinearOptions:
         self.returns_norm = returns_norm
         self.output = output
         self.input_grad = input_grad
+        self.passes_input = passes_input
 
 
 def plain_product(

@@ -54,6 +54,9 @@ class GemmModule(ScaledModule):
     takes_quantized = False
     return_bias = False
     return_layernorm_output = False
+    #: Of modules that begin with a norm: return the input last, for a residual connection around the module. Its
+    #: gradient then joins dx inside the norm's backward, which saves a pass. `TransformerLayer` sets it on its parts.
+    passes_input = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -275,6 +278,10 @@ class GemmModule(ScaledModule):
             inp = plain(inp)
         return inp.contiguous()
 
+    def _passes_input(self, x: torch.Tensor) -> bool:
+        """Whether a call returns its input `x`: not what torch.autocast made of it, of which a residual is no copy."""
+        return self.passes_input and not torch.is_autocast_enabled(x.device.type)
+
     def _run_function(self, function: type[torch.autograd.Function], plan: Plan | None, *arguments: Any) -> Any:
         """`function` of `arguments`, the input first, under what it must run under."""
         surroundings = self._surroundings(plan, arguments[0].device.type)
@@ -284,9 +291,9 @@ class GemmModule(ScaledModule):
             return function.apply(*arguments)
 
     def _results(self, out: Any, bias: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        """What the module returns where more is asked for than the output; `out` has the norm's beside it if it is."""
-        out, *normed = out if self.return_layernorm_output else (out,)
-        return (out, as_dtype(bias, out.dtype), *normed) if self.return_bias else (out, *normed)
+        """What the module returns where more is asked for than the output, which `out` may have beside it."""
+        out, *beside = out if isinstance(out, tuple) else (out,)
+        return (out, as_dtype(bias, out.dtype), *beside) if self.return_bias else (out, *beside)
 
     def _surroundings(self, plan: Plan | None, device_type: str) -> AbstractContextManager[Any] | None:
         """What the Function must run under; None, as nearly always, for nothing."""

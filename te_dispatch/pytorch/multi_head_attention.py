@@ -145,6 +145,10 @@ class MultiheadAttention(torch.nn.Module):
         self._build_projections(given)
         self.q_norm, self.k_norm = self._build_qk_norms(qk_norm_type, qk_norm_eps, params_dtype, device)
 
+    def pass_input(self) -> None:
+        """Return the input last, as `GemmModule.passes_input` says; of an attention with a norm in front."""
+        getattr(self, "layernorm_qkv" if self.attention_type == "self" else "layernorm_query").passes_input = True
+
     def _build_projections(self, given: Mapping[str, Any]) -> None:
         """All projections, under the names that checkpoints know them by, from the constructor's arguments."""
         linear: dict[str, Any] = {argument: given[argument] for argument in ("bias", "params_dtype", "device")}
@@ -244,9 +248,9 @@ class MultiheadAttention(torch.nn.Module):
             cu_seqlens_kv if cu_seqlens_kv_padded is None or pad_between_seqs is False else cu_seqlens_kv_padded,
         )
         if self.attention_type == "self":
-            operands, normed = self._self_operands(hidden_states, is_first_microbatch, rotary)
+            operands, beside = self._self_operands(hidden_states, is_first_microbatch, rotary)
         else:
-            operands, normed = self._cross_operands(hidden_states, encoder_output, is_first_microbatch, rotary)
+            operands, beside = self._cross_operands(hidden_states, encoder_output, is_first_microbatch, rotary)
         context = self.core_attention(
             **operands,
             attention_mask=attention_mask,
@@ -268,9 +272,7 @@ class MultiheadAttention(torch.nn.Module):
             pad_between_seqs=pad_between_seqs,
         )
         projected = self.proj(context, is_first_microbatch=is_first_microbatch)
-        outputs = tuple(projected) if self.return_bias else (projected,)
-        if self.return_layernorm_output:
-            outputs += (normed,)
+        outputs = (*projected, *beside) if self.return_bias else (projected, *beside)
         return outputs if len(outputs) > 1 else outputs[0]
 
     def _check_input(self, hidden_states: torch.Tensor) -> None:
@@ -283,23 +285,23 @@ class MultiheadAttention(torch.nn.Module):
 
     def _project(
         self, name: str, inp: torch.Tensor, is_first_microbatch: bool | None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """A first projection and, where asked for, what its norm gave."""
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        """A first projection and, where asked for, what its norm gave and its input."""
         out = getattr(self, name)(inp, is_first_microbatch=is_first_microbatch)
-        return out if self.return_layernorm_output else (out, None)
+        return (out[0], out[1:]) if isinstance(out, tuple) else (out, ())
 
     def _self_operands(
         self, hidden_states: torch.Tensor, is_first_microbatch: bool | None, rotary: tuple[Any, ...]
-    ) -> tuple[dict[str, Any], torch.Tensor | None]:
+    ) -> tuple[dict[str, Any], tuple[torch.Tensor, ...]]:
         name = "layernorm_qkv" if self.input_layernorm else "qkv"
-        mixed, normed = self._project(name, hidden_states, is_first_microbatch)
+        mixed, beside = self._project(name, hidden_states, is_first_microbatch)
         heads, groups, d = self.num_attention_heads, self.num_gqa_groups, self.kv_channels
         tokens = mixed.shape[:-1]
         if heads == groups and rotary[0] is None and self.q_norm is None:
             # One tensor for all three, so that their gradients are born as one.
             if self.qkv_weight_interleaved:
-                return {"qkv_layer": mixed.view(*tokens, heads, 3, d), "qkv_interleave_dim": -2}, normed
-            return {"qkv_layer": mixed.view(*tokens, 3, heads, d)}, normed
+                return {"qkv_layer": mixed.view(*tokens, heads, 3, d), "qkv_interleave_dim": -2}, beside
+            return {"qkv_layer": mixed.view(*tokens, 3, heads, d)}, beside
         if self.qkv_weight_interleaved:
             per_group = heads // groups
             parts = mixed.view(*tokens, groups, per_group + 2, d).split((per_group, 1, 1), dim=-2)
@@ -307,7 +309,7 @@ class MultiheadAttention(torch.nn.Module):
             parts = mixed.split((heads * d, groups * d, groups * d), dim=-1)
         q, k, v = (p.reshape(*tokens, n, d) for p, n in zip(parts, (heads, groups, groups), strict=True))
         q, k = self._position(q, k, *rotary)
-        return {"query_layer": q, "key_layer": k, "value_layer": v}, normed
+        return {"query_layer": q, "key_layer": k, "value_layer": v}, beside
 
     def _cross_operands(
         self,
@@ -315,21 +317,21 @@ class MultiheadAttention(torch.nn.Module):
         encoder_output: torch.Tensor | None,
         is_first_microbatch: bool | None,
         rotary: tuple[Any, ...],
-    ) -> tuple[dict[str, Any], torch.Tensor | None]:
+    ) -> tuple[dict[str, Any], tuple[torch.Tensor, ...]]:
         if encoder_output is None:
             raise ValueError("encoder_output must be a tensor for attention_type='cross', got None")
         name = "layernorm_query" if self.input_layernorm else "query_layer"
-        projected, normed = self._project(name, hidden_states, is_first_microbatch)
+        projected, beside = self._project(name, hidden_states, is_first_microbatch)
         q = projected.view(*projected.shape[:-1], self.num_attention_heads, self.kv_channels)
         mixed = self.key_value(encoder_output, is_first_microbatch=is_first_microbatch)
         tokens, groups, d = mixed.shape[:-1], self.num_gqa_groups, self.kv_channels
         dim = -2 if self.qkv_weight_interleaved else -3
         kv = mixed.view(*tokens, groups, 2, d) if dim == -2 else mixed.view(*tokens, 2, groups, d)
         if rotary[0] is None and self.q_norm is None:
-            return {"query_layer": q, "kv_layer": kv, "qkv_interleave_dim": dim}, normed
+            return {"query_layer": q, "kv_layer": kv, "qkv_interleave_dim": dim}, beside
         k, v = kv.unbind(dim)
         q, k = self._position(q, k, *rotary)
-        return {"query_layer": q, "key_layer": k, "value_layer": v}, normed
+        return {"query_layer": q, "key_layer": k, "value_layer": v}, beside
 
     def _position(
         self,

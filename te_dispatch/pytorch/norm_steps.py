@@ -62,12 +62,13 @@ def norm_backward(
     mean: torch.Tensor | None,
     rstd: torch.Tensor,
     options: NormOptions,
+    add: torch.Tensor | None = None,
 ) -> NormBackward:
-    """Gradients of `norm_forward`; dbeta is None for RMSNorm."""
+    """Gradients of `norm_forward`; dbeta is None for RMSNorm. `add`, of x's shape and dtype, is added to dx."""
     if options.rms:
-        return ops.rmsnorm_bwd(dy, x, gamma, rstd, zero_centered_gamma=options.zero_centered_gamma)
+        return ops.rmsnorm_bwd(dy, x, gamma, rstd, zero_centered_gamma=options.zero_centered_gamma, add=add)
     assert mean is not None
-    return ops.layernorm_bwd(dy, x, gamma, mean, rstd, zero_centered_gamma=options.zero_centered_gamma)
+    return ops.layernorm_bwd(dy, x, gamma, mean, rstd, zero_centered_gamma=options.zero_centered_gamma, add=add)
 
 
 def add_norm_parameters(module: torch.nn.Module, normalization: str, size: int, factory: dict[str, Any]) -> None:

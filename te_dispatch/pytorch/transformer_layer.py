@@ -19,7 +19,7 @@ from te_dispatch.pytorch.arguments import (
     require_probability,
 )
 from te_dispatch.pytorch.attention_lowering import AttentionMask
-from te_dispatch.pytorch.dropout_add import DropPath, bias_dropout_add
+from te_dispatch.pytorch.dropout_add import DropPath, dropout_add
 from te_dispatch.pytorch.layernorm_mlp import LayerNormMLP
 from te_dispatch.pytorch.multi_head_attention import MultiheadAttention, RotaryEmbedding
 from te_dispatch.pytorch.normalization import make_norm
@@ -146,11 +146,21 @@ class TransformerLayer(torch.nn.Module):
         if layer_type == "decoder":
             self.inter_attention = self._build_attention(given, cross=True)
         self.layernorm_mlp = self._build_mlp(given)
+        if not apply_residual_connection_post_layernorm:
+            self._pass_residuals()
         self.layernorm = (
             make_norm(normalization, hidden_size, layernorm_epsilon, params_dtype, device, zero_centered_gamma)
             if output_layernorm
             else None
         )
+
+    def _pass_residuals(self) -> None:
+        """Have the parts with a norm return their input, so that its gradient is added in the norm's backward."""
+        self.layernorm_mlp.passes_input = True
+        if self.self_attention.input_layernorm:
+            self.self_attention.pass_input()
+        if self.layer_type == "decoder":
+            self.inter_attention.pass_input()
 
     def _build_attention(self, given: Mapping[str, Any], cross: bool) -> MultiheadAttention:
         prefix = "enc_dec_" if cross else ""
@@ -178,7 +188,7 @@ class TransformerLayer(torch.nn.Module):
         """What a part and this layer call by the same name: that of all parts, and the part's `own`."""
         return {
             **{argument: given[argument] for argument in (*_OF_ALL_PARTS, *own)},
-            "return_bias": not self.parallel_attention_mlp,
+            "return_bias": False,
             "return_layernorm_output": self.apply_residual_connection_post_layernorm,
             "name": part_name(self.name, part),
         }
@@ -249,8 +259,9 @@ class TransformerLayer(torch.nn.Module):
         masking = _masking(attention_mask, self_attn_mask_type, window_size, bottom_right_diagonal)
         attended = self.self_attention(hidden_states, rotary_pos_emb=rotary_pos_emb, **masking, **own_keys, **shared)
         if self.parallel_attention_mlp:
-            mlp = self.layernorm_mlp(hidden_states, is_first_microbatch=is_first_microbatch)
-            return self._add((attended + mlp, None), hidden_states, cu_seqlens_q)
+            attended, x = _with_residual(attended, hidden_states)
+            mlp, x = _with_residual(self.layernorm_mlp(x, is_first_microbatch=is_first_microbatch), x)
+            return self._add(attended + mlp, x, cu_seqlens_q)
         x = self._add(attended, hidden_states, cu_seqlens_q)
         if decoder:
             masking = _masking(
@@ -262,20 +273,25 @@ class TransformerLayer(torch.nn.Module):
         return x if self.layernorm is None else self.layernorm(x)
 
     def _add(
-        self, outputs: tuple[torch.Tensor | None, ...], residual: torch.Tensor, cu_seqlens: torch.Tensor | None
+        self, outputs: torch.Tensor | tuple[torch.Tensor, ...], x: torch.Tensor, cu_seqlens: torch.Tensor | None
     ) -> torch.Tensor:
-        """residual + D(output + bias); a third output is the residual to take instead."""
-        out, bias = outputs[0], outputs[1]
-        assert out is not None
-        if len(outputs) > 2 and outputs[2] is not None:
-            residual = outputs[2]
-        if bias is not None and bias.numel() == 0:
-            bias = None
+        """residual + D(output), of what a part returned for x."""
+        out, residual = _with_residual(outputs, x)
         dropout = self.hidden_dropout if self.training else 0.0
         if self.drop_path is None or not self.training:
-            return bias_dropout_add(out, bias, residual, dropout)
-        branch = self.drop_path(bias_dropout_add(out, bias, None, dropout), self.attn_input_format, cu_seqlens)
+            return dropout_add(out, residual, dropout)
+        branch = self.drop_path(dropout_add(out, None, dropout), self.attn_input_format, cu_seqlens)
         return residual + branch
+
+
+def _with_residual(
+    outputs: torch.Tensor | tuple[torch.Tensor, ...], x: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(output, residual) of what a part returned for x: the residual it returned beside its output, else x."""
+    if isinstance(outputs, tuple):
+        out, residual = outputs
+        return out, residual
+    return outputs, x
 
 
 def _check_arguments(given: Mapping[str, Any]) -> None:
