@@ -202,13 +202,12 @@ class LayerNormLinear(LinearModule):
         beta = norm_parameter(self._parameters.get("layer_norm_bias"), x)
         returns_norm = self.return_layernorm_output or self._calibrating()
         output, input_grad = self._leaves(plan, fp8_output, fp8_grad)
-        passes = self._passes_input(x)
         options = LinearOptions(
-            plan, kept, torch.is_grad_enabled(), self._norm, returns_norm, output, input_grad, passes
+            plan, kept, torch.is_grad_enabled(), self._norm, returns_norm, output, input_grad, self.passes_input
         )
         result = self._run_function(_LayerNormLinear, plan, x, gamma, beta, weight, bias, options)
         out, *beside = result if isinstance(result, tuple) else (result,)
-        passed = [beside.pop()] if passes else []
+        passed = [beside.pop()] if self.passes_input else []
         norms, parts = beside[:returns_norm], beside[returns_norm:]
         if parts:
             out = arrived(out, parts, output)
@@ -218,5 +217,5 @@ class LayerNormLinear(LinearModule):
 
     def _run_empty(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
         out = empty_result(x, self.out_features, (self.layer_norm_weight, self.layer_norm_bias, weight, bias))
-        beside = ((x.clone(),) if self.return_layernorm_output else ()) + ((x,) if self._passes_input(x) else ())
+        beside = ((x.clone(),) if self.return_layernorm_output else ()) + ((x,) if self.passes_input else ())
         return (out, *beside) if beside else out

@@ -171,7 +171,7 @@ class LayerNormMLP(GemmModule):
         if x.numel() == 0:
             norm_parameters = (self.layer_norm_weight, self.layer_norm_bias)
             out = empty_result(x, self.hidden_size, (*norm_parameters, fc1_weight, fc1_bias, fc2_weight, added))
-            beside = ((x.clone(),) if self.return_layernorm_output else ()) + ((x,) if self._passes_input(x) else ())
+            beside = ((x.clone(),) if self.return_layernorm_output else ()) + ((x,) if self.passes_input else ())
             out = (out, *beside) if beside else out
         else:
             out = self._run(x, fc1_weight, fc1_bias, fc2_weight, added, is_first_microbatch)
@@ -201,7 +201,7 @@ class LayerNormMLP(GemmModule):
             self._activation_params,
             self.checkpoint,
             self._calibrate if plan is None and self._calibrating() else None,
-            self._passes_input(x),
+            self.passes_input,
         )
         gamma = norm_parameter(self._parameters.get("layer_norm_weight"), x)
         beta = norm_parameter(self._parameters.get("layer_norm_bias"), x)

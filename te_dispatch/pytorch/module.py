@@ -278,10 +278,6 @@ class GemmModule(ScaledModule):
             inp = plain(inp)
         return inp.contiguous()
 
-    def _passes_input(self, x: torch.Tensor) -> bool:
-        """Whether a call returns its input `x`: not what torch.autocast made of it, of which a residual is no copy."""
-        return self.passes_input and not torch.is_autocast_enabled(x.device.type)
-
     def _run_function(self, function: type[torch.autograd.Function], plan: Plan | None, *arguments: Any) -> Any:
         """`function` of `arguments`, the input first, under what it must run under."""
         surroundings = self._surroundings(plan, arguments[0].device.type)

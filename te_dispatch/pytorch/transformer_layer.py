@@ -259,8 +259,8 @@ class TransformerLayer(torch.nn.Module):
         masking = _masking(attention_mask, self_attn_mask_type, window_size, bottom_right_diagonal)
         attended = self.self_attention(hidden_states, rotary_pos_emb=rotary_pos_emb, **masking, **own_keys, **shared)
         if self.parallel_attention_mlp:
-            attended, x = _with_residual(attended, hidden_states)
-            mlp, x = _with_residual(self.layernorm_mlp(x, is_first_microbatch=is_first_microbatch), x)
+            attended, x = self._with_residual(attended, hidden_states)
+            mlp, x = self._with_residual(self.layernorm_mlp(x, is_first_microbatch=is_first_microbatch), x)
             return self._add(attended + mlp, x, cu_seqlens_q)
         x = self._add(attended, hidden_states, cu_seqlens_q)
         if decoder:
@@ -272,26 +272,27 @@ class TransformerLayer(torch.nn.Module):
         x = self._add(self.layernorm_mlp(x, is_first_microbatch=is_first_microbatch), x, cu_seqlens_q)
         return x if self.layernorm is None else self.layernorm(x)
 
+    def _with_residual(
+        self, outputs: torch.Tensor | tuple[torch.Tensor, ...], x: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(output, residual) of what a part returned for x: the residual it returned beside its output, else x."""
+        if not isinstance(outputs, tuple):
+            return outputs, x
+        out, residual = outputs
+        # What a part passes on is what torch.autocast made of x: less precise, and no saving then.
+        passed = self.apply_residual_connection_post_layernorm or residual.dtype == x.dtype
+        return out, residual if passed else x
+
     def _add(
         self, outputs: torch.Tensor | tuple[torch.Tensor, ...], x: torch.Tensor, cu_seqlens: torch.Tensor | None
     ) -> torch.Tensor:
         """residual + D(output), of what a part returned for x."""
-        out, residual = _with_residual(outputs, x)
+        out, residual = self._with_residual(outputs, x)
         dropout = self.hidden_dropout if self.training else 0.0
         if self.drop_path is None or not self.training:
             return dropout_add(out, residual, dropout)
         branch = self.drop_path(dropout_add(out, None, dropout), self.attn_input_format, cu_seqlens)
         return residual + branch
-
-
-def _with_residual(
-    outputs: torch.Tensor | tuple[torch.Tensor, ...], x: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(output, residual) of what a part returned for x: the residual it returned beside its output, else x."""
-    if isinstance(outputs, tuple):
-        out, residual = outputs
-        return out, residual
-    return outputs, x
 
 
 def _check_arguments(given: Mapping[str, Any]) -> None:
