@@ -30,6 +30,8 @@ def empty(role: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.d
     if _override is not None:
         return _override(role, shape, dtype, device)
     if _empty_strided_cuda is not None and device.type == "cuda" and device.index == _current_cuda():
+        if shape.__class__ is not tuple:  # a torch.Size is refused
+            shape = tuple(shape)
         rank = len(shape)
         if rank == 2:
             return _empty_strided_cuda(shape, (shape[1] or 1, 1), dtype)  # type: ignore[no-any-return]
@@ -39,7 +41,7 @@ def empty(role: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.d
         for i in range(rank - 1, 0, -1):
             step *= shape[i] or 1
             strides[i - 1] = step
-        return _empty_strided_cuda(shape, strides, dtype)  # type: ignore[no-any-return]
+        return _empty_strided_cuda(shape, tuple(strides), dtype)  # type: ignore[no-any-return]
     import torch
 
     if device.type == "cuda" and not _looked_up:
