@@ -38,7 +38,7 @@ class DelayedScales:
 
     __slots__ = (
         "history", "scale", "scale_amax", "max_values", "margin", "amax_views", "scale_views", "group", "_frozen",
-        "__weakref__",
+        "_operands", "__weakref__",
     )  # fmt: skip
 
     def __init__(
@@ -73,6 +73,7 @@ class DelayedScales:
             self.amax_views = [history[0, i : i + 1] for i in range(scale.numel())]
             self.scale_views = [scale[i : i + 1] for i in range(scale.numel())]
         self._frozen: list[torch.Tensor] | None = None
+        self._operands: tuple[torch.Tensor, ...] | None = None
         keep_static(history, scale, scale_amax)
 
     @property
@@ -94,6 +95,16 @@ class DelayedScales:
                 copy = self.scale.clone()
                 self._frozen = [copy[i : i + 1] for i in range(self.count)]
         return self._frozen
+
+    def operands(self) -> tuple[torch.Tensor, torch.Tensor, tuple[float, ...], torch.Tensor]:
+        """What `ops.update_delayed_scales` takes: history, scales, maxima and amaxes.
+
+        Through .data, once: a compiled backward that reads the tensors live must not find their version changed.
+        """
+        if self._operands is None:
+            self._operands = (self.history.data, self.scale.data, self.scale_amax.data)
+        history, scale, amax = self._operands
+        return history, scale, self.max_values, amax
 
     def updated(self) -> None:
         """The scales were changed in place."""

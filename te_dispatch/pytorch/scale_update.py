@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -76,10 +77,25 @@ class ScaleGroup:
         states = self.states()
         if not states:
             return
-        with torch.inference_mode(False), torch.no_grad():
-            if self.recipe.reduce_amax:
-                _reduce_amaxes(states, self.process_group)
-            _rescale(states, self.recipe)
+        if torch.is_inference_mode_enabled():  # entering it for nothing takes as long as the update
+            with torch.inference_mode(False):
+                self._update(states)
+        else:
+            self._update(states)
+
+    def _update(self, states: list[DelayedScales]) -> None:
+        if self.recipe.reduce_amax:
+            _reduce_amaxes(states, self.process_group)
+        if computed_by_callables(self.recipe):
+            with torch.no_grad():
+                for state in states:
+                    _rescale_by_callables(state, self.recipe)
+                    state.updated()
+            return
+        histories, scales, max_values, amaxes = zip(*[state.operands() for state in states])
+        _rescale(histories, scales, max_values, amaxes, self.recipe)
+        for state in states:
+            state.updated()
 
 
 def scale_group(recipe: DelayedScaling, process_group: Any, device: torch.device, forward: bool) -> ScaleGroup:
@@ -92,23 +108,22 @@ def scale_group(recipe: DelayedScaling, process_group: Any, device: torch.device
     return found
 
 
-def _rescale(states: list[DelayedScales], recipe: DelayedScaling) -> None:
-    """Roll histories and recompute scales; in a compiled program, where `recipe` has no functions, too."""
-    if callable(recipe.amax_compute_algo) or recipe.scaling_factor_compute_algo is not None:
-        for state in states:
-            _rescale_by_callables(state, recipe)
-    else:
-        ops.update_delayed_scales(
-            # Through .data: a compiled backward that reads them live must not find their version changed.
-            [s.history.data for s in states],
-            [s.scale.data for s in states],
-            [s.max_values for s in states],
-            algorithm=recipe.amax_compute_algo,
-            margin=recipe.margin,
-            amaxes=[s.scale_amax.data for s in states],
-        )
-    for state in states:
-        state.updated()
+def computed_by_callables(recipe: DelayedScaling) -> bool:
+    """Whether functions of the user compute amaxes or scales."""
+    return callable(recipe.amax_compute_algo) or recipe.scaling_factor_compute_algo is not None
+
+
+def _rescale(
+    histories: Sequence[torch.Tensor],
+    scales: Sequence[torch.Tensor],
+    max_values: Sequence[Sequence[float]],
+    amaxes: Sequence[torch.Tensor],
+    recipe: DelayedScaling,
+) -> None:
+    """Roll histories and recompute scales, of all states in one call."""
+    ops.update_delayed_scales(
+        histories, scales, max_values, algorithm=recipe.amax_compute_algo, margin=recipe.margin, amaxes=amaxes
+    )
 
 
 def _reduce_amaxes(states: list[DelayedScales], process_group: Any) -> None:
@@ -190,7 +205,17 @@ def update_traced(plans: list[Any]) -> None:
                 "autocast: DelayedScaling.reduce_amax=True is not supported for an autocast inside a compiled region; "
                 "put the autocast around the compiled call"
             )
-        _rescale(states, recipe)
+        # Through .data, of the states as the graph knows them: a compiled backward that reads them live must not find
+        # their version changed.
+        _rescale(
+            [state.history.data for state in states],
+            [state.scale.data for state in states],
+            [state.max_values for state in states],
+            [state.scale_amax.data for state in states],
+            recipe,
+        )
+        for state in states:
+            state.updated()
 
 
 def forward_scales_pending() -> bool:
@@ -218,6 +243,9 @@ def open_task(task: int) -> None:
 
     def finish() -> None:
         _open_tasks.discard(task)
+        if scopes.capture() is scope:
+            update_backward_scales()
+            return
         with scopes.reenter(scope):
             update_backward_scales()
 

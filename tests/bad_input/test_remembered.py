@@ -31,6 +31,8 @@ NAMED: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "rmsnorm_fwd": [("rows.norm_fwd", {"beta": None})],
     "layernorm_bwd": [("rows.norm_bwd", {"centered": True})],
     "rmsnorm_bwd": [("rows.norm_bwd", {"centered": False, "mean": None})],
+    "multi_tensor_adam": [("training.adam_tensors", {})],
+    "multi_tensor_scale": [("training.scale_tensors", {})],
     "rope_fwd": [("rows.rope", {"name": "x"})],
     "rope_bwd": [("rows.rope", {"name": "dy"})],
     "attention_fwd": [("attention.attention", {}), ("attention.forward", {"device": torch.device("cpu")})],

@@ -15,12 +15,15 @@ from te_dispatch.ops.checks import values as check
 from te_dispatch.ops.checks.remember import (
     LEADING,
     NUMBER,
+    NUMBER_LISTS,
     OPTIONAL,
+    OPTIONAL_WRITTEN_TENSORS,
     QUANTIZER,
     RECORD,
     TENSOR,
     WRITTEN,
     WRITTEN_RECORD,
+    WRITTEN_TENSORS,
     remembered,
 )
 from te_dispatch.ops.shapes import USAGES, ceil_div
@@ -172,6 +175,10 @@ def partial_cast(x: Any, out: Any, scale: Any, height: Any, width: Any, start: A
     check.writable("out", out)
 
 
+@remembered(
+    histories=WRITTEN_TENSORS, scales=WRITTEN_TENSORS, max_values=NUMBER_LISTS, margin=NUMBER,
+    amaxes=OPTIONAL_WRITTEN_TENSORS,
+)  # fmt: skip
 def update_delayed_scales(
     histories: Any, scales: Any, max_values: Any, algorithm: Any, margin: Any, amaxes: Any
 ) -> None:

@@ -9,8 +9,7 @@ remembered, and no tensor is kept.
 Facts and comparison cover everything that a check may read, and nothing of what tensors contain. So whoever writes a
 check
 
-- declares the kind of every argument that is not an option, and reads nothing that the kind does not cover;
-- remembers none that takes lists: comparing those costs as much as checking them.
+- declares the kind of every argument that is not an option, and reads nothing that the kind does not cover.
 
 `tests/bad_input/test_remembered.py` spoils every declared call and compares with the check itself.
 
@@ -117,6 +116,20 @@ OPTION = Kind("{x}", lasting=lambda x: isinstance(x, _CONSTANT))
 NUMBER = OPTION._replace(facts="{x}.__class__, {x}")
 #: The same, usually None.
 OPTIONAL_NUMBER = NUMBER._replace(optional=True)
+#: A list or tuple of tensors that is always there, only read.
+TENSORS = Kind(
+    "{x}.__class__, len({x})", "*{x},", lasting=lambda xs: xs.__class__ in (list, tuple) and all(map(_plain, xs))
+)
+#: The same, written to.
+WRITTEN_TENSORS = TENSORS._replace(strides=True)
+#: The same, or None.
+OPTIONAL_WRITTEN_TENSORS = WRITTEN_TENSORS._replace(
+    facts="None if {x} is None else ({x}.__class__, len({x}))", tensors="*(() if {x} is None else {x}),", optional=True
+)
+#: A list or tuple of lists or tuples of numbers.
+NUMBER_LISTS = Kind(
+    "_number_lists({x})", lasting=lambda xs: all(isinstance(n, _CONSTANT) for numbers in xs for n in numbers)
+)
 #: A tuple of numbers, or None.
 NUMBERS = Kind(
     "None if {x} is None else _numbers({x})", lasting=lambda x: all(isinstance(n, _CONSTANT) for n in x), optional=True
@@ -234,13 +247,19 @@ def _learn(
         return result
     if not all(map(_plain, tensors)):
         return result
-    written = {id(t) for kind, x in given if kind.strides for t in (x,) if _plain(t)}
-    written |= {id(t) for kind, x in given if kind.strides and not _plain(x) for t in _record(x)[1]}
+    written = {id(t) for kind, x in given if kind.strides for t in _tensors_of(x)}
     if len(passed) >= CAPACITY:
         passed.clear()
     # A new list: another thread may be going through the old one.
     passed[facts] = [(alike(tensors, [id(t) in written for t in tensors]), result), *passes[: PASSES - 1]]
     return result
+
+
+def _tensors_of(x: Any) -> Sequence[Any]:
+    """The tensors of a tensor, a list or a record."""
+    if _plain(x):
+        return (x,)
+    return x if isinstance(x, (list, tuple)) else _record(x)[1]
 
 
 def _record(r: Any) -> tuple[Any, tuple[Any, ...]]:
@@ -279,3 +298,7 @@ def _quantizer(q: Any) -> tuple[Any, tuple[Any, ...]]:
 
 def _numbers(values: Any) -> Any:
     return values.__class__, *((n.__class__, n) for n in values)
+
+
+def _number_lists(lists: Any) -> Any:
+    return lists.__class__, *((numbers.__class__, *numbers, *[n.__class__ for n in numbers]) for numbers in lists)

@@ -9,7 +9,18 @@ import torch
 
 from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized
 from te_dispatch.ops.checks import values as check
-from te_dispatch.ops.checks.remember import CONTENTS, LEADING, LEADING_OPERAND, NUMBER, OPTIONAL, TENSOR, remembered
+from te_dispatch.ops.checks.remember import (
+    CONTENTS,
+    LEADING,
+    LEADING_OPERAND,
+    NUMBER,
+    OPTIONAL,
+    OPTIONAL_WRITTEN_TENSORS,
+    TENSOR,
+    TENSORS,
+    WRITTEN_TENSORS,
+    remembered,
+)
 
 
 def probability(dropout_p: Any) -> None:
@@ -61,6 +72,25 @@ def _written(name: str, found: Any) -> None:
         check.writable(f"{name}[{i}]", x)
 
 
+@remembered(
+    params=WRITTEN_TENSORS, grads=TENSORS, exp_avgs=WRITTEN_TENSORS, exp_avg_sqs=WRITTEN_TENSORS,
+    master=OPTIONAL_WRITTEN_TENSORS,
+)  # fmt: skip
+def adam_tensors(params: Any, grads: Any, exp_avgs: Any, exp_avg_sqs: Any, master: Any) -> None:
+    """The lists by themselves: they look the same in every step, where the numbers change."""
+    _tensors("params", params)
+    _tensors("grads", grads, ("params", params))
+    for name, found in (("params", params), ("grads", grads)):
+        for i, x in enumerate(found):
+            if x.dtype != found[0].dtype:
+                raise ValueError(f"{name}[{i}]: got dtype {x.dtype}, expected {name}[0]'s, {found[0].dtype}")
+    state = {"exp_avgs": exp_avgs, "exp_avg_sqs": exp_avg_sqs} | ({} if master is None else {"master": master})
+    for name, found in state.items():
+        _tensors(name, found, ("params", params), check.F32)
+        _written(name, found)
+    _written("params", params)
+
+
 def multi_tensor_adam(
     params: Any,
     grads: Any,
@@ -75,17 +105,7 @@ def multi_tensor_adam(
     master: Any,
     noop_flag: Any,
 ) -> None:
-    _tensors("params", params)
-    _tensors("grads", grads, ("params", params))
-    for name, found in (("params", params), ("grads", grads)):
-        for i, x in enumerate(found):
-            if x.dtype != found[0].dtype:
-                raise ValueError(f"{name}[{i}]: got dtype {x.dtype}, expected {name}[0]'s, {found[0].dtype}")
-    state = {"exp_avgs": exp_avgs, "exp_avg_sqs": exp_avg_sqs} | ({} if master is None else {"master": master})
-    for name, found in state.items():
-        _tensors(name, found, ("params", params), check.F32)
-        _written(name, found)
-    _written("params", params)
+    adam_tensors(params, grads, exp_avgs, exp_avg_sqs, master)
     check.number("lr", lr)
     check.number("eps", eps, 0.0)
     check.number("weight_decay", weight_decay)
@@ -98,14 +118,21 @@ def multi_tensor_adam(
         check.scalar("noop_flag", noop_flag, params[0].device)
 
 
+@remembered(tensors=TENSORS)
 def multi_tensor_l2norm(tensors: Any) -> None:
     _tensors("tensors", tensors)
 
 
-def multi_tensor_scale(inputs: Any, outputs: Any, scale: Any, noop_flag: Any) -> None:
+@remembered(inputs=TENSORS, outputs=WRITTEN_TENSORS)
+def scale_tensors(inputs: Any, outputs: Any) -> None:
+    """The lists by themselves: they look the same in every step, where the number changes."""
     _tensors("inputs", inputs)
     _tensors("outputs", outputs, ("inputs", inputs))
     _written("outputs", outputs)
+
+
+def multi_tensor_scale(inputs: Any, outputs: Any, scale: Any, noop_flag: Any) -> None:
+    scale_tensors(inputs, outputs)
     check.number("scale", scale)
     if noop_flag is not None:
         check.scalar("noop_flag", noop_flag, inputs[0].device)
