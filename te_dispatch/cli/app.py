@@ -223,3 +223,33 @@ def conformance(
     for name in ("module", "as_json", "quiet"):
         arguments.pop(name)
     return module.run(arguments, as_json=as_json, quiet=quiet)
+
+
+@app.command()
+@verb
+def tune(
+    facts: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[FACT=VALUE]...", help="Of --shape: a.dtype=e4m3fn layout=NN bias=true; bf16 NT if left."
+        ),
+    ] = None,
+    shape: Annotated[list[str] | None, typer.Option(metavar="MxNxK", help="A product; repeat it.")] = None,
+    layer: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SIZES", help="All of a layer: hidden=4096,ffn=16384,tokens=8192[,kv=1024][,gated=1]."),
+    ] = None,
+    recipe: Annotated[
+        list[str] | None, typer.Option("--recipe", "-r", help="Of --layer: bf16, delayed, current, block, mxfp8.")
+    ] = None,
+    backend: Annotated[
+        list[str] | None, typer.Option("--backend", "-b", help="Repeat it. Default: all that tune.")
+    ] = None,
+    device: Annotated[int, typer.Option("--device", "-d", min=0, help="Index.")] = 0,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    as_json: Json = False,
+) -> int:
+    """Time algorithms of matrix products ahead and keep the fastest (exit code 1: none for a product)."""
+    from te_dispatch.cli import tune as module
+
+    return module.tune(backend or [], shape or [], layer or [], recipe or ["bf16"], facts or [], device, as_json, quiet)

@@ -23,13 +23,17 @@ _override: Allocator | None = None
 _looked_up = False
 _empty_strided_cuda: Any = None
 _current_cuda: Any = None
+#: The device where there is one only, which is then always the current one.
+_only_cuda: torch.device | None = None
 
 
 def empty(role: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """An uninitialized contiguous tensor. The caller writes every element."""
     if _override is not None:
         return _override(role, shape, dtype, device)
-    if _empty_strided_cuda is not None and device.type == "cuda" and device.index == _current_cuda():
+    if _empty_strided_cuda is not None and (
+        device == _only_cuda or (device.type == "cuda" and device.index == _current_cuda())
+    ):
         if shape.__class__ is not tuple:  # a torch.Size is refused
             shape = tuple(shape)
         rank = len(shape)
@@ -50,7 +54,7 @@ def empty(role: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.d
 
 
 def _look_up() -> None:
-    global _looked_up, _empty_strided_cuda, _current_cuda
+    global _looked_up, _empty_strided_cuda, _current_cuda, _only_cuda
     import torch
 
     _looked_up = True
@@ -58,6 +62,7 @@ def _look_up() -> None:
     if _current_cuda is not None:
         guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
         _empty_strided_cuda = getattr(guards, "_empty_strided_cuda", None)
+        _only_cuda = torch.device("cuda", 0) if torch.cuda.device_count() == 1 else None
 
 
 def set_allocator(allocator: Allocator | None) -> Allocator | None:

@@ -23,7 +23,7 @@ from te_dispatch.pytorch.gemm_steps import (
     weight_operand,
 )
 from te_dispatch.pytorch.norm_steps import NormOptions, norm_backward, norm_forward
-from te_dispatch.pytorch.saved import PARTS, keep, restored
+from te_dispatch.pytorch.saved import PARTS, keep, restored, taken
 from te_dispatch.pytorch.scoped import in_forward_scope_as_is
 
 
@@ -181,14 +181,16 @@ class LayerNormMLPFunction(torch.autograd.Function):
         options: LayerNormMLPOptions = ctx.options
         plan: Plan | None = ctx.plan
         wants, needs = ctx.needs_input_grad, ctx.needs
-        x, gamma, mean, rstd, beta, b1, z, *saved = ctx.saved_tensors
+        x, gamma, mean, rstd, beta, b1, z, *saved = taken(ctx)
         w1, w2, operand, hidden = [
             restored(header, saved[i * PARTS : (i + 1) * PARTS]) for i, header in enumerate(ctx.headers)
         ]
+        del saved
         if options.recomputes:
             w1_again = as_dtype(w1, x.dtype) if plan is None else w1
             half = first_half(x, gamma, beta, w1_again, b1, options, ctx.replay, needs, False)
             operand, z, hidden = half.operand, half.z, half.hidden
+            del half
         x_dtype, w1_dtype, b1_dtype, w2_dtype, b2_dtype = ctx.dtypes
         first = Wanted(x_dtype if needs.norm else None, w1_dtype if wants[3] else None, b1_dtype if wants[4] else None)
         second = Wanted(
@@ -200,8 +202,12 @@ class LayerNormMLPFunction(torch.autograd.Function):
         casts1, casts2 = _casts(plan)
         dnorm = dw1 = db1 = None
         dhidden, dw2, db2 = product_gradients(casts2, dy, hidden, w2, second)
+        # What is widest goes as soon as it was used: here is where a step needs the most memory.
+        del hidden, w2
         if dhidden is not None:
-            dnorm, dw1, db1 = _first_gradients(casts1, dhidden, z, operand, w1, options, first, dy)
+            dz, db1 = _activation_gradient(casts1, dhidden, z, options, first, dy)
+            del dhidden, z
+            dnorm, dw1, db1 = _first_gradients(casts1, dz, db1, operand, w1, first)
         if not needs.norm:
             return None, None, None, dw1, db1, dw2, db2, None
         if options.returns_norm and beside[0] is not None:
@@ -266,20 +272,17 @@ def _save(
     ctx.dtypes = (x.dtype, w1.dtype, biases[0], w2.dtype, biases[1])
 
 
-def _first_gradients(
+def _activation_gradient(
     casts: GemmCasts | None,
     dhidden: torch.Tensor,
     z: torch.Tensor,
-    operand: Any,
-    weight: Any,
     options: LayerNormMLPOptions,
     wanted: Wanted,
     dy: torch.Tensor,
-) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-    """Gradients of norm(x), w1 and b1, from that of the activation's output; `dy` is the Function's."""
+) -> tuple[Any, torch.Tensor | None]:
+    """(gradient of z as the GEMMs read it, that of the first bias where the cast gives it); `dy` is the Function's."""
     if casts is None:
-        dz = ops.activation_bwd(dhidden, z, kind=options.kind, params=options.params).dx
-        return product_gradients(None, dz, operand, weight, wanted)  # type: ignore[arg-type]
+        return ops.activation_bwd(dhidden, z, kind=options.kind, params=options.params).dx, None
     step = ops.activation_bwd(
         dhidden,
         z,
@@ -289,5 +292,13 @@ def _first_gradients(
         usage=casts.grad_usage[(wanted.x is not None) + 2 * (wanted.weight is not None)],
         with_dbias=wanted.bias is not None,
     )
-    dnorm, dw = operand_gradients(casts, step.dx_quantized, operand, weight, wanted)  # type: ignore[arg-type]
-    return dnorm, dw, None if wanted.bias is None else as_dtype(step.dbias, wanted.bias)
+    return step.dx_quantized, None if wanted.bias is None else as_dtype(step.dbias, wanted.bias)
+
+
+def _first_gradients(
+    casts: GemmCasts | None, dz: Any, dbias: torch.Tensor | None, operand: Any, weight: Any, wanted: Wanted
+) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    """Gradients of norm(x), w1 and b1, from that of the activation's input."""
+    if casts is None:
+        return product_gradients(None, dz, operand, weight, wanted)
+    return *operand_gradients(casts, dz, operand, weight, wanted), dbias

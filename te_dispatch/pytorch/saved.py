@@ -51,6 +51,17 @@ def unpack(header: Header, parts: Sequence[Any]) -> Quantized:
     return Quantized(row, col, row_scale, col_scale, encoding, scaling, layout, shape, dtype, device, global_scale)
 
 
+def taken(ctx: Any) -> tuple[Any, ...]:
+    """The saved tensors of a backward, which from here on live only as long as its own references to them.
+
+    Autograd lets go of them, unless the graph is retained; otherwise all of them would live until the backward ends.
+    """
+    saved: tuple[Any, ...] = ctx.saved_tensors
+    if not torch.compiler.is_compiling():
+        ctx.maybe_clear_saved_tensors()
+    return saved
+
+
 def keep(operand: Any, usage: str, wanted: bool = True) -> tuple[Header | None, Parts]:
     """An operand as tensors to save, whether it is quantized or plain; nothing unless it is `wanted`."""
     if not wanted:
