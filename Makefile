@@ -4,33 +4,59 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 OUT ?= .
 DEMO ?=
-# What `conformance` and `conformance-gpu` run: smoke, full or soak; all of it or a part, such as 2/8; other options,
-# such as CONFORMANCE="--op gemm --resume".
+# What `conformance` and `conformance-gpu` run: which backend; smoke, full or soak; all of it or a part, such as 2/8;
+# other options, such as CONFORMANCE="--op gemm --resume".
+BACKEND ?=
 LEVEL ?= smoke
 SHARD ?= 1/1
 CONFORMANCE ?=
-CERTIFY = conformance --backend torch --level $(LEVEL) --shard $(SHARD) --out $(OUT)/te_dispatch_conformance $(CONFORMANCE)
-# Backends that every machine can use; those for hardware are added where the hardware is.
+certify = conformance --backend $(or $(BACKEND),$(1)) --level $(LEVEL) --shard $(SHARD) \
+	--out $(OUT)/te_dispatch_conformance $(CONFORMANCE)
+# Backends that every machine can use; those for hardware are added where they can be built.
 PORTABLE = -e ./backends/reference -e ./backends/torch
 STAMP = $(VENV)/.installed
 
-.PHONY: demo test conformance lint format types check bench test-gpu conformance-gpu bench-gpu clean
+# The CUDA backend is built where nvcc is found (`make test`) or a GPU is (`make demo`, for that GPU's chip alone), and
+# anywhere on demand (`make cuda`), with PyPI's compiler where the machine has none.
+CUDA = backends/cuda
+ARCHS ?=
+ALL_ARCHS = 80,89,90a,100a
+NVCC := $(shell $(PYTHON) $(CUDA)/cmake/toolkit.py 2>/dev/null)
+BUILT := $(wildcard $(VENV)/.cuda-*)
+PRESENT := $(shell $(PYTHON) $(CUDA)/tools/present_archs.py 2>/dev/null)
+CUDA_SOURCES := $(shell find $(CUDA)/csrc $(CUDA)/cmake -type f -not -name '*.pyc') $(CUDA)/CMakeLists.txt $(CUDA)/pyproject.toml
+cuda_stamp = $(VENV)/.cuda-$(or $(ARCHS),$(1))
+NO_NVCC = @echo "no nvcc: backends/cuda is left out, and so are its tests of the build (make cuda builds it all the same)"
 
-demo: $(STAMP)
+.PHONY: demo test cuda conformance lint format types check bench test-gpu conformance-gpu bench-gpu clean
+
+demo: $(STAMP) $(if $(PRESENT),$(call cuda_stamp,$(PRESENT)))
 	$(BIN)/te-dispatch demo --out $(OUT) $(DEMO)
 
-test: $(STAMP)
+test: $(STAMP) $(if $(NVCC),$(call cuda_stamp,$(ALL_ARCHS)))
+	$(if $(NVCC)$(BUILT),,$(NO_NVCC))
 	$(BIN)/python -m pytest -n 2 -q $(TESTS)
+
+cuda: $(call cuda_stamp,$(ALL_ARCHS))
 
 # The reference is what the others are compared with; itself, it answers to its own tests.
 conformance: $(STAMP)
-	$(BIN)/te-dispatch $(CERTIFY)
+	$(BIN)/te-dispatch $(call certify,torch)
 
 $(STAMP): pyproject.toml backends/reference/pyproject.toml backends/torch/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --upgrade pip
 	$(BIN)/python -m pip install -e ".[dev]" $(PORTABLE)
 	touch $(STAMP)
+
+# Not isolated: the build folder then stays good, and a change to one kernel compiles that one.
+$(VENV)/.cuda-%: $(STAMP) $(CUDA_SOURCES)
+	$(BIN)/python -m pip install "scikit-build-core>=0.10" "pybind11>=2.12" "cmake>=3.24" ninja \
+		$(if $(NVCC),,`$(PYTHON) $(CUDA)/cmake/toolkit.py --packages`)
+	$(BIN)/python -m pip install --no-deps "nvidia-cudnn-frontend>=1.14"  # what it asks for beside is for its own kernels
+	TE_DISPATCH_CUDA_ARCHS=$* $(BIN)/python -m pip install -v --no-deps --no-build-isolation -e $(CUDA)
+	rm -f $(VENV)/.cuda-*
+	touch $@
 
 check: lint types
 
@@ -49,24 +75,30 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/argument_checks.py
 	$(BIN)/python benchmarks/dispatch_overhead.py
 
-# On a GPU machine: the interpreter at hand, with its own torch, and no package index. Entry points are made by
-# installing into a folder without dependencies or build isolation.
+# On a GPU machine: the interpreter at hand, with its own torch and build tools, and no package index. Entry points are
+# made by installing into a folder without dependencies or build isolation.
 GPU_SITE ?= /tmp/te_dispatch_site
+GPU_PYTHON = PYTHONPATH=$(GPU_SITE):$(PYTHONPATH) $(PYTHON)
 
-$(GPU_SITE)/.installed:
-	$(PYTHON) -m pip install -q --no-deps --no-index --no-build-isolation --no-compile --upgrade --target $(GPU_SITE) \
-		. ./backends/reference ./backends/torch
+$(GPU_SITE)/.installed: $(CUDA_SOURCES) $(shell find te_dispatch backends -name '*.py' -not -path '*/build/*') pyproject.toml
+	$(if $(NVCC),,$(NO_NVCC))
+	TE_DISPATCH_CUDA_ARCHS=$(or $(ARCHS),$(PRESENT),$(ALL_ARCHS)) $(PYTHON) -m pip install -q --no-deps --no-index \
+		--no-build-isolation --no-compile --upgrade --target $(GPU_SITE) \
+		. ./backends/reference ./backends/torch $(if $(NVCC),./$(CUDA))
 	touch $@
 
 test-gpu: $(GPU_SITE)/.installed
-	PYTHONPATH=$(GPU_SITE):$(PYTHONPATH) $(PYTHON) -m pytest -q -p no:cacheprovider $(or $(TESTS),tests/gpu)
+	$(GPU_PYTHON) -m pytest -q -p no:cacheprovider $(or $(TESTS),tests/gpu)
 
 conformance-gpu: $(GPU_SITE)/.installed
-	PYTHONPATH=$(GPU_SITE):$(PYTHONPATH) $(PYTHON) -m te_dispatch.cli $(CERTIFY)
+	$(GPU_PYTHON) -m te_dispatch.cli $(call certify,$(if $(NVCC),cuda,torch))
 
+# TE: a folder with Transformer Engine to compare with; OPS, LAYER: options of benchmarks/ops.py and layer.py.
 bench-gpu: $(GPU_SITE)/.installed
-	PYTHONPATH=$(GPU_SITE):$(PYTHONPATH) $(PYTHON) benchmarks/argument_checks.py
-	PYTHONPATH=$(GPU_SITE):$(PYTHONPATH) $(PYTHON) benchmarks/dispatch_overhead.py
+	$(GPU_PYTHON) benchmarks/argument_checks.py
+	$(GPU_PYTHON) benchmarks/dispatch_overhead.py
+	$(GPU_PYTHON) benchmarks/ops.py $(if $(TE),--te $(TE)) $(OPS)
+	$(GPU_PYTHON) benchmarks/layer.py $(if $(TE),--te $(TE)) $(LAYER)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info backends/*/*.egg-info backends/*/build

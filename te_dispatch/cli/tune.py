@@ -2,7 +2,7 @@
 """``te-dispatch tune``: time a backend's algorithms ahead and keep the winners on disk.
 
 A backend takes part by a module ``tuning`` in the package that its implementations live in
-(``te_dispatch_cuda.tuning``), with
+(``te_dispatch_<name>.tuning`` in those of this repository), with
 
 ``OPERATORS``
     names of the operators it tunes;

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -182,9 +182,7 @@ class LayerNormMLPFunction(torch.autograd.Function):
         plan: Plan | None = ctx.plan
         wants, needs = ctx.needs_input_grad, ctx.needs
         x, gamma, mean, rstd, beta, b1, z, *saved = taken(ctx)
-        w1, w2, operand, hidden = [
-            restored(header, saved[i * PARTS : (i + 1) * PARTS]) for i, header in enumerate(ctx.headers)
-        ]
+        w1, w2, operand, hidden = _operands(ctx.headers, saved)
         del saved
         if options.recomputes:
             w1_again = as_dtype(w1, x.dtype) if plan is None else w1
@@ -218,6 +216,11 @@ class LayerNormMLPFunction(torch.autograd.Function):
             residual = residual.contiguous()
         grads = norm_backward(dnorm, x, gamma, mean, rstd, options.norm, residual)
         return grads.dx, grads.dgamma, grads.dbeta if wants[2] else None, dw1, db1, dw2, db2, None
+
+
+def _operands(headers: Sequence[Any], saved: Sequence[Any]) -> list[Any]:
+    """What `_save` kept of both weights and both inputs."""
+    return [restored(header, saved[i * PARTS : (i + 1) * PARTS]) for i, header in enumerate(headers)]
 
 
 def _save(

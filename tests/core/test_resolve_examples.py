@@ -43,6 +43,16 @@ def test_a_winner_that_hangs_on_a_companion_named_in_a_preference_is_recorded(
     assert ("causal", None) in reads or not forward_needs
 
 
+@pytest.mark.parametrize("named", ["b.fwd", "b.bwd"])
+@pytest.mark.parametrize("word", ["require", "allow"])
+def test_requiring_or_allowing_one_of_two_companions_admits_both(word: str, named: str) -> None:
+    manifests = [backend(name, kernel("scan_fwd", "fwd"), kernel("scan_bwd", "bwd")) for name in ("a", "b")]
+    policy = Policy(rules=(rule("scan_fwd", **{word: (named,)}),))
+    snapshot, call = installed(*manifests), {"causal": False, "inference": False, "x.dtype": "bf16", "k": 8}
+    for operator, expected in (("scan_fwd", "b.fwd"), ("scan_bwd", "b.bwd")):
+        assert ids(resolve(TOYS[operator], call, CPU, policy, snapshot)) == [expected]
+
+
 # -- examples: order --------------------------------------------------------------------------------------------------
 
 

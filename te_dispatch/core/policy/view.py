@@ -82,22 +82,38 @@ class PolicyView:
         def selected(selectors: tuple[Selector, ...]) -> Selector | None:
             return next((s for s in selectors if s.matches(candidate, native, implementation.traits)), None)
 
+        def admitted(selectors: tuple[Selector, ...]) -> bool:
+            # Naming one of two companions admits both.
+            return selected(selectors) is not None or any(
+                s.text in self.partners(backend, implementation) for s in selectors
+            )
+
         for deny in (self.policy.deny, *(rule.deny for rule in self.rules)):
             hit = selected(deny)
             if hit is not None:
                 return f"denied by {hit.text!r}", hit.origin
         allowing = next((rule for rule in self.rules if rule.allow is not None), None)
         allow = allowing.allow if allowing else self.policy.allow
-        if allow is not None and selected(allow) is None:
+        if allow is not None and not admitted(allow):
             listed = ", ".join(s.text for s in allow) or "nothing"
             origin = allow[0].origin if allow else (allowing.origin if allowing else self.policy.origin)
             return f"not among the allowed: {listed}", origin
         for group in (*self.policy.require, *(rule.require for rule in self.rules if rule.require)):
-            if group and selected(group) is None:
+            if group and not admitted(group):
                 return f"required: {' or '.join(s.text for s in group)}", group[0].origin
         if self.policy.numerics.deterministic and "deterministic" not in implementation.claims:
             return "numerics.deterministic is set and it does not claim to be deterministic", self.policy.origin
         return None
+
+    def partners(self, backend: InstalledBackend, implementation: Implementation) -> frozenset[str]:
+        """The backend's own implementations of the companion that save, or read, the same format."""
+        if self.companion is None:
+            return frozenset()
+        return frozenset(
+            candidate_id(other, one)
+            for other, one in self.snapshot.candidates(self.companion.name)
+            if other.name == backend.name and one.saved_format == implementation.saved_format
+        )
 
     def place(self, backend: InstalledBackend, implementation: Implementation, partner: str | None) -> Place:
         candidate, native = candidate_id(backend, implementation), self.native(backend)

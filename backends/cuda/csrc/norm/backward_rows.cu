@@ -1,0 +1,324 @@
+// Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+// Gradients of norms whose row fits one block.
+//
+// One block per multiprocessor goes over rows, several at a time where they are short. A thread copies its part of the
+// rows to come into shared memory asynchronously, some rows ahead; it reads only what it copied, so nothing waits for
+// other threads but the sums over a row. Its columns' sums for dgamma and dbeta stay in registers; each block leaves
+// one partial sum per column.
+#include "norm/backward.cuh"
+#include "norm/norm.h"
+
+#include <algorithm>
+
+namespace ted::norm {
+
+namespace {
+
+// K sums over a warp at a time: values are exchanged for lanes until a lane has one, so that K sums take little more
+// than one. Lane l is left with the sum of value l / (32 / K).
+template <int K>
+__device__ __forceinline__ float warp_sums(float (&x)[K]) {
+  int offset = 16;
+#pragma unroll
+  for (int half = K / 2; half > 0; half /= 2, offset /= 2) {
+    const bool upper = (threadIdx.x & offset) != 0;
+#pragma unroll
+    for (int i = 0; i < half; ++i) {
+      const float kept = upper ? x[i + half] : x[i], given = upper ? x[i] : x[i + half];
+      x[i] = kept + __shfl_xor_sync(0xffffffffu, given, offset);
+    }
+  }
+  for (; offset > 0; offset /= 2) x[0] += __shfl_xor_sync(0xffffffffu, x[0], offset);
+  return x[0];
+}
+
+// K sums over the `lanes` threads of a group, in each of them. Groups of several warps meet at barrier `group` + 1.
+// `shared` has room for K floats per warp and alternates between calls.
+template <int K>
+__device__ __forceinline__ void group_sums(float (&x)[K], int lanes, int group, float* shared) {
+  constexpr int kShare = 32 / K;  // lanes per value
+  if (lanes < 32) {
+    for (int offset = lanes / 2; offset > 0; offset /= 2) {
+#pragma unroll
+      for (int k = 0; k < K; ++k) x[k] += __shfl_xor_sync(0xffffffffu, x[k], offset);
+    }
+    return;
+  }
+  const int lane = threadIdx.x % 32, value = lane / kShare, warps = lanes / 32;
+  float total = warp_sums(x);
+  if (warps > 1) {
+    float* mine = shared + group * warps * K;
+    if (lane % kShare == 0) mine[value * warps + threadIdx.x / 32 - group * warps] = total;
+    asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "r"(lanes) : "memory");
+    total = 0.0f;
+    for (int warp = lane % kShare; warp < warps; warp += kShare) total += mine[value * warps + warp];
+#pragma unroll
+    for (int offset = kShare / 2; offset > 0; offset /= 2) total += __shfl_xor_sync(0xffffffffu, total, offset);
+  }
+#pragma unroll
+  for (int k = 0; k < K; ++k) x[k] = __shfl_sync(0xffffffffu, total, k * kShare);
+}
+
+// The sums of a column over the groups of a block, in the order of the groups, to this block's part of `partial`.
+template <int V, int E>
+__device__ __forceinline__ void leave(const Backward& a, float (&sums)[V][E], int term, int terms, int t,
+                                      float* combined) {
+  const int lanes = a.lanes;
+  for (int offset = lanes; offset < 32; offset *= 2) {
+#pragma unroll
+    for (int v = 0; v < V; ++v)
+#pragma unroll
+      for (int i = 0; i < E; ++i) sums[v][i] += __shfl_xor_sync(0xffffffffu, sums[v][i], offset);
+  }
+  const int width = lanes < 32 ? 32 : lanes;  // threads of one group, now that warps agree
+  const int group = threadIdx.x / width, last = blockDim.x / width - 1;
+  const bool leads = threadIdx.x % width < lanes;
+  for (int g = 0; g <= last; ++g) {
+    __syncthreads();
+    if (group != g || !leads) continue;
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+      const int column = (v * lanes + t) * E;
+      const int64_t valid = a.columns - column;
+      Vec<float, E> total;
+#pragma unroll
+      for (int i = 0; i < E; ++i) total[i] = sums[v][i];
+      if (g > 0) {
+        const Vec<float, E> before = *reinterpret_cast<const Vec<float, E>*>(combined + column);
+#pragma unroll
+        for (int i = 0; i < E; ++i) total[i] += before[i];
+      }
+      if (g < last)
+        *reinterpret_cast<Vec<float, E>*>(combined + column) = total;
+      else if (valid > 0)
+        store_vector(a.partial + (static_cast<int64_t>(blockIdx.x) * terms + term) * a.columns + column, total, valid,
+                     a.aligned_partial);
+    }
+  }
+}
+
+__device__ __forceinline__ void copy_16_bytes(void* shared, const void* global) {
+  const uint32_t target = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(global));
+}
+
+// Waits until at most `pending` groups of this thread's copies are under way.
+__device__ __forceinline__ void wait_copies(int pending) {
+  switch (pending) {
+    case 0: asm volatile("cp.async.wait_group 0;" ::: "memory"); return;
+    case 1: asm volatile("cp.async.wait_group 1;" ::: "memory"); return;
+    case 2: asm volatile("cp.async.wait_group 2;" ::: "memory"); return;
+    default: asm volatile("cp.async.wait_group 3;" ::: "memory"); return;
+  }
+}
+
+// Vectors t, t + lanes, ... of a row into this thread's slots, zeros beyond the row's end.
+template <class T, int V>
+__device__ __forceinline__ void fetch(Vec<uint32_t, 4>* slots, const T* row, int64_t columns, int t, int lanes,
+                                      bool aligned) {
+  constexpr int E = kVector<T>;
+#pragma unroll
+  for (int v = 0; v < V; ++v) {
+    const int64_t column = static_cast<int64_t>(v * lanes + t) * E;
+    Vec<uint32_t, 4>* slot = slots + v * blockDim.x;
+    if (aligned && column < columns)
+      copy_16_bytes(slot, row + column);
+    else
+      *reinterpret_cast<Vec<T, E>*>(slot) = load_vector<T, E>(row + column, columns - column, false);
+  }
+}
+
+// Threads of a block, and rows that a group takes at a time: two of shared memory's size for three turns.
+template <int N>
+constexpr int kThreads = N <= 8 ? 1024 : 512;
+constexpr int rows_at_a_time(int values, int64_t element_size) { return values <= 8 && element_size < 4 ? 2 : 1; }
+constexpr int kMaxGroups = 15;  // barriers of a block, less its own
+
+// N values of a row per thread. Same: dy has x's dtype, and is copied ahead like x. Whole: rows of x, dy and dx are
+// whole (row.cuh).
+template <class T, int N, bool Same, bool Whole>
+__global__ void __launch_bounds__(kThreads<N>, 1) backward_rows(const __grid_constant__ Backward a) {
+  constexpr int E = kVector<T>, V = N / E, R = rows_at_a_time(N, sizeof(T)), kOperands = Same ? 2 : 1;
+  constexpr bool kKeepFactor = N <= 8;  // whether registers suffice for it
+  extern __shared__ float4 dynamic[];
+  __shared__ float shared[2][2 * R * kMaxWarps];
+  Vec<uint32_t, 4>* const slots = reinterpret_cast<Vec<uint32_t, 4>*>(dynamic) + threadIdx.x;
+  const int lanes = a.lanes, group = threadIdx.x / lanes, t = threadIdx.x % lanes;
+  const int columns = static_cast<int>(a.columns);
+  const int64_t of_groups = static_cast<int64_t>(blockDim.x / lanes) * R, step = gridDim.x * of_groups;
+  const bool centered = a.mean != nullptr;
+  float factor[V][E], dgamma[V][E] = {}, dbeta[V][E] = {};
+  if constexpr (kKeepFactor) {
+#pragma unroll
+    for (int v = 0; v < V; ++v) load_factor(factor[v], a, (v * lanes + t) * E, columns - (v * lanes + t) * E);
+  }
+
+  int filled = 0;
+  int64_t ahead = blockIdx.x * of_groups + group * R;
+  const auto fetch_next = [&] {
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      if (ahead + r >= a.rows) continue;
+      const int64_t start = (ahead + r) * a.columns;
+      Vec<uint32_t, 4>* const stage = slots + (filled * R + r) * (kOperands * V * static_cast<int>(blockDim.x));
+      fetch<T, V>(stage, static_cast<const T*>(a.x) + start, columns, t, lanes, Whole || a.aligned);
+      if constexpr (Same)
+        fetch<T, V>(stage + V * blockDim.x, static_cast<const T*>(a.dy.data) + start, columns, t, lanes,
+                    Whole || a.dy.aligned);
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+    ahead += step;
+    filled = filled + 1 == a.stages ? 0 : filled + 1;
+  };
+  for (int i = 1; i < a.stages; ++i) fetch_next();
+
+  float next_mean[R], next_rstd[R];
+  int64_t row = blockIdx.x * of_groups + group * R;
+  const auto load_statistics = [&](int64_t first) {
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      next_mean[r] = centered && first + r < a.rows ? a.mean[first + r] : 0.0f;
+      next_rstd[r] = first + r < a.rows ? a.rstd[first + r] : 0.0f;
+    }
+  };
+  load_statistics(row);
+  int turn = 0, used = 0;
+  for (int64_t of_block = blockIdx.x * of_groups; of_block < a.rows; of_block += step, row += step) {
+    fetch_next();
+    float mean[R], rstd[R];
+#pragma unroll
+    for (int r = 0; r < R; ++r) mean[r] = next_mean[r], rstd[r] = next_rstd[r];
+    load_statistics(row + step);
+    wait_copies(a.stages - 1);
+    const Vec<uint32_t, 4>* const stage = slots + used * (R * kOperands * V * static_cast<int>(blockDim.x));
+    used = used + 1 == a.stages ? 0 : used + 1;
+
+    // h and dy of a vector. Read once for the sums and once more for dx: registers hold the weights' sums.
+    float h[E], dy[E];
+    const auto load = [&](int r, int v, int column) {
+      const Vec<uint32_t, 4>* const of_row = stage + r * (kOperands * V * static_cast<int>(blockDim.x));
+      widen<T>(h, of_row[v * blockDim.x]);
+      if constexpr (Same)
+        widen<T>(dy, of_row[(V + v) * blockDim.x]);
+      else
+        read(dy, a.dy, (row + r) * a.columns + column, columns - column);
+      if constexpr (!kKeepFactor) load_factor(factor[v], a, column, columns - column);
+#pragma unroll
+      for (int i = 0; i < E; ++i) h[i] = __fmul_rn(__fsub_rn(h[i], mean[r]), rstd[r]);
+    };
+
+    float sums[2 * R] = {};  // of g h for every row, then of g
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      if (row + r >= a.rows) continue;
+#pragma unroll
+      for (int v = 0; v < V; ++v) {
+        const int column = (v * lanes + t) * E;
+        if (column >= columns) continue;
+        load(r, v, column);
+#pragma unroll
+        for (int i = 0; i < E; ++i) {
+          const float g = dy[i] * factor[v][i];
+          dgamma[v][i] = fmaf(dy[i], h[i], dgamma[v][i]);
+          dbeta[v][i] += dy[i];
+          sums[r] = fmaf(g, h[i], sums[r]);
+          sums[R + r] += g;
+        }
+      }
+    }
+    group_sums(sums, lanes, group, shared[turn]);
+    turn ^= 1;
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      if (row + r >= a.rows) continue;
+      const float along_h = sums[r] * a.inverse_columns;
+      const float shift = centered ? -(sums[R + r] * a.inverse_columns * rstd[r]) : 0.0f;
+#pragma unroll
+      for (int v = 0; v < V; ++v) {
+        const int column = (v * lanes + t) * E;
+        if (column >= columns) continue;
+        load(r, v, column);
+#pragma unroll
+        for (int i = 0; i < E; ++i) dy[i] = fmaf(fmaf(-h[i], along_h, dy[i] * factor[v][i]), rstd[r], shift);
+        store_dx<T, Whole>(a, (row + r) * a.columns + column, dy, columns - column);
+      }
+    }
+  }
+  wait_copies(0);
+
+  // The slots are free once every thread is here: `leave` begins with a barrier.
+  const int terms = centered ? 2 : 1;
+  leave(a, dgamma, 0, terms, t, reinterpret_cast<float*>(dynamic));
+  if (centered) leave(a, dbeta, 1, terms, t, reinterpret_cast<float*>(dynamic));
+}
+
+struct Geometry {
+  int values, lanes, groups, rows;
+  int threads() const { return lanes * groups; }
+};
+
+// Threads that share a row follow from its length alone; rows at a time also from how many there are, so that few rows
+// still spread over the chip.
+Geometry geometry_of(int64_t rows, int64_t columns, int x_dtype, int multiprocessors) {
+  const int values = columns <= kThreads<8> * 8 ? 8 : 32;
+  const int most = values == 8 ? kThreads<8> : kThreads<32>;
+  int lanes = 1;
+  if (columns > 32 * values)
+    lanes = static_cast<int>(ceil_div(columns, 32 * values)) * 32;
+  else
+    while (lanes * values < columns) lanes *= 2;
+  const int at_least = lanes < 32 ? 32 / lanes : 1;
+  const int at_most = lanes > 32 ? std::min(most / lanes, kMaxGroups) : most / lanes;
+  const int at_a_time = rows_at_a_time(values, size_of(x_dtype));
+  const int64_t wanted = ceil_div(rows, static_cast<int64_t>(multiprocessors) * at_a_time);
+  const int64_t groups = std::max<int64_t>(std::min<int64_t>(wanted, at_most) / at_least, 1) * at_least;
+  return {values, lanes, static_cast<int>(groups), at_a_time};
+}
+
+template <class T, int N, bool Same, bool Whole>
+void launch(const Queue& q, Backward& a, const Geometry& geometry, unsigned blocks) {
+  const auto kernel = backward_rows<T, N, Same, Whole>;
+  const int threads = geometry.threads();
+  const int64_t stage = static_cast<int64_t>(threads) * N * sizeof(T) * (Same ? 2 : 1) * geometry.rows;
+  const int64_t room = q.limits().shared_memory_per_block - 2048;
+  a.stages = static_cast<int>(std::min<int64_t>(room / stage, 4));
+  const int64_t bytes = std::max<int64_t>(stage * a.stages, threads * N * static_cast<int64_t>(sizeof(float)));
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
+        "norm_backward");
+  kernel<<<blocks, threads, static_cast<size_t>(bytes), q.stream()>>>(a);
+}
+
+}  // namespace
+
+bool backward_fits(int64_t columns, int x_dtype, const DeviceLimits& limits) {
+  const int64_t element = size_of(x_dtype);
+  const bool few = columns <= kThreads<8> * 8;
+  const int64_t turn = few ? kThreads<8> * 8 * rows_at_a_time(8, element) : ceil_div(columns, 1024) * 1024;
+  return columns <= kBackwardColumns && 2 * turn * element + 2048 <= limits.shared_memory_per_block;
+}
+
+int64_t parts_in_registers(int64_t rows, int64_t columns, int x_dtype, const DeviceLimits& limits) {
+  const Geometry geometry = geometry_of(rows, columns, x_dtype, limits.multiprocessors);
+  return std::min<int64_t>(limits.multiprocessors, ceil_div(rows, geometry.groups * geometry.rows));
+}
+
+void backward_in_registers(const Queue& q, Backward a, int x_dtype, int64_t parts) {
+  if (parts == 0) return;
+  const Geometry geometry = geometry_of(a.rows, a.columns, x_dtype, q.limits().multiprocessors);
+  a.lanes = geometry.lanes;
+  with_dtype("x", x_dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    with_flag(a.dy.dtype == x_dtype, [&](auto same) {
+      constexpr bool kSame = decltype(same)::value;
+      const unsigned blocks = static_cast<unsigned>(parts);
+      if (geometry.values == 32)
+        launch<T, 32, kSame, false>(q, a, geometry, blocks);
+      else if (kSame && a.aligned && a.dy.aligned)
+        launch<T, 8, kSame, kSame>(q, a, geometry, blocks);
+      else
+        launch<T, 8, kSame, false>(q, a, geometry, blocks);
+    });
+  });
+}
+
+}  // namespace ted::norm

@@ -1,0 +1,8 @@
+// Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+#include "quantize/block_many.cuh"
+
+namespace ted {
+
+void many_block_1d_casts(const Queue& queue, const ManyCasts& many) { many_casts<kBlock1D>(queue, many); }
+
+}  // namespace ted

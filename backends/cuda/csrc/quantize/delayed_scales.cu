@@ -1,0 +1,132 @@
+// Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+// The end of a step of delayed scaling: new scales, histories rolled; all tensors in one launch, or as few as hold the
+// table of them in kernel parameters.
+#include "quantize/quantize.h"
+
+namespace ted {
+namespace {
+
+struct Entry {
+  float* history;  // the first of the run's columns
+  float* scale;
+  float* amax;       // or null
+  int64_t length;    // of the history
+  int64_t stride;    // columns of the history
+  int32_t columns;   // of the run
+  int32_t block;     // the first block that serves the run
+  float numerator;   // the largest value * 2^-margin
+};
+
+constexpr int kEntries = 60;
+struct Table {
+  int32_t count;
+  bool most_recent;
+  Entry entries[kEntries];
+};
+static_assert(sizeof(Table) <= 4000, "kernel parameters hold 4 KB");
+
+constexpr int kColumns = 32, kLanes = 32;  // of a block: threads side by side take columns, lanes take rows
+constexpr int kRows = 4;                   // that a lane has in flight
+
+// The largest of what the lanes of a column found.
+__device__ float column_max(float found, float (*shared)[kColumns + 1]) {
+  shared[threadIdx.y][threadIdx.x] = found;
+  __syncthreads();
+  for (int half = kLanes / 2; half > 0; half /= 2) {
+    float& mine = shared[threadIdx.y][threadIdx.x];
+    if (threadIdx.y < half) mine = fmaxf(mine, shared[threadIdx.y + half][threadIdx.x]);
+    __syncthreads();
+  }
+  return shared[0][threadIdx.x];
+}
+
+// Row i takes row i + 1, the last takes `first`, then row 0 is 0. Lanes read a stretch before any of them writes it.
+__device__ void roll(float* column, int64_t length, int64_t stride, float first, bool rolls) {
+  for (int64_t start = 0; start < length; start += kLanes * kRows) {
+    float next[kRows];
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const int64_t row = start + i * kLanes + threadIdx.y;
+      next[i] = rolls && row + 1 < length ? column[(row + 1) * stride] : first;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const int64_t row = start + i * kLanes + threadIdx.y;
+      if (rolls && row < length) column[row * stride] = row == 0 ? 0.0f : next[i];
+    }
+    __syncthreads();
+  }
+}
+
+__global__ void __launch_bounds__(kColumns* kLanes) update(const Table table) {
+  __shared__ float shared[kLanes][kColumns + 1];
+  int which = table.count - 1;
+  while (static_cast<int32_t>(blockIdx.x) < table.entries[which].block) --which;
+  const Entry& entry = table.entries[which];
+  const int64_t column = (static_cast<int64_t>(blockIdx.x) - entry.block) * kColumns + threadIdx.x;
+  const bool mine = column < entry.columns;
+  float* history = entry.history + column;
+  const float first = mine ? history[0] : 0.0f;
+  float amax = first;
+  if (!table.most_recent) {
+    amax = 0.0f;
+    if (mine) {
+#pragma unroll 4
+      for (int64_t row = threadIdx.y; row < entry.length; row += kLanes)
+        amax = fmaxf(amax, history[row * entry.stride]);
+    }
+    amax = column_max(amax, shared);
+  }
+  const bool cast_happened = mine && first != 0.0f;
+  __syncthreads();  // all have read row 0
+  if (cast_happened && threadIdx.y == 0 && amax > 0.0f && !isinf(amax)) {
+    const float scale = __fdiv_rn(entry.numerator, amax);
+    entry.scale[column] = isinf(scale) ? 3.402823466e+38f : scale;
+    if (entry.amax != nullptr) entry.amax[column] = amax;
+  }
+  roll(history, entry.length, entry.stride, first, cast_happened);
+}
+
+}  // namespace
+
+void update_delayed_scales(int device, uintptr_t stream, const std::vector<std::array<uintptr_t, 7>>& entries,
+                           const std::vector<float>& numerators, bool most_recent) {
+  const Queue queue(device, stream);
+  if (numerators.size() != entries.size())
+    throw std::invalid_argument("numerators: got " + std::to_string(numerators.size()) + ", expected " +
+                                std::to_string(entries.size()) + ", one an entry");
+  Table table{0, most_recent, {}};
+  int64_t blocks = 0;
+  const auto launch = [&] {
+    if (blocks > 0) update<<<grid_x("histories", blocks), dim3(kColumns, kLanes), 0, queue.stream()>>>(table);
+    table.count = 0;
+    blocks = 0;
+  };
+  for (size_t i = 0; i < entries.size(); ++i) {
+    const auto& [history, scale, amax, length, stride, first, columns] = entries[i];
+    const int64_t count = require_count("histories", static_cast<int64_t>(length), static_cast<int64_t>(stride));
+    require_pointer("histories", pointer<void>(history), count, 4);
+    require_pointer("scales", pointer<void>(scale), static_cast<int64_t>(columns), 4);
+    require_pointer("amaxes", pointer<void>(amax), 0, 4);
+    if (static_cast<int64_t>(first) < 0 || static_cast<int64_t>(columns) < 0 || first + columns > stride ||
+        columns > 0x7fffffff)
+      throw std::invalid_argument("histories: got columns " + std::to_string(first) + " + " + std::to_string(columns) +
+                                  " of " + std::to_string(stride));
+    if (columns == 0) continue;
+    table.entries[table.count++] = {pointer<float>(history) + first,
+                                    pointer<float>(scale) + first,
+                                    amax ? pointer<float>(amax) + first : nullptr,
+                                    static_cast<int64_t>(length),
+                                    static_cast<int64_t>(stride),
+                                    static_cast<int32_t>(columns),
+                                    static_cast<int32_t>(blocks),
+                                    numerators[i]};
+    blocks += ceil_div(static_cast<int64_t>(columns), kColumns);
+    if (table.count == kEntries) launch();
+  }
+  launch();
+  queue.launched("update_delayed_scales");
+}
+
+}  // namespace ted

@@ -1,0 +1,152 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""The three FlashAttention packages behind one pair of functions. Imported when first called.
+
+Their public functions hide the backward behind autograd, so the functions below those are called, by keyword.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+Gradients = tuple[torch.Tensor, ...]
+
+
+class Options(NamedTuple):
+    """What the packages take alike.
+
+    Attributes:
+        causal: the diagonal alone bounds keys. left, right: the window, -1 unbounded.
+        cu_seqlens_q, cu_seqlens_kv, longest_q, longest_kv: of packed operands; the lengths None for dense ones.
+    """
+
+    scale: float
+    causal: bool
+    left: int
+    right: int
+    softcap: float
+    cu_seqlens_q: torch.Tensor | None
+    cu_seqlens_kv: torch.Tensor | None
+    longest_q: int
+    longest_kv: int
+    deterministic: bool
+
+
+class Package(NamedTuple):
+    """One package.
+
+    Attributes:
+        name: of the implementation. equal_heads: values have as many features as keys.
+        forward: (q, k, v, options) -> out, log-sum-exp (b, h, s) or (h, t).
+        backward: (dout, q, k, v, out, log-sum-exp, options, gradients), which it writes.
+    """
+
+    name: str
+    forward: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Options], tuple[torch.Tensor, torch.Tensor]]
+    backward: Callable[..., None]
+    equal_heads: bool = True
+
+    @property
+    def format(self) -> str:
+        return f"cuda.{self.name}/1"
+
+
+def _lengths(o: Options) -> dict[str, Any]:
+    if o.cu_seqlens_q is None:
+        return {}
+    return {
+        "cu_seqlens_q": o.cu_seqlens_q, "cu_seqlens_k": o.cu_seqlens_kv, "max_seqlen_q": o.longest_q,
+        "max_seqlen_k": o.longest_kv,
+    }  # fmt: skip
+
+
+# -- FlashAttention 2: flash_attn -------------------------------------------------------------------------------------
+
+
+def _two(o: Options) -> dict[str, Any]:
+    return {
+        **_lengths(o), "dropout_p": 0.0, "softmax_scale": o.scale, "causal": o.causal, "window_size_left": o.left,
+        "window_size_right": o.right, "softcap": o.softcap, "alibi_slopes": None,
+    }  # fmt: skip
+
+
+def _two_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: Options) -> tuple[torch.Tensor, torch.Tensor]:
+    from flash_attn import flash_attn_interface as library
+
+    run = library._flash_attn_forward if o.cu_seqlens_q is None else library._flash_attn_varlen_forward
+    out, lse, _, _ = run(q, k, v, return_softmax=False, **_two(o))
+    return out, lse
+
+
+def _two_backward(
+    dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
+    o: Options, gradients: Gradients,
+) -> None:  # fmt: skip
+    from flash_attn import flash_attn_interface as library
+
+    run = library._flash_attn_backward if o.cu_seqlens_q is None else library._flash_attn_varlen_backward
+    dq, dk, dv = gradients
+    run(dout, q, k, v, out, lse, dq=dq, dk=dk, dv=dv, deterministic=o.deterministic, rng_state=None, **_two(o))
+
+
+# -- FlashAttention 3: flash_attn_interface ---------------------------------------------------------------------------
+
+
+def _three(o: Options) -> dict[str, Any]:
+    return {
+        **_lengths(o), "softmax_scale": o.scale, "window_size_left": o.left, "window_size_right": o.right,
+        "softcap": o.softcap,
+    }  # fmt: skip
+
+
+def _three_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: Options) -> tuple[torch.Tensor, torch.Tensor]:
+    import flash_attn_interface as library
+
+    out, lse, *_ = library._flash_attn_forward(q, k, v, causal=o.causal, **_three(o))
+    return out, lse
+
+
+def _three_backward(
+    dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
+    o: Options, gradients: Gradients,
+) -> None:  # fmt: skip
+    import flash_attn_interface as library
+
+    dq, dk, dv = gradients
+    library._flash_attn_backward(
+        dout, q, k, v, out, lse, dq=dq, dk=dk, dv=dv, is_causal=o.causal, deterministic=o.deterministic, **_three(o)
+    )
+
+
+# -- FlashAttention 4: flash_attn.cute --------------------------------------------------------------------------------
+
+
+def _four(o: Options) -> dict[str, Any]:
+    return {
+        "softmax_scale": o.scale, "causal": o.causal, "cu_seqlens_q": o.cu_seqlens_q, "cu_seqlens_k": o.cu_seqlens_kv,
+    }  # fmt: skip
+
+
+def _four_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: Options) -> tuple[torch.Tensor, torch.Tensor]:
+    from flash_attn.cute import interface as library
+
+    out, lse = library._flash_attn_fwd(q, k, v, return_lse=True, **_four(o))[:2]
+    return out, lse
+
+
+def _four_backward(
+    dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
+    o: Options, gradients: Gradients,
+) -> None:  # fmt: skip
+    from flash_attn.cute import interface as library
+
+    made = library._flash_attn_bwd(q, k, v, out, dout, lse, **_four(o))
+    for target, source in zip(gradients, made, strict=False):
+        target.copy_(source)
+
+
+TWO = Package("flash_attention_2", _two_forward, _two_backward)
+THREE = Package("flash_attention_3", _three_forward, _three_backward, equal_heads=False)
+FOUR = Package("flash_attention_4", _four_forward, _four_backward)

@@ -1,0 +1,40 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""What the entries of this backend share.
+
+Claims. `deterministic`: sums are taken in an order fixed by shapes and the chip; maxima do not depend on theirs.
+`batch_invariant`: element by element, or row by row in an order that no other row changes. `capturable` and
+`no_host_sync`: a launch reads nothing back, allocates nothing, and takes its scalars by value.
+"""
+
+from __future__ import annotations
+
+from te_dispatch.core.manifest import CANONICAL, Implementation
+from te_dispatch.core.requirements import Compare, Condition, OneOf
+
+RANK = 100
+ON_DEVICE = frozenset({"deterministic", "capturable", "no_host_sync"})
+ROWS = ON_DEVICE | {"batch_invariant"}
+FLOATS = ("fp32", "bf16", "fp16")
+#: The chips that the kernels are written for, and whether this build holds code for the one at hand.
+NVIDIA: tuple[Condition, ...] = (
+    OneOf("device.type", "cuda"),
+    OneOf("device.vendor", "nvidia"),
+    Compare("device.arch", ">=", "sm_80"),
+    OneOf("device.cuda.built", True),
+)
+
+
+def kernel(
+    op: str,
+    target: str,
+    requires: tuple[Condition, ...] = (),
+    claims: frozenset[str] = ON_DEVICE,
+    name: str | None = None,
+    traits: frozenset[str] = frozenset(),
+    saved_format: str = CANONICAL,
+    rank: int = RANK,
+) -> Implementation:
+    """An entry whose target is ``module:attribute`` within this backend."""
+    return Implementation(
+        f"{op}@1", name or op, f"te_dispatch_cuda.{target}", (*NVIDIA, *requires), rank, claims, traits, saved_format
+    )

@@ -1,0 +1,97 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""What a cast reads, as the integers of csrc/cast/source_arguments.h: every native cast takes them after the stream.
+
+A source holds addresses: keep the tensors that it was made of until the native call returns.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from te_dispatch.numerics.quantized import Quantized
+from te_dispatch.ops.activation import CLAMPED_SWIGLU
+from te_dispatch_cuda.codes import DTYPES, ENCODINGS
+from te_dispatch_cuda.memory import dense, empty
+
+#: (form, dtype, rows, columns, x, stride, dy, kind, limit, alpha, x_encoding, x_scale_inv)
+Source = tuple[int, int, int, int, int, int, int, int, float, float, int, int]
+
+#: Activations as csrc/activation/functions.cuh numbers them; 8 says gated.
+KINDS = {
+    "gelu": 0,
+    "qgelu": 1,
+    "relu": 2,
+    "srelu": 3,
+    "silu": 4,
+    "geglu": 8,
+    "qgeglu": 9,
+    "reglu": 10,
+    "sreglu": 11,
+    "swiglu": 12,
+    "glu": 13,
+    "clamped_swiglu": 14,
+}
+_GATED = 8
+
+
+def readable(x: torch.Tensor) -> torch.Tensor:
+    """x, or a dense copy of it where `plain` cannot describe it."""
+    if x.is_contiguous() or (x.ndim == 2 and x.stride(1) == 1):
+        return x
+    return dense(x)
+
+
+def plain(x: torch.Tensor) -> Source:
+    """A tensor that is `readable`, as the matrix that its leading dimensions flatten to."""
+    shape = x.shape
+    columns = shape[-1]
+    if len(shape) == 2:
+        rows = shape[0]
+        stride = columns if rows < 2 else x.stride(0)
+    else:
+        rows, stride = _rows(x), columns
+    return (0, DTYPES[x.dtype], rows, columns, x.data_ptr(), stride, 0, 0, 0.0, 0.0, -1, 0)
+
+
+def in_dtype(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """x, or a copy in another dtype."""
+    if x.dtype == dtype:
+        return x
+    target = empty("workspace", tuple(x.shape), dtype, x.device)
+    target.copy_(x)
+    return target
+
+
+def forward(x: torch.Tensor | Quantized, kind: str, params: tuple[float, float] | None) -> Source:
+    """An activation of a dense tensor, or of a tensor-scaled record that has its row-wise copy."""
+    code = KINDS[kind]
+    limit, alpha = params or CLAMPED_SWIGLU
+    columns = x.shape[-1] // 2 if code >= _GATED else x.shape[-1]
+    rows = _rows(x)
+    if isinstance(x, Quantized):
+        data, scale_inv = _codes(x)
+        return (1, 0, rows, columns, data, 0, 0, code, limit, alpha, ENCODINGS[x.encoding], scale_inv)
+    return (1, DTYPES[x.dtype], rows, columns, x.data_ptr(), 0, 0, code, limit, alpha, -1, 0)
+
+
+def backward(dy: torch.Tensor, x: torch.Tensor | Quantized, kind: str, params: tuple[float, float] | None) -> Source:
+    """An activation's gradient: dense tensors of one dtype, or x a tensor-scaled record with its row-wise copy."""
+    code = KINDS[kind]
+    limit, alpha = params or CLAMPED_SWIGLU
+    dtype, rows, columns = DTYPES[dy.dtype], _rows(x), x.shape[-1]
+    if isinstance(x, Quantized):
+        data, scale_inv = _codes(x)
+        return (2, dtype, rows, columns, data, 0, dy.data_ptr(), code, limit, alpha, ENCODINGS[x.encoding], scale_inv)
+    return (2, dtype, rows, columns, x.data_ptr(), 0, dy.data_ptr(), code, limit, alpha, -1, 0)
+
+
+def _codes(x: Quantized) -> tuple[int, int]:
+    assert x.row_data is not None and x.row_scale_inv is not None
+    return x.row_data.data_ptr(), x.row_scale_inv.data_ptr()
+
+
+def _rows(x: torch.Tensor | Quantized) -> int:
+    rows = 1
+    for size in x.shape[:-1]:
+        rows *= size
+    return rows

@@ -1,0 +1,223 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Dropout with residual add, multi-tensor steps, mixture-of-experts: csrc/training.
+
+Contracts: `te_dispatch.ops.training`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from te_dispatch.numerics.quantized import Quantized
+from te_dispatch.ops.checks import training as checks
+from te_dispatch.ops.results import DropoutAddForward, MoePermute, MoeUnpermuteBackward
+from te_dispatch_cuda.codes import DTYPES
+from te_dispatch_cuda.memory import address, dense, empty, stream_of
+from te_dispatch_cuda.native import load
+
+_native = load()
+_Tensors = Sequence[torch.Tensor]
+
+
+def dropout_add_fwd(
+    x: torch.Tensor,
+    residual: torch.Tensor | None = None,
+    *,
+    bias: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    rng_state: torch.Tensor | None = None,
+) -> DropoutAddForward:
+    """residual + dropout(x + bias), in fp32 with one rounding; the mask comes from Philox 4x32-10."""
+    checks.dropout_add_fwd(x, residual, bias, dropout_p, rng_state)
+    x = dense(x)
+    shape, dtype, where, device = tuple(x.shape), x.dtype, x.device, x.get_device()
+    residual = None if residual is None else dense(residual)
+    bias = None if bias is None else dense(bias)
+    out = empty("out", shape, dtype, where)
+    mask, state = None, 0
+    if dropout_p > 0.0:
+        assert rng_state is not None  # checked
+        mask, rng_state = empty("mask", shape, torch.uint8, where), dense(rng_state)
+        state = rng_state.data_ptr()
+    _native.dropout_add_fwd(
+        device, stream_of(device), x.data_ptr(), address(residual), address(bias), state, out.data_ptr(), address(mask),
+        x.numel(), shape[-1], dropout_p, DTYPES[dtype], 0 if bias is None else DTYPES[bias.dtype],
+    )  # fmt: skip
+    return DropoutAddForward(out, mask)
+
+
+def dropout_add_bwd(dy: torch.Tensor, mask: torch.Tensor | None = None, *, dropout_p: float = 0.0) -> torch.Tensor:
+    """dy * mask / (1 - p)."""
+    checks.dropout_add_bwd(dy, mask, dropout_p)
+    dy = dense(dy)
+    mask = None if mask is None else dense(mask)
+    dx, device = empty("result", tuple(dy.shape), dy.dtype, dy.device), dy.get_device()
+    _native.dropout_add_bwd(
+        device, stream_of(device), dy.data_ptr(), address(mask), dx.data_ptr(), dy.numel(), dropout_p, DTYPES[dy.dtype]
+    )
+    return dx
+
+
+def multi_tensor_adam(
+    params: Sequence[torch.Tensor],
+    grads: Sequence[torch.Tensor],
+    exp_avgs: Sequence[torch.Tensor],
+    exp_avg_sqs: Sequence[torch.Tensor],
+    *,
+    lr: float,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+    step: int = 1,
+    weight_decay: float = 0.0,
+    adam_w: bool = True,
+    bias_correction: bool = True,
+    master: Sequence[torch.Tensor] | None = None,
+    noop_flag: torch.Tensor | None = None,
+) -> None:
+    """One step of all tensors, in place, in fp32: a launch for every 576 of them."""
+    checks.multi_tensor_adam(
+        params, grads, exp_avgs, exp_avg_sqs, lr, beta1, beta2, eps, step, weight_decay, master, noop_flag
+    )
+    device = params[0].get_device()
+    corrections = (1.0 - beta1**step, 1.0 - beta2**step) if bias_correction else (1.0, 1.0)
+    written = [params, exp_avgs, exp_avg_sqs, () if master is None else master]
+    lists = [_contiguous(tensors) for tensors in (params, grads, exp_avgs, exp_avg_sqs, written[3])]
+    _native.multi_tensor_adam(
+        device, stream_of(device), *map(_addresses, lists), list(map(torch.Tensor.numel, params)), address(noop_flag),
+        lr, beta1, beta2, eps, *corrections, weight_decay, adam_w, DTYPES[params[0].dtype], DTYPES[grads[0].dtype],
+    )  # fmt: skip
+    for targets, sources in zip(written, (lists[0], *lists[2:])):
+        _returned(targets, sources)
+
+
+def _contiguous(tensors: _Tensors) -> _Tensors:
+    """The list itself, or one with dense copies of those that are not."""
+    if all(map(torch.Tensor.is_contiguous, tensors)):
+        return tensors
+    return [dense(x) for x in tensors]
+
+
+def _returned(targets: _Tensors, sources: _Tensors) -> None:
+    """Write results back to where dense copies stood in for them."""
+    if targets is not sources:
+        for target, source in zip(targets, sources):
+            if target is not source:
+                target.copy_(source)
+
+
+def _addresses(tensors: _Tensors) -> list[int]:
+    return list(map(torch.Tensor.data_ptr, tensors))
+
+
+def multi_tensor_l2norm(tensors: Sequence[torch.Tensor], *, per_tensor: bool = False) -> torch.Tensor:
+    """The square root of sums of squares, in fp32: of chunks, then of these."""
+    checks.multi_tensor_l2norm(tensors)
+    device, where = tensors[0].get_device(), tensors[0].device
+    out = empty("result", (len(tensors) if per_tensor else 1,), torch.float32, where)
+    tensors = _contiguous(tensors)
+    counts = list(map(torch.Tensor.numel, tensors))
+    chunks = sum(counts) // _native.NORM_CHUNK + len(counts)  # at least as many as there are
+    partials = empty("workspace", (chunks,), torch.float32, where)
+    _native.multi_tensor_l2norm(
+        device, stream_of(device), _addresses(tensors), counts, [DTYPES[x.dtype] for x in tensors],
+        partials.data_ptr(), chunks, out.data_ptr(), per_tensor,
+    )  # fmt: skip
+    return out
+
+
+def multi_tensor_scale(
+    inputs: Sequence[torch.Tensor],
+    outputs: Sequence[torch.Tensor],
+    scale: float,
+    *,
+    noop_flag: torch.Tensor | None = None,
+) -> None:
+    """outputs[i] = inputs[i] * scale; the flag is raised by any input that is not finite."""
+    checks.multi_tensor_scale(inputs, outputs, scale, noop_flag)
+    device = inputs[0].get_device()
+    sources, targets = _contiguous(inputs), _contiguous(outputs)
+    _native.multi_tensor_scale(
+        device, stream_of(device), _addresses(sources), _addresses(targets), list(map(torch.Tensor.numel, inputs)),
+        [DTYPES[x.dtype] for x in inputs], [DTYPES[x.dtype] for x in outputs], scale, address(noop_flag),
+    )  # fmt: skip
+    _returned(outputs, targets)
+
+
+def moe_permute(
+    x: torch.Tensor | Quantized,
+    indices: torch.Tensor,
+    *,
+    probs: torch.Tensor | None = None,
+    capacity: int | None = None,
+) -> MoePermute:
+    """A stable counting sort of the choices by expert, then rows move as bytes; nothing is read back."""
+    checks.moe_permute(x, indices, probs, capacity)
+    tokens, top_k = indices.shape
+    choices = tokens * top_k
+    rows = choices if capacity is None else capacity
+    device, where = indices.get_device(), indices.device
+    # Everything that moves is dense before the sort, because moving begins while the sort still runs.
+    indices, probs = dense(indices), None if probs is None else dense(probs)
+    if isinstance(x, Quantized):
+        assert x.row_data is not None and x.row_scale_inv is not None  # checked
+        moving = [("row_data", dense(x.row_data))]
+        if x.scaling != "tensor":
+            moving.append(("row_scale_inv", dense(x.row_scale_inv)))
+    else:
+        moving = [("permuted", dense(x))]
+    moved = [empty(role, (rows, source.shape[1]), source.dtype, where) for role, source in moving]
+    row_map = empty("row_map", (tokens, top_k), torch.int32, where)
+    sorted_probs = None if probs is None else empty("probs", (rows,), probs.dtype, where)
+    workspace = empty("workspace", (_native.moe_sort_workspace(choices),), torch.uint8, where)
+    stream, places, filled = stream_of(device), row_map.data_ptr(), workspace.data_ptr()
+    _native.moe_sort(
+        device, stream, indices.data_ptr(), address(probs), places, address(sorted_probs), filled, choices, rows,
+        indices.dtype is torch.int64, 0 if probs is None else DTYPES[probs.dtype],
+    )  # fmt: skip
+    for (_, source), target in zip(moving, moved):
+        row_bytes = source.shape[1] * source.element_size()
+        _native.moe_spread(
+            device, stream, source.data_ptr(), places, filled, target.data_ptr(), tokens, top_k, rows, row_bytes
+        )
+    if not isinstance(x, Quantized):
+        return MoePermute(moved[0], row_map, sorted_probs)
+    permuted = Quantized(
+        moved[0], None, x.row_scale_inv if x.scaling == "tensor" else moved[1], None, x.encoding, x.scaling,
+        x.scale_layout, (rows, x.shape[-1]), x.dtype, x.device, x.global_scale_inv,
+    )  # fmt: skip
+    return MoePermute(permuted, row_map, sorted_probs)
+
+
+def moe_unpermute(x: torch.Tensor, row_map: torch.Tensor, *, probs: torch.Tensor | None = None) -> torch.Tensor:
+    """Gather and sum in fp32, in the order of the choices."""
+    checks.moe_unpermute(x, row_map, probs)
+    (rows, columns), (tokens, top_k), device = x.shape, row_map.shape, x.get_device()
+    x, row_map, probs = dense(x), dense(row_map), None if probs is None else dense(probs)
+    out = empty("result", (tokens, columns), x.dtype, x.device)
+    _native.moe_unpermute(
+        device, stream_of(device), x.data_ptr(), row_map.data_ptr(), address(probs), out.data_ptr(), tokens, top_k,
+        rows, columns, DTYPES[x.dtype], 0 if probs is None else DTYPES[probs.dtype],
+    )  # fmt: skip
+    return out
+
+
+def moe_unpermute_bwd(
+    dy: torch.Tensor, x: torch.Tensor, row_map: torch.Tensor, *, probs: torch.Tensor | None = None
+) -> MoeUnpermuteBackward:
+    """dinput's rows are written once each, as every row has one choice at most; dprobs are sums over features."""
+    checks.moe_unpermute_bwd(dy, x, row_map, probs)
+    (rows, columns), (tokens, top_k), device, where = x.shape, row_map.shape, x.get_device(), x.device
+    dy, x, row_map = dense(dy), dense(x), dense(row_map)
+    dinput, dprobs = empty("dinput", (rows, columns), x.dtype, where), None
+    if probs is not None:
+        probs, dprobs = dense(probs), empty("dprobs", (tokens, top_k), probs.dtype, where)
+    filled = empty("workspace", (rows,), torch.uint8, where)
+    _native.moe_unpermute_bwd(
+        device, stream_of(device), dy.data_ptr(), x.data_ptr(), row_map.data_ptr(), address(probs), dinput.data_ptr(),
+        address(dprobs), filled.data_ptr(), tokens, top_k, rows, columns, DTYPES[dy.dtype], DTYPES[x.dtype],
+        0 if probs is None else DTYPES[probs.dtype],
+    )  # fmt: skip
+    return MoeUnpermuteBackward(dinput, dprobs)

@@ -1,0 +1,122 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Random operands of a call that is described by facts, and runs of its candidates on them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from te_dispatch.core.errors import Declined
+from te_dispatch.ops.shapes import data_shapes, laid_out_shapes
+from te_dispatch_cuda import gemm as gemms
+from te_dispatch_cuda.gemm_plans import Problem
+from te_dispatch_cuda.memory import stream_of
+from te_dispatch_cuda.native import load
+
+_native = load()
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Scratch:
+    """Several sets of operands and outputs of one call.
+
+    Raises:
+        Declined: the library has nothing for it.
+    """
+
+    def __init__(self, call: Mapping[str, Any], device: int, rotated_bytes: int) -> None:
+        self.device = torch.device("cuda", device)
+        self._call = call
+        first = self._operands()
+        size = sum(x.numel() * x.element_size() for x in first if x is not None)
+        count = max(2, min(64, rotated_bytes // max(size, 1)))
+        self._sets = [first, *(self._operands() for _ in range(count - 1))]
+        self.problem = self._problem(first)
+        try:
+            self._plan = _native.gemm_plan(*self.problem, None)
+        except _native.GemmRefused as error:
+            raise Declined(str(error)) from None
+        self._next = itertools.cycle(self._sets)
+
+    def candidates(self, count: int) -> list[tuple[bytes, int, str]]:
+        """(algorithm, its workspace, in words), the library's favourite first."""
+        found: list[tuple[bytes, int, str]] = _native.gemm_candidates(self._plan, count)
+        return found
+
+    def captured(self, algorithm: bytes, workspace: int, microseconds: float) -> Callable[[], float] | None:
+        """A function that runs an algorithm many times and returns the microseconds of one; None if it fails."""
+        try:
+            _native.gemm_take(self._plan, algorithm, workspace)
+            memory = torch.empty(self._plan.workspace, dtype=torch.uint8, device=self.device)
+            self._run(next(self._next), memory)
+            once = self._timed(lambda: self._run(next(self._next), memory))
+            count = max(len(self._sets), min(200, round(microseconds / max(once, 1.0))))
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                for _ in range(count):
+                    self._run(next(self._next), memory)
+        except RuntimeError:
+            return None
+        return lambda: self._timed(graph.replay) / count
+
+    def _timed(self, run: Callable[[], None]) -> float:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        run()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) * 1e3
+
+    def _run(self, given: tuple[Any, ...], workspace: torch.Tensor) -> None:
+        addresses = [0 if x is None else x.data_ptr() for x in given]
+        stream = stream_of(self.device.index)
+        _native.gemm_run(self._plan, stream, *addresses, workspace.data_ptr(), 1.0)
+
+    def _operands(self) -> tuple[Any, ...]:
+        """a, b, their scales, out, bias."""
+        call = self._call
+        m, n, k, layout = call["m"], call["n"], call["k"], call["layout"]
+        shapes = ((k, m) if layout[0] == "T" else (m, k)), ((n, k) if layout[1] == "T" else (k, n))
+        sides = [self._operand(call, side, shapes[i], (m, n)[i]) for i, side in enumerate("ab")]
+        out = torch.zeros((m, n), dtype=_DTYPES[call.get("out_dtype") or self._plain()], device=self.device)
+        bias = torch.randn(n, device=self.device).to(out.dtype) if call.get("bias") else None
+        return sides[0][0], sides[1][0], sides[0][1], sides[1][1], out, bias
+
+    def _plain(self) -> str:
+        kind = self._call.get("a.dtype", "bf16")
+        return kind if kind in _DTYPES else "bf16"
+
+    def _operand(self, call: Mapping[str, Any], side: str, shape: tuple[int, int], rows: int) -> tuple[Any, Any]:
+        kind = call.get(f"{side}.dtype", "bf16")
+        if kind in _DTYPES:
+            return torch.randn(shape, device=self.device).to(_DTYPES[kind]), None
+        scaling = call.get(f"{side}.scaling", "tensor")
+        shape = (rows, call["k"])
+        # Codes of numbers, none of them NaN or Inf: magnitudes below 0x70, any sign.
+        data = torch.randint(0, 0x70, data_shapes(shape, scaling)[0], dtype=torch.uint8, device=self.device)
+        data |= torch.randint(0, 2, data.shape, dtype=torch.uint8, device=self.device) << 7
+        if scaling in ("mxfp8", "nvfp4"):
+            laid_out = laid_out_shapes(shape, scaling, "swizzled_32x4x4")[0]
+            return data, torch.full(
+                laid_out, 0x7F if scaling == "mxfp8" else 0x38, dtype=torch.uint8, device=self.device
+            )
+        return data, torch.ones(laid_out_shapes(shape, scaling, "canonical")[0], device=self.device)
+
+    def _problem(self, given: tuple[Any, ...]) -> Problem:
+        call, (a, b, _, _, out, bias) = self._call, given
+        kinds = call.get("a.dtype", "bf16"), call.get("b.dtype", "bf16")
+        scalings = call.get("a.scaling", "tensor"), call.get("b.scaling", "tensor")
+        layout, kind = "NT", (*kinds, not call.get("split_accumulator"))
+        if kinds[0] in _DTYPES:
+            dtype = _DTYPES[kinds[0]]
+            layout, kind = call["layout"], (dtype, gemms.allows_tf32()) if dtype is torch.float32 else dtype
+        elif scalings[0] != "tensor":
+            flags = gemms.LAID_OUT if scalings[0] in ("mxfp8", "nvfp4") else 0
+            kind = (*kinds, *scalings, flags, flags)
+        low = (a.data_ptr() | b.data_ptr() | out.data_ptr()) & 255
+        return gemms.problem_of(
+            a, b, layout, kind, self.device.index, low, out.dtype, bool(call.get("accumulate")), bias
+        )

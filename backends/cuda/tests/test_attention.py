@@ -1,0 +1,171 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Attention of the cuda backend as far as no GPU is needed: entries, settings, what FlashAttention is called with."""
+
+from __future__ import annotations
+
+import os
+import sys
+import types
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("te_dispatch_cuda._native")
+
+from te_dispatch.core.errors import Declined  # noqa: E402
+from te_dispatch_cuda import packages  # noqa: E402
+from te_dispatch_cuda.attention import flash, frontend, rows, setting  # noqa: E402
+from te_dispatch_cuda.implementations.attention import IMPLEMENTATIONS  # noqa: E402
+
+
+class Library:
+    """A planted package: every function records its call and returns what it was told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, module: str, functions: dict[str, Any]) -> None:
+        self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+        planted = types.ModuleType(module)
+        for name, result in functions.items():
+            setattr(planted, name, self._function(name, result))
+        parts = module.split(".")
+        for end in range(1, len(parts)):
+            parent = types.ModuleType(".".join(parts[:end]))
+            parent.__path__ = []  # type: ignore[attr-defined]
+            monkeypatch.setitem(sys.modules, parent.__name__, parent)
+        monkeypatch.setitem(sys.modules, module, planted)
+        for end in range(1, len(parts)):
+            child = sys.modules[".".join(parts[: end + 1])]
+            setattr(sys.modules[".".join(parts[:end])], parts[end], child)
+
+    def _function(self, name: str, result: Any) -> Any:
+        def called(*args: Any, **options: Any) -> Any:
+            self.calls.append((name, args, options))
+            return result(*args) if callable(result) else result
+
+        return called
+
+
+def _operands(*shape: int) -> list[torch.Tensor]:
+    return [torch.randn(*shape) for _ in range(3)]
+
+
+def _forward_result(q: torch.Tensor, *_: Any) -> tuple[torch.Tensor, ...]:
+    batch, length, heads, _features = q.shape
+    return torch.zeros_like(q).contiguous(), torch.zeros(batch, heads, length), None, None
+
+
+PACKAGES = {
+    "two": ("flash_attn.flash_attn_interface", "_flash_attn_forward", "_flash_attn_backward"),
+    "three": ("flash_attn_interface", "_flash_attn_forward", "_flash_attn_backward"),
+    "four": ("flash_attn.cute.interface", "_flash_attn_fwd", "_flash_attn_bwd"),
+}
+
+
+@pytest.mark.parametrize("word", PACKAGES)
+@pytest.mark.parametrize("layout", ["sbhd", "bshd"])
+def test_flash_is_called_batch_first(monkeypatch: pytest.MonkeyPatch, word: str, layout: str) -> None:
+    module, forward, backward = PACKAGES[word]
+    gradients = lambda q, k, v, *_: (torch.ones_like(q), torch.ones_like(k), torch.ones_like(v))  # noqa: E731
+    library = Library(monkeypatch, module, {forward: _forward_result, backward: gradients})
+    q, k, v = _operands(*((5, 2, 4, 8) if layout == "sbhd" else (2, 5, 4, 8)))
+    made = getattr(flash, f"{word}_fwd")(q, k, v, layout=layout, mask="causal", softmax_scale=0.5)
+    name, args, options = library.calls[0]
+    assert name == forward and args[0].shape == (2, 5, 4, 8) and options["softmax_scale"] == 0.5
+    assert options["causal"] is True
+    assert made.out.shape == q.shape and made.lse.shape == (2, 4, 5)
+    assert made.saved.format == made.saved.implementation + "/1"
+    getattr(flash, f"{word}_bwd")(torch.ones_like(q), q, k, v, made.out, made.lse, made.saved, layout=layout)
+    name, args, options = library.calls[1]
+    assert name == backward and all(x.shape == (2, 5, 4, 8) for x in args[:5])
+
+
+def test_windows_and_packed_sequences_reach_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = Library(monkeypatch, "flash_attn_interface", {"_flash_attn_forward": _forward_result})
+    q, k, v = _operands(2, 5, 4, 8)
+    flash.three_fwd(q, k, v, layout="bshd", mask="causal_bottom_right", window=(3, -1), softcap=2.0, inference=True)
+    options = library.calls[0][2]
+    assert (options["window_size_left"], options["window_size_right"]) == (3, 0)
+    assert options["causal"] is False and options["softcap"] == 2.0
+
+
+def test_a_diagonal_from_the_other_corner_is_declined(monkeypatch: pytest.MonkeyPatch) -> None:
+    Library(monkeypatch, "flash_attn_interface", {"_flash_attn_forward": _forward_result})
+    q, k, v = torch.randn(2, 5, 4, 8), torch.randn(2, 6, 4, 8), torch.randn(2, 6, 4, 8)
+    with pytest.raises(Declined, match="bottom right"):
+        flash.three_fwd(q, k, v, layout="bshd", mask="causal")
+
+
+def test_every_entry_has_its_other_half() -> None:
+    forwards = {i.name: i for i in IMPLEMENTATIONS if i.operator == "attention_fwd"}
+    backwards = {i.name: i for i in IMPLEMENTATIONS if i.operator == "attention_bwd"}
+    assert {f"{name}_bwd" for name in forwards} == set(backwards)
+    for name, forward in forwards.items():
+        assert backwards[f"{name}_bwd"].saved_format == forward.saved_format
+
+
+def test_absent_packages_are_facts() -> None:
+    found = packages.versions()
+    assert set(found) == set(packages.DISTRIBUTIONS)
+    assert packages._version(("surely-not-a-distribution",)) == packages.ABSENT
+
+
+def test_strides_of_single_elements_are_not_looked_at() -> None:
+    assert setting.side((1, 2, 4, 64), (7, 256, 64, 1), "sbhd", 2, 1).strides == (256, 64, 512, 1)
+    assert setting.fits((2, 3, 4, 8), (96, 32, 8, 1), 2)
+    assert not setting.fits((2, 3, 4, 8), (0, 32, 8, 1), 2)  # broadcast
+    assert not setting.fits((2, 3, 4, 12), (144, 48, 12, 1), 2)  # rows of 24 bytes
+
+
+@pytest.mark.parametrize(
+    ("packing", "whole", "strides"),
+    [
+        ("3hd", (5, 2, 3, 4, 8), (192, 96, 8, 1)), ("h3d", (5, 2, 4, 3, 8), (192, 96, 24, 1)),
+        ("2hd", (5, 2, 2, 4, 8), (128, 64, 8, 1)),
+    ],
+)  # fmt: skip
+def test_packed_gradients_lie_like_their_operands(packing: str, whole: Any, strides: Any) -> None:
+    found = setting.packed((5, 2, 4, 8), packing, 0 if "3" in packing else 1)
+    assert (found[0], found[1]) == (whole, strides)
+
+
+def _setting(**options: Any) -> setting.Setting:
+    shape = (5, 2, 4, 64)
+    strides = setting.contiguous(shape)
+    made = setting.Setting(
+        0, torch.bfloat16, "sbhd", None, shape, strides, shape, strides, shape, strides, "causal", None, 0, None, None,
+        None, None, None, False, None, "vanilla", 0.0, 0.0, False,
+    )  # fmt: skip
+    return made._replace(**options)
+
+
+def test_masks_are_bands_of_the_score_matrix() -> None:
+    assert setting.band(_setting()) == (-1, 0, False)
+    assert setting.band(_setting(mask="none", window=(3, 5))) == (3, 5, False)
+    assert setting.band(_setting(mask="padding_causal_bottom_right", window=(3, -1))) == (3, 0, True)
+
+
+def test_a_call_without_rows_is_declined() -> None:
+    assert setting.extents(_setting()).rows == 5
+    with pytest.raises(Declined, match="no dimension of 0"):
+        setting.extents(_setting(q=(0, 2, 4, 64)))
+
+
+def test_the_package_is_shown_the_process_s_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/elsewhere")
+    with frontend._searched_first("/here"):
+        assert os.environ["LD_LIBRARY_PATH"].split(os.pathsep) == ["/here", "/elsewhere"]
+    assert os.environ["LD_LIBRARY_PATH"] == "/elsewhere"
+    monkeypatch.delenv("LD_LIBRARY_PATH")
+    with frontend._searched_first("/here"):
+        assert os.environ["LD_LIBRARY_PATH"] == "/here"
+    assert "LD_LIBRARY_PATH" not in os.environ
+
+
+def test_native_functions_name_a_bad_argument() -> None:
+    native = rows._native
+    with pytest.raises(ValueError, match="casts"):
+        native.attention_casts(0, 0, False, ((1, 2),))
+    with pytest.raises(ValueError, match="query rows"):
+        native.attention_mend(0, 0, 1, 0, 0, 0, 0, 1, 1, False, False, -1, -1, False, 8, *[0] * 17)
+    with pytest.raises(ValueError, match="batch"):
+        native.attention_clean(0, 0, -1, 0, 0, 0, 0, 1, 1, False, ())

@@ -1,0 +1,65 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""`te_dispatch.pytorch`, under the policy in force: by default, the machine's own backend first."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import te_dispatch.pytorch as te
+from side_by_side.layers import MODES, Contestant, Layer, Shape
+from te_dispatch.common.recipe import DelayedScaling, Float8BlockScaling, Float8CurrentScaling
+
+RECIPES: dict[str, Callable[[], Any]] = {
+    "delayed": DelayedScaling,
+    "current": Float8CurrentScaling,
+    "block": Float8BlockScaling,
+}
+
+
+def _region(mode: str) -> Callable[[], Any]:
+    if mode == "bf16":
+        return contextlib.nullcontext
+    recipe = RECIPES[mode]()
+    return lambda: te.autocast(enabled=True, recipe=recipe)
+
+
+def _in_mode(module: torch.nn.Module, mode: str) -> Layer:
+    region = _region(mode)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        with region():
+            return module(x)
+
+    return Layer(module, run)
+
+
+def _layer(shape: Shape, mode: str, device: torch.device, dropout: float) -> Layer:
+    module = te.TransformerLayer(
+        shape.hidden,
+        shape.ffn,
+        shape.heads,
+        hidden_dropout=dropout,
+        attention_dropout=dropout,
+        params_dtype=torch.bfloat16,
+        device=device,
+    )
+    return _in_mode(module, mode)
+
+
+def _compiled_layer(shape: Shape, mode: str, device: torch.device, dropout: float) -> Layer:
+    layer = _layer(shape, mode, device, dropout)
+    return Layer(layer.module, torch.compile(layer.run, dynamic=False, fullgraph=True))
+
+
+def _linear(features: int, mode: str, device: torch.device) -> Layer:
+    return _in_mode(te.Linear(features, features, params_dtype=torch.bfloat16, device=device), mode)
+
+
+CONTESTANTS = (
+    Contestant("te_dispatch", MODES, lambda: None, _layer, _linear),
+    Contestant("te_dispatch, compiled", MODES, lambda: None, _compiled_layer, default=False),
+)

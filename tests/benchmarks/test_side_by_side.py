@@ -1,0 +1,134 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""`benchmarks/ops.py` and `benchmarks/layer.py`: arguments, what they refuse to time, what they record. No times."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import layer
+import ops
+import pytest
+import torch
+from side_by_side import inputs, layers, report, rivals, targets
+from side_by_side.rows import Row, rows
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("program", "argv", "message"),
+    [
+        (ops, ["--rivals", "cuda,acme"], "unknown acme; there are copy, cuda"),
+        (ops, ["--ops", "gemv*"], "no row matches gemv*"),
+        (ops, ["--rounds", "0"], "--rounds: at least 1"),
+        (ops, ["--device", "acme"], "--device: RuntimeError"),
+        (ops, ["--te", "/nowhere"], "no folder 'transformer_engine' in /nowhere"),
+        (layer, ["--shapes", "A,B"], "--shapes: unknown B; there are A, A2, S"),
+        (layer, ["--modes", "fp8"], "--modes: unknown fp8; there are bf16, delayed, current, block"),
+        (layer, ["--contestants", "acme"], "none matches acme; there are te_dispatch;"),
+        (layer, ["--dropout", "1"], "--dropout: from 0, below 1"),
+        (layer, ["--rounds", "-1"], "--rounds: at least 1"),
+    ],
+)
+def test_bad_arguments_are_named(
+    program: Any, argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        program.arguments(argv)
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_rows_are_unique_and_every_operation_is_known() -> None:
+    names = [row.name for row in rows()]
+    assert len(names) == len(set(names))
+    assert {row.operation for row in rows()} == set(inputs.OPERATIONS)
+    for name in rivals.MODULES:
+        assert set(importlib.import_module(f"side_by_side.rivals.{name}").OPERATIONS) <= set(inputs.OPERATIONS)
+
+
+def test_every_row_says_what_bounds_it() -> None:
+    for row in rows():
+        bookkeeping = row.operation == "update_scales"
+        assert bookkeeping or bool(row.moved) != bool(row.flops), row.name
+
+
+def test_operators_are_measured_and_recorded(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    record, page = tmp_path / "ops.json", tmp_path / "ops.md"
+    argv = ["--device", "cpu", "--quick", "--ops", "rmsnorm bwd,delayed cast 8192x4096,adam*,causal*b 1"]
+    assert ops.main([*argv, "--json", str(record), "--markdown", str(page), "--commit", "abc"]) == 0
+    data = json.loads(record.read_text())
+    assert data["machine"]["commit"] == "abc" and data["machine"]["torch"] == torch.__version__
+    assert data["rivals"]["transformer_engine"] == "no CUDA device"
+    found = {each["row"]: each["rivals"] for each in data["results"]}
+    assert set(found["rmsnorm bwd"]) == {"copy", "torch_backend", "pytorch"}
+    for name, by_rival in found.items():
+        for rival, entry in by_rival.items():
+            assert ("us" in entry) != ("refused" in entry), (name, rival)
+    assert all("us" in by_rival["torch_backend"] for by_rival in found.values())
+    assert found["adam, bf16 with fp32 master"]["pytorch"]["refused"].startswith("PyTorch's Adam")
+    assert "transformer_engine is missing: no CUDA device" in capsys.readouterr().out
+    assert page.read_text().count("| row |") == 3
+
+
+def _rival(values: torch.Tensor) -> Any:
+    def prepare(row: Row, data: Any) -> rivals.Prepared:
+        return rivals.Prepared(lambda: None, lambda _: {"out": values})
+
+    return SimpleNamespace(NAME="acme", scope=contextlib.nullcontext, OPERATIONS={"l2norm": prepare})
+
+
+def test_whoever_is_wrong_is_not_timed() -> None:
+    row = next(row for row in rows() if row.operation == "l2norm")
+    options = ops.arguments(["--device", "cpu", "--quick", "--no-host"])
+    right = inputs.expected(row, inputs.make(row, row.small, CPU, seed=1))["out"]
+    assert "us" in ops.measure(row, [_rival(right)], options)["acme"]
+    for wrong in (2 * right, torch.full_like(right, torch.nan), right.repeat(2)):
+        entry = ops.measure(row, [_rival(wrong)], options)["acme"]
+        assert "us" not in entry and entry["refused"], entry
+
+
+def test_an_operation_that_a_rival_lacks_is_shown() -> None:
+    row = next(row for row in rows() if row.operation == "gemm")
+    options = ops.arguments(["--device", "cpu", "--quick", "--no-host"])
+    assert ops.measure(row, [_rival(torch.ones(1))], options) == {"acme": {"refused": "has no gemm"}}
+
+
+def test_a_layer_is_measured_and_recorded(tmp_path: Any) -> None:
+    record = tmp_path / "layer.json"
+    argv = ["--device", "cpu", "--quick", "--shapes", "S", "--modes", "bf16,delayed"]
+    assert layer.main([*argv, "--contestants", "te_dispatch;torch+SDPA;transformer*", "--json", str(record)]) == 0
+    data = json.loads(record.read_text())
+    assert set(data["results"][0]["layers"]) == {"te_dispatch, bf16", "te_dispatch, delayed", "torch+SDPA, bf16"}
+    assert set(data["results"][1]["linear"]) == {"te_dispatch, bf16", "te_dispatch, delayed", "torch.nn.Linear"}
+    assert data["rivals"]["transformer_engine"] == "no CUDA device"
+
+
+def test_a_layer_that_is_not_finite_is_refused() -> None:
+    shape = layers.QUICK
+    module = torch.nn.Linear(shape.hidden, shape.hidden, dtype=torch.bfloat16)
+    with torch.no_grad():
+        module.bias[0] = torch.inf
+    broken = layers.Contestant("acme", ("bf16",), lambda: None, lambda *_: layers.Layer(module, module))
+    options = layer.arguments(["--device", "cpu", "--quick", "--modes", "bf16"])
+    options.chosen = [broken]
+    trainees, refused = layer.field(shape, options)
+    assert not trainees and refused == {"acme, bf16": "ArithmeticError: the output is not finite"}
+
+
+def test_goals_fall_back_to_pytorch_where_transformer_engine_is_missing() -> None:
+    te, sdpa = ("transformer_engine", "delayed"), ("torch+SDPA", "bf16")
+    goal = targets.layer_goal("A", "delayed", {te: 11.0, sdpa: 17.4})
+    assert goal is not None and goal.ms == pytest.approx(9.8) and "transformer_engine" in goal.source
+    goal = targets.layer_goal("A", "delayed", {sdpa: 2 * 17.4})
+    assert goal is not None and goal.ms == pytest.approx(2 * 9.8)
+    assert targets.layer_goal("A", "delayed", {}) is None
+
+
+def test_verdicts_say_by_how_much() -> None:
+    assert report.verdict(9.0, 10.0) == "met (-10.0%)"
+    assert report.verdict(11.0, 10.0) == "short by 10.0%"

@@ -1,0 +1,211 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""The cuda backend's matrix products where the kit does not ask: plans, tuning, TF32, the library's casts."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+import te_dispatch
+from te_dispatch import ops
+from te_dispatch.numerics.quantizers import BlockQuantizer, CurrentQuantizer, DelayedQuantizer
+
+# Without cuBLASLt on the machine they do not import.
+plans = pytest.importorskip("te_dispatch_cuda.gemm_plans", exc_type=ImportError)
+tuning = pytest.importorskip("te_dispatch_cuda.tuning", exc_type=ImportError)
+
+DEVICE = torch.device("cuda")
+CURRENT = CurrentQuantizer("e4m3fn")
+
+
+@pytest.fixture(autouse=True)
+def _on_cuda(tmp_path, monkeypatch):
+    """This backend alone, and no tuned algorithms but the test's own."""
+    monkeypatch.setenv("TE_DISPATCH_CACHE_DIR", str(tmp_path))
+    tuning.forget()
+    torch.manual_seed(0)
+    with te_dispatch.using(gemm="cuda", grouped_gemm="cuda"):
+        yield
+    tuning.forget()
+
+
+def codes(*shape: int, quantizer: Any = CURRENT) -> Any:
+    return ops.quantize(torch.randn(*shape, device=DEVICE, dtype=torch.bfloat16), quantizer, usage="both")
+
+
+def test_fp32_follows_pytorch_s_setting():
+    a, b = torch.randn(256, 1024, device=DEVICE), torch.randn(128, 1024, device=DEVICE)
+    exact = a.double() @ b.double().t()
+    before = torch.get_float32_matmul_precision()
+    try:
+        errors = {}
+        for precision in ("highest", "high", "highest"):
+            torch.set_float32_matmul_precision(precision)
+            errors[precision] = (ops.gemm(a, b, layout="NT").out - exact).abs().max().item()
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert errors["highest"] < 2e-4 < 5e-3 < errors["high"] < 0.2
+
+
+@pytest.mark.parametrize("k", [16, 40, 1000])
+@pytest.mark.parametrize("n", [48, 50])
+def test_codes_of_any_size_are_multiplied_natively(k, n):
+    a, b = codes(33, k), codes(n, k)
+    x, y = (ops.dequantize(record, dtype=torch.float32).double() for record in (a, b))
+    found = ops.gemm(a, b, layout="NT", out_dtype=torch.float32, split_accumulator=True).out
+    assert ((found - x @ y.t()).abs() <= 2.0**-10 * (x.abs() @ y.abs().t())).all()
+
+
+def test_a_cast_by_the_library_is_the_cast_of_its_product():
+    """An 8-bit output in one launch: its codes are those of the fp32 product, up to ties that the sums decide."""
+    a, b = codes(256, 512), codes(128, 512)
+    product = ops.gemm(a, b, layout="NT", out_dtype=torch.float32, split_accumulator=True).out
+    for start in (0.0, 1e9):
+        quantizer = DelayedQuantizer(
+            "e4m3fn", scale=torch.tensor([3.0], device=DEVICE), amax=torch.tensor([start], device=DEVICE)
+        )
+        found = ops.gemm(a, b, layout="NT", out_quantizer=quantizer, split_accumulator=True).out
+        expected = ops.quantize(product, DelayedQuantizer("e4m3fn", scale=quantizer.scale), usage="row")
+        assert (found.row_data != expected.row_data).float().mean() < 1e-2
+        assert torch.equal(found.row_scale_inv, expected.row_scale_inv)
+        torch.testing.assert_close(quantizer.amax.item(), max(start, product.abs().max().item()), rtol=1e-3, atol=0)
+
+
+def test_a_saturating_cast_saturates():
+    a, b = codes(64, 256), codes(64, 256)
+    quantizer = DelayedQuantizer("e4m3fn", scale=torch.tensor([1e4], device=DEVICE))
+    found = ops.gemm(a, b, layout="NT", out_quantizer=quantizer).out.row_data
+    assert ((found & 0x7F) <= 0x7E).all() and ((found & 0x7F) == 0x7E).any()
+
+
+def test_plans_are_kept_and_bounded(monkeypatch):
+    a, b = torch.randn(64, 64, device=DEVICE), torch.randn(64, 64, device=DEVICE)
+    ops.gemm(a, b, layout="NT")
+    count = len(plans.PLANS)
+    ops.gemm(a, b, layout="NT")
+    assert len(plans.PLANS) == count
+    monkeypatch.setattr(plans, "CAPACITY", count + 2)
+    for m in range(1, 9):
+        torch.testing.assert_close(ops.gemm(a[:m], b, layout="NT").out, a[:m] @ b.t())
+    assert len(plans.PLANS) <= count + 2
+
+
+def test_groups_are_their_products_bit_for_bit():
+    rows = [16, 0, 48, 5]
+    x, weights = (
+        torch.randn(sum(rows), 128, device=DEVICE).bfloat16(),
+        [torch.randn(64, 128, device=DEVICE).bfloat16() for _ in rows],
+    )
+    for quantizer in (None, CURRENT):
+        a = x if quantizer is None else ops.quantize(x, quantizer, usage="row")
+        b = weights if quantizer is None else [ops.quantize(w, quantizer, usage="row") for w in weights]
+        results = ops.grouped_gemm([a], b, rows, layout="NT")
+        assert [tuple(one.shape) for one in results] == [(n, 64) for n in rows]
+        on_device = ops.grouped_gemm([a], b, torch.tensor(rows, device=DEVICE), layout="NT")
+        for one, other in zip(results, on_device):
+            assert torch.equal(one, other)
+
+
+# -- tuning ------------------------------------------------------------------------------------------------------------
+
+CALL = {"m": 256, "n": 512, "k": 1024, "layout": "NT", "a.dtype": "e4m3fn", "b.dtype": "e4m3fn", "out_dtype": "bf16"}
+
+
+def test_tuning_keeps_what_calls_then_take():
+    a, b = codes(256, 1024), codes(512, 1024)
+    before = ops.gemm(a, b, layout="NT").out
+    told: list[int] = []
+    (row,) = tuning.tune([CALL], done=lambda place, row: told.append(place))
+    assert told == [0] and row["problem"] is None and row["candidates"] >= 1 and row["best_us"] <= row["first_us"]
+    entries = json.loads(tuning.cache_file().read_text())["entries"]
+    assert len(entries) == 1
+    # Another algorithm than the library's favourite, so that taking it shows.
+    (key,) = entries
+    plan = plans._native.gemm_plan(*_problem(a, b), None)
+    other = plans._native.gemm_candidates(plan, 32)[-1]
+    entries[key]["algorithm"] = other[0].hex()
+    tuning.cache_file().write_text(json.dumps({"format": 1, "entries": entries}))
+    tuning.forget()
+    after = ops.gemm(a, b, layout="NT").out
+    taken = [plan.description for plan, _ in plans.PLANS.values()]
+    assert taken == [other[2]]
+    torch.testing.assert_close(after, before, rtol=2e-2, atol=2e-2)
+
+
+def _problem(a: Any, b: Any) -> Any:
+    from te_dispatch_cuda.gemm import problem_of
+
+    return problem_of(a.row_data, b.row_data, "NT", ("e4m3fn", "e4m3fn", True), 0, 0, torch.bfloat16, False)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        {"m": 64, "n": 64, "k": 64, "layout": "TN"},
+        {"m": 64, "n": 64, "k": 64, "layout": "NN", "a.dtype": "fp32", "b.dtype": "fp32", "bias": True},
+        {**CALL, "a.scaling": "block_1d", "b.scaling": "block_2d", "split_accumulator": True},
+    ],
+)
+def test_every_kind_of_call_can_be_tuned_and_is_found_again(call):
+    if "block_1d" in call.values() and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("block scales in fp32 are sm_90's")
+    (row,) = tuning.tune([call])
+    assert row["problem"] is None and row["candidates"] >= 1
+    m, n, k, layout = call["m"], call["n"], call["k"], call["layout"]
+    bias = None
+    if "block_1d" in call.values():
+        a, b = codes(m, k, quantizer=BlockQuantizer()), codes(n, k, quantizer=BlockQuantizer(two_d=True))
+    else:
+        dtype = torch.float32 if call.get("a.dtype") == "fp32" else torch.bfloat16
+        a = torch.randn((k, m) if layout[0] == "T" else (m, k), device=DEVICE, dtype=dtype)
+        b = torch.randn((n, k) if layout[1] == "T" else (k, n), device=DEVICE, dtype=dtype)
+        bias = torch.randn(n, device=DEVICE, dtype=dtype) if call.get("bias") else None
+    asked: list[str] = []
+    keys = set(json.loads(tuning.cache_file().read_text())["entries"])
+    original = tuning.key_of
+    tuning.key_of = lambda problem: asked.append(original(problem)) or asked[-1]  # type: ignore[func-returns-value]
+    try:
+        ops.gemm(a, b, layout=layout, bias=bias)
+    finally:
+        tuning.key_of = original
+    assert set(asked) == keys
+
+
+def test_what_the_library_refuses_is_a_row_with_its_status():
+    (row,) = tuning.tune([{**CALL, "a.dtype": "e5m2", "b.dtype": "e5m2"}])
+    assert row["candidates"] == 0 and "not supported" in row["problem"]
+
+
+def test_a_corrupt_cache_is_warned_of_once_and_replaced():
+    tuning.cache_file().write_text("{")
+    tuning.forget()
+    a, b = codes(64, 64), codes(64, 64)
+    with pytest.warns(tuning.TuningCacheWarning):
+        ops.gemm(a, b, layout="NT")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ops.gemm(a, codes(32, 64), layout="NT")
+    tuning.tune([CALL])
+    assert len(json.loads(tuning.cache_file().read_text())["entries"]) == 1
+
+
+def test_tuning_under_capture_is_refused():
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph), pytest.raises(RuntimeError, match="captured"):
+        tuning.tune([CALL])
+
+
+def test_a_new_plan_under_capture_only_launches():
+    """No allocation outside the pool and no synchronization: replays give the eager result."""
+    a, b = codes(80, 144), codes(48, 144)
+    out = torch.empty(80, 48, device=DEVICE, dtype=torch.bfloat16)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        ops.gemm(a, b, layout="NT", out=out)
+    out.zero_()
+    graph.replay()
+    assert torch.equal(out, ops.gemm(a, b, layout="NT").out)
