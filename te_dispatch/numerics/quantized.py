@@ -6,6 +6,7 @@ A record and not a tensor subclass, because a subclass costs ten times as much t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -126,6 +127,34 @@ def row_count(x: torch.Tensor | Quantized) -> int:
     for size in x.shape[:-1]:
         m *= size
     return m
+
+
+def row_parts(a: Operand, rows: Sequence[int]) -> Sequence[Operand]:
+    """The rows of each group: x[0:rows[0]], and so on. A record's parts share its scale.
+
+    Raises:
+        ValueError: a record whose blocks' scales cannot be dealt out; the message names the argument, ``a``.
+    """
+    counts = list(rows)
+    if not isinstance(a, Quantized):
+        return a.split_with_sizes(counts)
+    if a.scaling != "tensor":  # a block of its column-wise copy may span two groups
+        raise ValueError(
+            f"a: got one tensor with {a.scaling} scaling to split, expected tensor scaling, or one per group"
+        )
+    row: Sequence[torch.Tensor | None] = [None] * len(counts)
+    column: Sequence[torch.Tensor | None] = row
+    if a.row_data is not None:
+        row = a.row_data.split_with_sizes(counts)
+    if a.col_data is not None:
+        column = a.col_data.split_with_sizes(counts, 1)
+    return [
+        Quantized(
+            row[i], column[i], a.row_scale_inv, a.col_scale_inv, a.encoding, a.scaling, a.scale_layout,
+            (count, a.shape[1]), a.dtype, a.device,
+        )
+        for i, count in enumerate(counts)
+    ]  # fmt: skip
 
 
 class FakeQuantized(Quantized):

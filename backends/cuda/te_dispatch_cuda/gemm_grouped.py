@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from te_dispatch.core.errors import Declined
-from te_dispatch.numerics.quantized import Quantized
+from te_dispatch.numerics.quantized import Quantized, row_parts
 from te_dispatch.ops.checks import gemm as checks
 from te_dispatch_cuda.gemm import Operand, allows_tf32, dense_out, no_copy, problem_of, scale_flags
 from te_dispatch_cuda.gemm_plans import PLANS, make
@@ -35,7 +35,7 @@ def grouped_gemm(
     rows = checks.groups(a, b, splits)
     count = len(b)
     checks.grouped_options(count, out, bias)
-    parts = a if rows is None else _parts(a[0], rows)
+    parts = a if rows is None else row_parts(a[0], rows)
     outs = [None] * count if out is None else out
     biases = [None] * count if bias is None else bias
     # All of them before the first is written.
@@ -143,22 +143,3 @@ def _copy(x: Quantized, row: bool, name: str, layout: str) -> tuple[torch.Tensor
     if data is None or scale is None:
         raise Declined(no_copy(name, layout))
     return data if data.ndim == 2 and data.stride(1) == 1 else dense(data), dense(scale)
-
-
-def _parts(a: Operand, rows: list[int]) -> Sequence[Operand]:
-    """The rows of each group; a record's parts share its scale."""
-    if not isinstance(a, Quantized):
-        return a.split(rows)
-    if a.scaling != "tensor":  # a block of its column-wise copy may span two groups
-        raise ValueError(
-            f"a: got one tensor with {a.scaling} scaling to split, expected tensor scaling, or one per group"
-        )
-    row = [None] * len(rows) if a.row_data is None else a.row_data.split(rows)
-    column = [None] * len(rows) if a.col_data is None else a.col_data.split(rows, 1)
-    return [
-        Quantized(
-            row[i], column[i], a.row_scale_inv, a.col_scale_inv, a.encoding, a.scaling, a.scale_layout,
-            (count, a.shape[1]), a.dtype, a.device,
-        )
-        for i, count in enumerate(rows)
-    ]  # fmt: skip

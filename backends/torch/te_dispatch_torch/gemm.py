@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from te_dispatch.core.errors import Declined
-from te_dispatch.numerics.quantized import Quantized
+from te_dispatch.numerics.quantized import Quantized, row_parts
 from te_dispatch.numerics.quantizers import Quantizer
 from te_dispatch.ops.checks import gemm as checks
 from te_dispatch.ops.gemm import operand_format
@@ -351,7 +351,7 @@ def grouped(
     """A product per group; splits in host integers."""
     rows = checks.groups(a, b, splits)
     checks.grouped_options(len(b), out, bias)
-    parts = a if rows is None else _parts(a[0], rows)
+    parts = a if rows is None else row_parts(a[0], rows)
     for i, (x, y) in enumerate(zip(parts, b, strict=True)):  # all of them before the first is written
         checks.gemm(
             x, y, layout, None if out is None else out[i], accumulate, None if bias is None else bias[i],
@@ -388,22 +388,3 @@ def grouped_device_splits(
         a, b, splits, layout=layout, out=out, accumulate=accumulate, bias=bias, out_dtype=out_dtype,
         split_accumulator=split_accumulator,
     )  # fmt: skip
-
-
-def _parts(a: Operand, rows: list[int]) -> list[Operand]:
-    """The rows of each group; a record's parts share its scale."""
-    if not isinstance(a, Quantized):
-        return list(a.split(rows))
-    if a.scaling != "tensor":  # a block of its column-wise copy may span two groups
-        raise ValueError(
-            f"a: got one tensor with {a.scaling} scaling to split, expected tensor scaling, or one per group"
-        )
-    row = [None] * len(rows) if a.row_data is None else a.row_data.split(rows)
-    column = [None] * len(rows) if a.col_data is None else a.col_data.split(rows, 1)
-    return [
-        Quantized(
-            row[i], column[i], a.row_scale_inv, a.col_scale_inv, a.encoding, a.scaling, a.scale_layout,
-            (count, a.shape[1]), a.dtype, a.device,
-        )
-        for i, count in enumerate(rows)
-    ]  # fmt: skip
