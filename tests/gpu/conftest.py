@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+
+import te_dispatch
 
 _HERE = Path(__file__).parent
 
@@ -23,3 +26,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.gpu)
         if reason:
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="module")
+def torch_first(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The torch backend before those that were built for the device, which tests of it would otherwise be about."""
+    file = tmp_path_factory.mktemp("policy") / "torch-first.yaml"
+    file.write_text("version: 1\nprefer: [torch]\n")
+    te_dispatch.set_policy(file)
+    yield
+    te_dispatch.set_policy(None)

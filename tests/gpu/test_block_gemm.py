@@ -29,7 +29,10 @@ def _missing() -> str:
     return ""
 
 
-pytestmark = pytest.mark.skipif(bool(_missing()), reason=_missing() or "-")
+pytestmark = [
+    pytest.mark.skipif(bool(_missing()), reason=_missing() or "-"),
+    pytest.mark.usefixtures("torch_first"),
+]
 
 DEVICE = torch.device("cuda")
 KINDS = {"1d": {}, "2d": {"two_d": True}, "2d-any-scale": {"two_d": True, "power_of_two": False}}

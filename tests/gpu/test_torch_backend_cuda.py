@@ -20,6 +20,8 @@ from te_dispatch.numerics.quantizers import (
     NVFP4Quantizer,
 )
 
+pytestmark = pytest.mark.usefixtures("torch_first")
+
 DEVICE = torch.device("cuda")
 
 
