@@ -18,6 +18,11 @@ Allocator = Callable[[str, "tuple[int, ...]", "torch.dtype", "torch.device"], "t
 
 _override: Allocator | None = None
 
+#: For native code that allocates by itself: PyTorch's own entry, (shape, strides, dtype) -> a tensor on the current
+#: CUDA device, or None where `empty` has to be asked (another allocator is in force, or this PyTorch lacks the entry);
+#: and what tells the current device's index, or None where there is one device only.
+direct: list[Any] = [None, None]
+
 # PyTorch's own entry for compiled code, which takes a third of torch.empty's time; it allocates on the current device.
 # Both are looked up at the first allocation on such a device, and stay None in builds that lack them.
 _looked_up = False
@@ -63,12 +68,15 @@ def _look_up() -> None:
         guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
         _empty_strided_cuda = getattr(guards, "_empty_strided_cuda", None)
         _only_cuda = torch.device("cuda", 0) if torch.cuda.device_count() == 1 else None
+        direct[1] = None if _only_cuda is not None else _current_cuda
+        direct[0] = _empty_strided_cuda if _override is None else None
 
 
 def set_allocator(allocator: Allocator | None) -> Allocator | None:
     """Replace the allocator (None restores PyTorch's) and return the one that was in force."""
     global _override
     previous, _override = _override, allocator
+    direct[0] = _empty_strided_cuda if allocator is None else None
     return previous
 
 

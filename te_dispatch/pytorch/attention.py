@@ -13,8 +13,8 @@ from te_dispatch import ops
 from te_dispatch.ops.attention import LAYOUTS, SOFTMAX_TYPES
 from te_dispatch.pytorch.arguments import reject_unsupported, require_choice, require_probability, resolve_device
 from te_dispatch.pytorch.attention_bounds import Bounds, sequence_bounds
-from te_dispatch.pytorch.attention_function import AttentionOptions, AttentionTensors, attention
-from te_dispatch.pytorch.attention_inputs import Operands, check_operands, gather_operands
+from te_dispatch.pytorch.attention_function import AttentionCall, AttentionOptions, AttentionTensors, attention
+from te_dispatch.pytorch.attention_inputs import Operands, call_key, check_operands, gather_operands
 from te_dispatch.pytorch.attention_lowering import AttentionMask, arbitrary_mask, operator_bias_type, spell_out
 from te_dispatch.pytorch.attention_masks import (
     UNBOUNDED,
@@ -224,6 +224,24 @@ class DotProductAttention(torch.nn.Module):
             or thd_attention_policies is not None or thd_attention_policy_dispatch != "auto"
         ):  # fmt: skip
             reject_unsupported("DotProductAttention.forward", locals(), _UNSUPPORTED_CALL)
+        key: tuple[Any, ...] | None = None
+        settled: dict[Any, AttentionCall] = {}
+        if not (
+            attention_mask is not None or cu_seqlens_q is not None or cu_seqlens_kv is not None
+            or cu_seqlens_q_padded is not None or cu_seqlens_kv_padded is not None or core_attention_bias is not None
+            or alibi_slopes is not None or checkpoint_core_attention or torch.compiler.is_compiling()
+        ):  # fmt: skip
+            settled = self._settled  # the one that is forgotten if an attribute is set meanwhile
+            key = call_key(
+                (query_layer, key_layer, value_layer, qkv_layer, kv_layer),
+                qkv_interleave_dim, qkv_format, max_seqlen_q, max_seqlen_kv, attn_mask_type, window_size,
+                bottom_right_diagonal, softcap, core_attention_bias_type, pad_between_seqs, _deterministic(),
+            )  # fmt: skip
+            found = None if key is None else settled.get(key)
+            if found is not None:
+                if qkv_layer is not None:
+                    return self._attend(qkv_layer, None, None, found, None)
+                return self._attend(query_layer, key_layer if kv_layer is None else kv_layer, value_layer, found, None)
         operands = gather_operands(query_layer, key_layer, value_layer, qkv_layer, kv_layer, qkv_interleave_dim)
         layout = qkv_format or self.qkv_format
         check_operands(operands, layout, self.num_attention_heads, self.num_gqa_groups, self._widths())
@@ -246,9 +264,21 @@ class DotProductAttention(torch.nn.Module):
         bias_type = operator_bias_type(core_attention_bias_type, core_attention_bias)
         options = self._options(operands, layout, masking, bounds, bias_type, softcap)
         options, tensors, bias = spell_out(options, tensors, operands, core_attention_bias, masking.bottom_right)
+        call = AttentionCall(options, tensors)
+        if key is not None and bias is None and not call.tensors and len(settled) < _SETTLED:
+            settled[key] = call
         if checkpoint_core_attention and torch.is_grad_enabled():
-            return _checkpointed(self._attend, operands, options, tensors, bias)
-        return self._attend(operands, options, tensors, bias)
+            return _checkpointed(self._attend, operands.q, operands.k, operands.v, call, bias)
+        return self._attend(operands.q, operands.k, operands.v, call, bias)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        # What calls without masks, lengths and biases were checked and worked out to be, by `call_key`. It depends on
+        # that and on attributes: setting any forgets all.
+        self.__dict__["_settled"] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_settled": {}}
 
     def _widths(self) -> tuple[int, int]:
         return self.hidden_size_per_attention_head_k, self.hidden_size_per_attention_head_v
@@ -296,20 +326,35 @@ class DotProductAttention(torch.nn.Module):
             softmax_type=self.softmax_type,
             softcap=self.softcap if softcap is None else softcap,
             dropout_p=self.attention_dropout if self.training else 0.0,
-            deterministic=torch.are_deterministic_algorithms_enabled() or bool(ops.policy_numerics().deterministic),
+            deterministic=_deterministic(),
             with_max_logit=self.return_max_logit,
         )
 
     def _attend(
-        self, operands: Operands, options: AttentionOptions, tensors: AttentionTensors, bias: torch.Tensor | None
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
+        call: AttentionCall,
+        bias: torch.Tensor | None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         # Drawn here, inside what a checkpoint runs again, so that the recomputation draws the same.
-        if options.dropout_p:
-            tensors = tensors._replace(rng_state=draw_rng_state(operands.q.device))
-        offset = self.softmax_offset
+        if call.options.dropout_p:
+            tensors = AttentionTensors(*call.tensors)._replace(rng_state=draw_rng_state(q.device))
+            call = AttentionCall(call.options, tensors)
+        # Past Module.__getattr__, which asks three dictionaries for a parameter that is None.
+        offset = None if self.softmax_type != "learnable" else self.softmax_offset
         if offset is not None and offset.dtype != torch.float32:
             offset = offset.float()
-        return attention(operands.q, operands.k, operands.v, options, bias, offset, tensors)
+        return attention(q, k, v, call, bias, offset)
+
+
+#: How many different calls a module remembers.
+_SETTLED = 256
+
+
+def _deterministic() -> bool:
+    return torch.are_deterministic_algorithms_enabled() or bool(ops.policy_numerics().deterministic)
 
 
 def _checkpointed(attend: Callable[..., Any], *args: Any) -> Any:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +12,7 @@ from te_dispatch import ops
 from te_dispatch.core import scopes
 from te_dispatch.ops.results import Saved
 from te_dispatch.pytorch.compile import returned
+from te_dispatch.pytorch.functions import applied
 from te_dispatch.pytorch.scoped import in_forward_scope, outside_autocast
 
 
@@ -77,42 +79,20 @@ def _join(grads: tuple[torch.Tensor, ...], packing: str) -> torch.Tensor:
     if not torch.compiler.is_compiling():
         base = first._base
         if base is not None and list(base.shape) == shape and base.is_contiguous():
-            parts = base.unbind(at)
-            if all(
-                g._base is base and g.storage_offset() == p.storage_offset() and g.stride() == p.stride()
-                for g, p in zip(grads, parts, strict=True)
-            ):
+            stride, start, step = list(base.stride()), base.storage_offset(), base.stride(at)
+            del stride[at]
+            expected = tuple(stride)
+            for i, grad in enumerate(grads):
+                if (
+                    grad._base is not base
+                    or grad.shape != first.shape
+                    or grad.storage_offset() != start + i * step
+                    or grad.stride() != expected
+                ):
+                    break
+            else:
                 return base
     return torch.stack(grads, at)
-
-
-def _shared_arguments(
-    options: AttentionOptions, bias: torch.Tensor | None, offset: torch.Tensor | None, tensors: AttentionTensors
-) -> dict[str, Any]:
-    """Keywords that the forward and the backward operator both take."""
-    return {
-        "layout": options.layout,
-        "packing": options.packing,
-        "mask": options.mask,
-        "attn_mask": tensors.attn_mask,
-        "window": options.window,
-        "cu_seqlens_q": tensors.cu_seqlens_q,
-        "cu_seqlens_kv": tensors.cu_seqlens_kv,
-        "cu_seqlens_q_padded": tensors.cu_seqlens_q_padded,
-        "cu_seqlens_kv_padded": tensors.cu_seqlens_kv_padded,
-        "max_seqlen_q": options.max_seqlen_q,
-        "max_seqlen_kv": options.max_seqlen_kv,
-        "bias": bias,
-        "bias_type": options.bias_type,
-        "alibi_slopes": tensors.alibi_slopes,
-        "softmax_scale": options.softmax_scale,
-        "softmax_type": options.softmax_type,
-        "softmax_offset": offset,
-        "softcap": options.softcap,
-        "dropout_p": options.dropout_p,
-        "rng_state": tensors.rng_state,
-        "deterministic": options.deterministic,
-    }
 
 
 def _merged(out: torch.Tensor) -> torch.Tensor:
@@ -121,13 +101,48 @@ def _merged(out: torch.Tensor) -> torch.Tensor:
 
 
 class AttentionCall:
-    """Everything of a call that has no gradient, as the one object that an autograd Function takes beside tensors."""
+    """Everything of a call that has no gradient, as the one object that an autograd Function takes beside tensors.
 
-    __slots__ = ("options", "tensors")
+    Attributes:
+        tensors: `AttentionTensors`, or () where all are None.
+        fixed: keywords of what is no tensor, which the forward and the backward operator both take.
+    """
+
+    __slots__ = ("options", "tensors", "fixed")
 
     def __init__(self, options: AttentionOptions, tensors: AttentionTensors) -> None:
         self.options = options
-        self.tensors = tensors
+        self.tensors: Sequence[torch.Tensor | None] = tensors if any(t is not None for t in tensors) else ()
+        self.fixed = {
+            "layout": options.layout,
+            "packing": options.packing,
+            "mask": options.mask,
+            "window": options.window,
+            "max_seqlen_q": options.max_seqlen_q,
+            "max_seqlen_kv": options.max_seqlen_kv,
+            "bias_type": options.bias_type,
+            "softmax_scale": options.softmax_scale,
+            "softmax_type": options.softmax_type,
+            "softcap": options.softcap,
+            "dropout_p": options.dropout_p,
+            "deterministic": options.deterministic,
+        }
+
+
+def _arguments(
+    fixed: dict[str, Any],
+    bias: torch.Tensor | None,
+    offset: torch.Tensor | None,
+    tensors: Sequence[torch.Tensor | None],
+) -> dict[str, Any]:
+    """Keywords that the forward and the backward operator both take: `AttentionCall.fixed` and the call's tensors.
+
+    Args:
+        tensors: as `AttentionTensors`, or () where all are None.
+    """
+    if not tensors and bias is None and offset is None:
+        return fixed
+    return {**fixed, **dict(zip(AttentionTensors._fields, tensors)), "bias": bias, "softmax_offset": offset}
 
 
 class _AttentionFunction(torch.autograd.Function):
@@ -144,12 +159,14 @@ class _AttentionFunction(torch.autograd.Function):
         options, tensors = call.options, call.tensors
         result = ops.attention_fwd(
             *_split(q, k, v, options),
-            **_shared_arguments(options, bias, offset, tensors),
+            **_arguments(call.fixed, bias, offset, tensors),
             with_max_logit=options.with_max_logit,
         )
         saved = result.saved
         ctx.save_for_backward(q, k, v, bias, offset, *tensors, result.out, result.lse, *saved.tensors)
         ctx.options = options
+        ctx.fixed = call.fixed
+        ctx.count = len(tensors)
         # Its tensors go through save_for_backward, where checkpointing and offloading see them.
         ctx.saved_by = saved.implementation
         ctx.saved_format = saved.format
@@ -165,16 +182,15 @@ class _AttentionFunction(torch.autograd.Function):
     def backward(ctx: Any, dout: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
         options: AttentionOptions = ctx.options
         q, k, v, bias, offset, *rest = ctx.saved_tensors
-        count = len(AttentionTensors._fields)
-        tensors = AttentionTensors(*rest[:count])
-        out, lse, *extra = rest[count:]
+        tensors = rest[: ctx.count]
+        out, lse, *extra = rest[ctx.count :]
         grads = ops.attention_bwd(
             dout.contiguous().view(out.shape),
             *_split(q, k, v, options),
             out,
             lse,
             Saved(ctx.saved_by, ctx.saved_format, tuple(extra), ctx.saved_options),
-            **_shared_arguments(options, bias, offset, tensors),
+            **_arguments(ctx.fixed, bias, offset, tensors),
             with_dbias=ctx.needs_input_grad[3],
         )
         dq, dk, dv = grads.dq, grads.dk, grads.dv
@@ -187,33 +203,33 @@ class _AttentionFunction(torch.autograd.Function):
         return dq, dk, dv, grads.dbias, grads.dsoftmax_offset, None
 
 
+_run_attention = applied(_AttentionFunction)
+
+
 def attention(
     q: torch.Tensor,
     k: torch.Tensor | None,
     v: torch.Tensor | None,
-    options: AttentionOptions,
+    call: AttentionCall,
     bias: torch.Tensor | None = None,
     softmax_offset: torch.Tensor | None = None,
-    tensors: AttentionTensors | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Attention with gradients.
 
     Args:
         q, k, v: as `options.joined` says: three tensors; q and a packed k with v None; or a packed q and two None.
             Shapes otherwise as `ops.attention_fwd` takes them.
-        options: see there.
+        call: options, and tensors without gradient.
         bias: the operators' `bias`; softmax_offset: float32 (h,). Both have gradients.
-        tensors: the rest.
 
     Returns:
         The output with its heads merged, (..., h * d_v); with `with_max_logit` also float32 (h,), without gradient.
     """
-    call = AttentionCall(options, tensors or AttentionTensors())
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (q, k, v, bias, softmax_offset)):
-        function = _AttentionFunction.apply
+        function = _run_attention
     else:
         function = _infer
-    return outside_autocast(q.device.type, function, q, k, v, bias, softmax_offset, call)  # type: ignore[no-any-return]
+    return outside_autocast(function, q, k, v, bias, softmax_offset, call)  # type: ignore[no-any-return]
 
 
 def _infer(
@@ -227,7 +243,7 @@ def _infer(
     options = call.options
     result = ops.attention_fwd(
         *_split(q, k, v, options),
-        **_shared_arguments(options, bias, offset, call.tensors),
+        **_arguments(call.fixed, bias, offset, call.tensors),
         with_max_logit=options.with_max_logit,
         inference=True,
     )

@@ -142,11 +142,13 @@ class autocast:
                 scale_update.update_traced(traced)
             return
         # Inside a backward this is a checkpoint's recomputation, whose first forward has updated already.
-        if torch._C._current_graph_task_id() != -1 or not scale_update.forward_scales_pending():
+        if torch._C._current_graph_task_id() != -1:
             return
+        groups = scale_update.dirty_forward_groups()
         # A reentrant checkpoint runs its first forward without gradients although it will have a backward.
-        if torch.is_grad_enabled() or regions.in_reentrant_forward():
-            scale_update.update_forward_scales()
+        if groups and (torch.is_grad_enabled() or regions.in_reentrant_forward()):
+            for group in groups:
+                group.update()
 
 
 def fp8_autocast(

@@ -92,7 +92,7 @@ def operand(x: torch.Tensor, quantizer: Quantizer, usage: str, in_backward: bool
 
     A `QuantizedTensor` in the quantizer's format is used as it is; the quantizer then records no amax of it.
     """
-    if isinstance(x, QuantizedTensor):
+    if x.__class__ is QuantizedTensor:
         found = _in_format(record_of(x), quantizer, usage)
         if found is not None:
             return found
@@ -118,7 +118,7 @@ def detached(x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
     Args:
         dtype: of those values; None for the nominal dtype.
     """
-    return ops.dequantize(record_of(x), dtype=dtype) if isinstance(x, QuantizedTensor) else x
+    return ops.dequantize(record_of(x), dtype=dtype) if x.__class__ is QuantizedTensor else x
 
 
 def leaving(x: torch.Tensor, leaves: Leaves) -> QuantizedTensor:
@@ -156,7 +156,7 @@ def outgoing(ctx: Any, out: torch.Tensor) -> tuple[torch.Tensor, ...]:
     output is an ordinary tensor. So a traced Function returns a stand-in of the output's shape and dtype, which takes
     the gradient, with the tensors of the record beside it, and `arrived` makes the `QuantizedTensor` of them.
     """
-    if not (torch.compiler.is_compiling() and isinstance(out, QuantizedTensor)):
+    if out.__class__ is not QuantizedTensor or not torch.compiler.is_compiling():
         return (returned(out),)
     record = record_of(out)
     parts = [part for part in (getattr(record, name) for name in _PARTS) if part is not None]

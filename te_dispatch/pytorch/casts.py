@@ -22,6 +22,7 @@ from te_dispatch.common.recipe import (
 )
 from te_dispatch.core import scopes
 from te_dispatch.numerics.encodings import device_encoding
+from te_dispatch.numerics.quantized import CANONICAL_SCALES
 from te_dispatch.numerics.quantizers import (
     BlockQuantizer,
     CurrentQuantizer,
@@ -51,11 +52,12 @@ class GemmCasts:
         grad_usage: of dy, by (dgrad) + 2 (wgrad); entry 0 is never used.
         fprop, dgrad, wgrad: ((usage, scale layout) of a, the same of b), as the bound GEMMs read them.
         fprop_split, dgrad_split, wgrad_split: whether partial sums are promoted to full float32.
+        relays: whether a GEMM reads scales in a layout of its own.
     """
 
     __slots__ = (
         "input", "weight", "grad", "input_usage", "weight_usage", "grad_usage", "fprop", "dgrad", "wgrad",
-        "fprop_split", "dgrad_split", "wgrad_split",
+        "fprop_split", "dgrad_split", "wgrad_split", "relays",
     )  # fmt: skip
 
     def __init__(
@@ -73,6 +75,7 @@ class GemmCasts:
         self.fprop, self.dgrad, self.wgrad = formats
         self.input_usage = (self.fprop[0][0], _union(self.fprop[0][0], self.wgrad[1][0]))
         self.weight_usage = (self.fprop[1][0], _union(self.fprop[1][0], self.dgrad[1][0]))
+        self.relays = any(layout != CANONICAL_SCALES for gemm in formats for _, layout in gemm)
         dgrad, wgrad = self.dgrad[0][0], self.wgrad[0][0]
         self.grad_usage = (dgrad, dgrad, wgrad, _union(dgrad, wgrad))
 
@@ -99,11 +102,12 @@ class Plan:
         root: of a replay: the graph task whose end updates the backward scales (`scale_update.note_backward_cast`).
         weights: of a replay: the quantized weights of the first forward where it had them cached.
         boundary: the casts of what enters and leaves the module quantized; None until a call asks for that.
+        aligned: shape of the last input whose dimensions were found to suit the recipe.
     """
 
     __slots__ = (
         "recipe", "scope", "device", "process_group", "gemms", "forward", "backward", "forward_group",
-        "backward_group", "replay", "root", "weights", "boundary",
+        "backward_group", "replay", "root", "weights", "boundary", "aligned",
     )  # fmt: skip
 
     def __init__(
@@ -129,6 +133,7 @@ class Plan:
         self.root: int | None = None
         self.weights: list[Quantized | None] | None = None
         self.boundary: Boundary | None = None
+        self.aligned: tuple[int, ...] | None = None
 
     def forward_states(self) -> list[DelayedScales]:
         """All states that this plan's forwards record amaxes in."""

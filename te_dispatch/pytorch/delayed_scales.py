@@ -37,8 +37,8 @@ class DelayedScales:
     """
 
     __slots__ = (
-        "history", "scale", "scale_amax", "max_values", "margin", "amax_views", "scale_views", "group", "_frozen",
-        "_operands", "__weakref__",
+        "history", "scale", "scale_amax", "_max_values", "margin", "amax_views", "scale_views", "group", "_frozen",
+        "__weakref__",
     )  # fmt: skip
 
     def __init__(
@@ -49,9 +49,9 @@ class DelayedScales:
         max_values: Sequence[float] = (),
         margin: int = 0,
     ) -> None:
+        self.group: ScaleGroup | None = None
         self.max_values = tuple(max_values)
         self.margin = margin
-        self.group: ScaleGroup | None = None
         self._adopt(history, scale, scale_amax)
 
     @classmethod
@@ -73,8 +73,22 @@ class DelayedScales:
             self.amax_views = [history[0, i : i + 1] for i in range(scale.numel())]
             self.scale_views = [scale[i : i + 1] for i in range(scale.numel())]
         self._frozen: list[torch.Tensor] | None = None
-        self._operands: tuple[torch.Tensor, ...] | None = None
+        self._regroup()
         keep_static(history, scale, scale_amax)
+
+    def _regroup(self) -> None:
+        """Tell the group that what `operands` gives has changed."""
+        if self.group is not None:
+            self.group.regroup()
+
+    @property
+    def max_values(self) -> tuple[float, ...]:
+        return self._max_values
+
+    @max_values.setter
+    def max_values(self, values: tuple[float, ...]) -> None:
+        self._max_values = values
+        self._regroup()
 
     @property
     def device(self) -> torch.device:
@@ -99,12 +113,9 @@ class DelayedScales:
     def operands(self) -> tuple[torch.Tensor, torch.Tensor, tuple[float, ...], torch.Tensor]:
         """What `ops.update_delayed_scales` takes: history, scales, maxima and amaxes.
 
-        Through .data, once: a compiled backward that reads the tensors live must not find their version changed.
+        Through .data: a compiled backward that reads the tensors live must not find their version changed.
         """
-        if self._operands is None:
-            self._operands = (self.history.data, self.scale.data, self.scale_amax.data)
-        history, scale, amax = self._operands
-        return history, scale, self.max_values, amax
+        return self.history.data, self.scale.data, self.max_values, self.scale_amax.data
 
     def updated(self) -> None:
         """The scales were changed in place."""

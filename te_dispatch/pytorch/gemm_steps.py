@@ -6,12 +6,12 @@ The steps take the casts of one weight, or None for high precision: operands are
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from te_dispatch import ops
-from te_dispatch.numerics.quantized import Quantized
+from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized
 from te_dispatch.numerics.quantizers import Quantizer
 from te_dispatch.pytorch import scale_update
 from te_dispatch.pytorch.boundary import Leaves, detached, leaving_product, operand
@@ -35,12 +35,9 @@ def as_dtype(x: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
     return x if x is None or x.dtype == dtype else x.to(dtype)
 
 
-class Wanted(NamedTuple):
-    """Which gradients of a product x W^T + bias to compute: the dtype of each, None for those not wanted."""
-
-    x: torch.dtype | None
-    weight: torch.dtype | None
-    bias: torch.dtype | None
+#: Which gradients of a product x W^T + bias to compute: the dtypes of x's, the weight's and the bias's, None for those
+#: not wanted.
+Wanted = tuple["torch.dtype | None", "torch.dtype | None", "torch.dtype | None"]
 
 
 def weight_operand(
@@ -56,7 +53,7 @@ def weight_operand(
     if cached is not None:
         return cached
     usage = casts.weight_usage[1 if trains_x else 0]
-    if isinstance(weight, QuantizedTensor):
+    if weight.__class__ is QuantizedTensor:
         return operand(weight, casts.weight, usage)
     return ops.quantize(weight, snapshot(casts.weight, x), usage=usage)
 
@@ -90,30 +87,25 @@ def product_gradients(
         leaves: how the gradient of x leaves the module, if quantized.
         x, weight: as the product read them, or a plain weight in its own dtype; None where no wanted gradient reads it.
     """
+    x_dtype, weight_dtype, bias_dtype = wanted
     if casts is None:
         dy = detached(dy)
-        dx = None if wanted.x is None else ops.gemm(dy, as_dtype(weight, dy.dtype), layout="NN").out
-        return dx, *plain_weight_grads(dy, x, wanted.weight, wanted.bias)  # type: ignore[return-value]
-    usage = (wanted.x is not None) + 2 * (wanted.weight is not None)
+        dx = None if x_dtype is None else ops.gemm(dy, as_dtype(weight, dy.dtype), layout="NN").out
+        return dx, *plain_weight_grads(dy, x, weight_dtype, bias_dtype)  # type: ignore[return-value]
+    usage = (x_dtype is not None) + 2 * (weight_dtype is not None)
     if not usage:
-        return None, None, None if wanted.bias is None else column_sums(dy, wanted.bias)
-    dyq, db = quantize_gradient(casts.grad, casts.grad_usage[usage], dy, wanted.bias)
-    return *operand_gradients(casts, dyq, x, weight, wanted, leaves, dy), db
+        return None, None, None if bias_dtype is None else column_sums(dy, bias_dtype)
+    dyq, db = quantize_gradient(casts.grad, casts.grad_usage[usage], dy, bias_dtype)
+    dx = None if x_dtype is None else dgrad(casts, dyq, weight, x_dtype, leaves, dy)
+    return dx, None if weight_dtype is None else wgrad(casts, dyq, x, weight_dtype), db
 
 
-def operand_gradients(
-    casts: GemmCasts,
-    dy: Quantized,
-    x: Any,
-    weight: Any,
-    wanted: Wanted,
-    leaves: Leaves | None = None,
-    after: torch.Tensor | None = None,
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """`product_gradients` of x and weight, of a gradient that is quantized already; `after` is as it came."""
-    dx = None if wanted.x is None else dgrad(casts, dy, weight, wanted.x, leaves, after)
-    dw = None if wanted.weight is None else wgrad(casts, dy, x, wanted.weight)
-    return dx, dw
+def _laid_out(casts: GemmCasts, formats: Any, a: Quantized, b: Quantized) -> tuple[Quantized, Quantized]:
+    """Operands with their scales as the GEMM of these `formats` reads them."""
+    if not casts.relays and a.scale_layout is CANONICAL_SCALES and b.scale_layout is CANONICAL_SCALES:
+        return a, b
+    (_, a_layout), (_, b_layout) = formats
+    return with_layout(a, a_layout), with_layout(b, b_layout)
 
 
 def fprop(
@@ -126,9 +118,8 @@ def fprop(
     after: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """x W^T + bias in `dtype`, and quantized where it `leaves` so."""
-    (_, a_layout), (_, b_layout) = casts.fprop
-    x, weight, bias = with_layout(x, a_layout), with_layout(weight, b_layout), as_dtype(bias, dtype)
-    split = casts.fprop_split
+    x, weight = _laid_out(casts, casts.fprop, x, weight)
+    bias, split = as_dtype(bias, dtype), casts.fprop_split
     if leaves is not None:
         assert after is not None
         return leaving_product(x, weight, leaves, after, dtype, False, layout="NT", bias=bias, split_accumulator=split)
@@ -146,8 +137,7 @@ def dgrad(
     after: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """dy W in `dtype`, and quantized where it `leaves` so."""
-    (_, a_layout), (_, b_layout) = casts.dgrad
-    dy, weight = with_layout(dy, a_layout), with_layout(weight, b_layout)
+    dy, weight = _laid_out(casts, casts.dgrad, dy, weight)
     if leaves is not None:
         assert after is not None
         return leaving_product(dy, weight, leaves, after, dtype, True, layout="NN", split_accumulator=casts.dgrad_split)
@@ -158,13 +148,9 @@ def dgrad(
 
 def wgrad(casts: GemmCasts, dy: Quantized, x: Quantized, dtype: torch.dtype) -> torch.Tensor:
     """dy^T x in `dtype`."""
-    (_, a_layout), (_, b_layout) = casts.wgrad
+    dy, x = _laid_out(casts, casts.wgrad, dy, x)
     return ops.gemm(  # type: ignore[return-value]
-        with_layout(dy, a_layout),
-        with_layout(x, b_layout),
-        layout="TN",
-        out_dtype=dtype,
-        split_accumulator=casts.wgrad_split,
+        dy, x, layout="TN", out_dtype=dtype, split_accumulator=casts.wgrad_split
     ).out
 
 
@@ -172,7 +158,7 @@ def quantize_gradient(
     quantizer: Quantizer, usage: str, dy: torch.Tensor, bias_dtype: torch.dtype | None
 ) -> tuple[Quantized, torch.Tensor | None]:
     """The gradient cast, and its column sums where `bias_dtype` asks for them."""
-    if isinstance(dy, QuantizedTensor):
+    if dy.__class__ is QuantizedTensor:
         return operand(dy, quantizer, usage, True), None if bias_dtype is None else column_sums(dy, bias_dtype)
     quantizer = snapshot(quantizer, dy, in_backward=True)
     if bias_dtype is None:

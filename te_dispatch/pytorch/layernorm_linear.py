@@ -11,6 +11,7 @@ import torch
 from te_dispatch.pytorch.arguments import reject_unsupported
 from te_dispatch.pytorch.boundary import arrived, detached, leaving, outgoing
 from te_dispatch.pytorch.compile import returned, snapshot
+from te_dispatch.pytorch.functions import applied
 from te_dispatch.pytorch.linear_module import LinearModule
 from te_dispatch.pytorch.linear_steps import (
     LinearOptions,
@@ -33,7 +34,10 @@ from te_dispatch.pytorch.scoped import in_forward_scope_as_is
 
 
 class _LayerNormLinear(torch.autograd.Function):
-    """x (..., in), gamma, beta (in,), weight (out, in), bias (out,) -> (..., out), and norm(x), and x, where asked."""
+    """x (..., in), gamma, beta (in,), weight (out, in), bias (out,) -> (..., out), and norm(x), and x, where asked.
+
+    Behind the options come the parameters that weight and bias are made of, if they are several (`LinearOptions.rows`).
+    """
 
     @staticmethod
     def forward(
@@ -44,12 +48,13 @@ class _LayerNormLinear(torch.autograd.Function):
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         options: LinearOptions,
+        *parameters: torch.Tensor,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         plan, trains, norm = options.plan, options.trains, options.norm
         assert norm is not None
         needs = ctx.needs_input_grad
         needs_dgrad = trains and (needs[0] or needs[1] or needs[2])
-        needs_wgrad = trains and needs[3]
+        needs_wgrad = trains and options.trained(needs, 3)[0]
         if plan is None:
             normed = norm_forward(x, gamma, beta, norm)
             assert normed.y is not None
@@ -74,11 +79,7 @@ class _LayerNormLinear(torch.autograd.Function):
         if trains:
             stats = (x, gamma, normed.mean, normed.rstd) if needs_dgrad else (None, None, None, None)
             ctx.save_for_backward(*stats, *saved)
-            ctx.norm = norm
-            ctx.returns_norm = options.returns_norm
-            ctx.passes_input = options.passes_input
-            ctx.input_grad = options.input_grad
-            note_forward(ctx, plan, x, weight, bias)
+            note_forward(ctx, options, x, weight, bias)
         out, *parts = outgoing(ctx, out)
         norms = (returned(normed.y),) if options.returns_norm else ()
         passed = (x.view_as(x),) if options.passes_input else ()
@@ -87,22 +88,27 @@ class _LayerNormLinear(torch.autograd.Function):
     @staticmethod
     @in_forward_scope_as_is
     def backward(ctx: Any, dy: torch.Tensor, *beside: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        needs = ctx.needs_input_grad
+        needs, options = ctx.needs_input_grad, ctx.options
         needs_dgrad = needs[0] or needs[1] or needs[2]
+        needs_wgrad, needs_bgrad = options.trained(needs, 3)
         x, gamma, mean, rstd, *saved = ctx.saved_tensors
-        dz, dw, db = product_backward(ctx, dy, saved, needs_dgrad, needs[3], needs[4])
+        dz, dw, db = product_backward(ctx, dy, saved, needs_dgrad, needs_wgrad, needs_bgrad)
+        of_linear = options.gradients(needs, 3, dw, db)
         if not needs_dgrad:
-            return None, None, None, dw, db, None
+            return None, None, None, *of_linear
         assert dz is not None
-        dnormed = beside[0] if ctx.returns_norm else None
+        dnormed = beside[0] if options.returns_norm else None
         if dnormed is not None:
             dz = dz + detached(dnormed)
-        residual = beside[-1] if ctx.passes_input else None
+        residual = beside[-1] if options.passes_input else None
         if residual is not None:
             residual = detached(residual).contiguous()
-        grads = norm_backward(dz, x, gamma, mean, rstd, ctx.norm, residual)
-        dx = leaving(grads.dx, ctx.input_grad) if needs[0] and ctx.input_grad is not None else grads.dx
-        return dx, grads.dgamma, grads.dbeta if needs[2] else None, dw, db, None
+        grads = norm_backward(dz, x, gamma, mean, rstd, options.norm, residual)
+        dx = leaving(grads.dx, options.input_grad) if needs[0] and options.input_grad is not None else grads.dx
+        return dx, grads.dgamma, grads.dbeta if needs[2] else None, *of_linear
+
+
+_run_layernorm_linear = applied(_LayerNormLinear)
 
 
 class LayerNormLinear(LinearModule):
@@ -191,6 +197,7 @@ class LayerNormLinear(LinearModule):
         x: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
+        parameters: tuple[torch.Tensor, ...],
         is_first_microbatch: bool | None,
         fp8_output: bool,
         fp8_grad: bool,
@@ -202,10 +209,11 @@ class LayerNormLinear(LinearModule):
         beta = norm_parameter(self._parameters.get("layer_norm_bias"), x)
         returns_norm = self.return_layernorm_output or self._calibrating()
         output, input_grad = self._leaves(plan, fp8_output, fp8_grad)
+        rows = self._split.weights.rows if parameters else ()
         options = LinearOptions(
-            plan, kept, torch.is_grad_enabled(), self._norm, returns_norm, output, input_grad, self.passes_input
+            plan, kept, torch.is_grad_enabled(), self._norm, returns_norm, output, input_grad, self.passes_input, rows
         )
-        result = self._run_function(_LayerNormLinear, plan, x, gamma, beta, weight, bias, options)
+        result = self._run_function(_run_layernorm_linear, plan, x, gamma, beta, weight, bias, options, *parameters)
         out, *beside = result if isinstance(result, tuple) else (result,)
         passed = [beside.pop()] if self.passes_input else []
         norms, parts = beside[:returns_norm], beside[returns_norm:]

@@ -10,7 +10,7 @@ import torch
 
 from te_dispatch.ops.activation import CLAMPED_SWIGLU, GATED, KINDS
 from te_dispatch.pytorch.arguments import reject_unsupported, require_choice
-from te_dispatch.pytorch.layernorm_mlp_function import LayerNormMLPFunction, LayerNormMLPOptions
+from te_dispatch.pytorch.layernorm_mlp_function import LayerNormMLPOptions, run_layernorm_mlp
 from te_dispatch.pytorch.module import GemmModule
 from te_dispatch.pytorch.norm_steps import NormOptions, add_norm_parameters, norm_parameter, reset_norm_parameters
 from te_dispatch.pytorch.parameters import (
@@ -19,7 +19,7 @@ from te_dispatch.pytorch.parameters import (
     check_alignment,
     default_init,
     empty_result,
-    joined,
+    parameter,
     parameter_factory,
     require_size,
     without_rows,
@@ -160,14 +160,16 @@ class LayerNormMLP(GemmModule):
     def forward(
         self, inp: torch.Tensor, is_first_microbatch: bool | None = None
     ) -> torch.Tensor | tuple[torch.Tensor | None, ...]:
+        fc1_weight, fc2_weight = parameter(self, "fc1_weight"), parameter(self, "fc2_weight")
+        fc1_bias = parameter(self, "fc1_bias") if self.use_bias else None
+        fc2_bias = parameter(self, "fc2_bias") if self.use_bias else None
+        added = None if self.return_bias else fc2_bias
+        if self._familiar(inp, fc1_weight, self.hidden_size):
+            out = self._run(inp, fc1_weight, fc1_bias, fc2_weight, added, is_first_microbatch)
+            return self._results(out, fc2_bias) if self.return_bias or isinstance(out, tuple) else out
         if isinstance(inp, torch.Tensor) and inp.dim() == 1:
             return without_rows(self.forward(inp[None], is_first_microbatch))
-        fc1_weight, fc2_weight = joined(self, ("fc1_weight",)), joined(self, ("fc2_weight",))
-        names = ("fc1_bias",), ("fc2_bias",)
-        fc1_bias, fc2_bias = (joined(self, name if self.use_bias else ()) for name in names)
-        assert fc1_weight is not None and fc2_weight is not None
         x = self._checked_input(inp, fc1_weight, self.hidden_size)
-        added = None if self.return_bias else fc2_bias
         if x.numel() == 0:
             norm_parameters = (self.layer_norm_weight, self.layer_norm_bias)
             out = empty_result(x, self.hidden_size, (*norm_parameters, fc1_weight, fc1_bias, fc2_weight, added))
@@ -189,7 +191,7 @@ class LayerNormMLP(GemmModule):
         plan, record = self._begin(x)
         weights = None
         if plan is not None:
-            check_alignment(type(self).__name__, plan.recipe, x, self._sizes)
+            check_alignment(type(self).__name__, plan, x, self._sizes)
             weights = self._quantized_weights(plan, record, (fc1_weight, fc2_weight), is_first_microbatch)
         options = LayerNormMLPOptions(
             plan,
@@ -206,4 +208,4 @@ class LayerNormMLP(GemmModule):
         gamma = norm_parameter(self._parameters.get("layer_norm_weight"), x)
         beta = norm_parameter(self._parameters.get("layer_norm_bias"), x)
         tensors = (x, gamma, beta, fc1_weight, fc1_bias, fc2_weight, fc2_bias)
-        return self._run_function(LayerNormMLPFunction, plan, *tensors, options)
+        return self._run_function(run_layernorm_mlp, plan, *tensors, options)

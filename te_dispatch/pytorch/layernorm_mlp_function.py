@@ -11,16 +11,19 @@ import torch
 from te_dispatch import ops
 from te_dispatch.core import scopes
 from te_dispatch.numerics.quantized import Quantized
+from te_dispatch.pytorch.boundary import detached
 from te_dispatch.pytorch.casts import GemmCasts, Plan
 from te_dispatch.pytorch.compile import returned, snapshot
+from te_dispatch.pytorch.functions import applied
 from te_dispatch.pytorch.gemm_steps import (
     Wanted,
     as_dtype,
+    dgrad,
     note_backward,
-    operand_gradients,
     product,
     product_gradients,
     weight_operand,
+    wgrad,
 )
 from te_dispatch.pytorch.norm_steps import NormOptions, norm_backward, norm_forward
 from te_dispatch.pytorch.saved import PARTS, keep, restored, taken
@@ -190,10 +193,8 @@ class LayerNormMLPFunction(torch.autograd.Function):
             operand, z, hidden = half.operand, half.z, half.hidden
             del half
         x_dtype, w1_dtype, b1_dtype, w2_dtype, b2_dtype = ctx.dtypes
-        first = Wanted(x_dtype if needs.norm else None, w1_dtype if wants[3] else None, b1_dtype if wants[4] else None)
-        second = Wanted(
-            x_dtype if needs.hidden else None, w2_dtype if wants[5] else None, b2_dtype if wants[6] else None
-        )
+        first = (x_dtype if needs.norm else None, w1_dtype if wants[3] else None, b1_dtype if wants[4] else None)
+        second = (x_dtype if needs.hidden else None, w2_dtype if wants[5] else None, b2_dtype if wants[6] else None)
         dy = dy.contiguous()
         if plan is not None:
             note_backward(plan, ctx.root, dy)
@@ -209,11 +210,11 @@ class LayerNormMLPFunction(torch.autograd.Function):
         if not needs.norm:
             return None, None, None, dw1, db1, dw2, db2, None
         if options.returns_norm and beside[0] is not None:
-            dnorm = dnorm + beside[0]
+            dnorm = dnorm + detached(beside[0])
         assert dnorm is not None
         residual = beside[-1] if options.passes_input else None
         if residual is not None:
-            residual = residual.contiguous()
+            residual = detached(residual).contiguous()
         grads = norm_backward(dnorm, x, gamma, mean, rstd, options.norm, residual)
         return grads.dx, grads.dgamma, grads.dbeta if wants[2] else None, dw1, db1, dw2, db2, None
 
@@ -286,16 +287,17 @@ def _activation_gradient(
     """(gradient of z as the GEMMs read it, that of the first bias where the cast gives it); `dy` is the Function's."""
     if casts is None:
         return ops.activation_bwd(dhidden, z, kind=options.kind, params=options.params).dx, None
+    x_dtype, weight_dtype, bias_dtype = wanted
     step = ops.activation_bwd(
         dhidden,
         z,
         kind=options.kind,
         params=options.params,
         quantizer=snapshot(casts.grad, dy, in_backward=True),
-        usage=casts.grad_usage[(wanted.x is not None) + 2 * (wanted.weight is not None)],
-        with_dbias=wanted.bias is not None,
+        usage=casts.grad_usage[(x_dtype is not None) + 2 * (weight_dtype is not None)],
+        with_dbias=bias_dtype is not None,
     )
-    return step.dx_quantized, None if wanted.bias is None else as_dtype(step.dbias, wanted.bias)
+    return step.dx_quantized, None if bias_dtype is None else as_dtype(step.dbias, bias_dtype)
 
 
 def _first_gradients(
@@ -304,4 +306,9 @@ def _first_gradients(
     """Gradients of norm(x), w1 and b1, from that of the activation's input."""
     if casts is None:
         return product_gradients(None, dz, operand, weight, wanted)
-    return *operand_gradients(casts, dz, operand, weight, wanted), dbias
+    x_dtype, weight_dtype, _ = wanted
+    dx = None if x_dtype is None else dgrad(casts, dz, weight, x_dtype)
+    return dx, None if weight_dtype is None else wgrad(casts, dz, operand, weight_dtype), dbias
+
+
+run_layernorm_mlp = applied(LayerNormMLPFunction)

@@ -10,6 +10,7 @@ import torch
 
 from te_dispatch.pytorch.arguments import reject_unsupported
 from te_dispatch.pytorch.boundary import arrived, operand, outgoing
+from te_dispatch.pytorch.functions import applied
 from te_dispatch.pytorch.linear_module import LinearModule
 from te_dispatch.pytorch.linear_steps import (
     LinearOptions,
@@ -24,15 +25,23 @@ from te_dispatch.pytorch.scoped import in_forward_scope_as_is
 
 
 class _Linear(torch.autograd.Function):
-    """x (..., in), weight (out, in), bias (out,) or None -> (..., out) in x's dtype."""
+    """x (..., in), weight (out, in), bias (out,) or None -> (..., out) in x's dtype.
+
+    Behind the options come the parameters that weight and bias are made of, if they are several (`LinearOptions.rows`).
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, options: LinearOptions
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        options: LinearOptions,
+        *parameters: torch.Tensor,
     ) -> torch.Tensor | tuple[torch.Tensor, ...]:
         plan, trains = options.plan, options.trains
-        needs_dgrad = trains and ctx.needs_input_grad[0]
-        needs_wgrad = trains and ctx.needs_input_grad[1]
+        needs = ctx.needs_input_grad
+        needs_dgrad, needs_wgrad = trains and needs[0], trains and options.trained(needs, 1)[0]
         if plan is None:
             out, saved = plain_product(x, weight, bias, needs_dgrad, needs_wgrad)
         else:
@@ -43,17 +52,22 @@ class _Linear(torch.autograd.Function):
             )
         if trains:
             ctx.save_for_backward(*saved)
-            note_forward(ctx, plan, x, weight, bias)
-            ctx.input_grad = options.input_grad
+            note_forward(ctx, options, x, weight, bias)
         out, *parts = outgoing(ctx, out)
         return (out, *parts) if parts else out
 
     @staticmethod
     @in_forward_scope_as_is
     def backward(ctx: Any, dy: torch.Tensor, *_: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        needs_dgrad, needs_wgrad, needs_bgrad, _ = ctx.needs_input_grad
-        dx, dw, db = product_backward(ctx, dy, ctx.saved_tensors, needs_dgrad, needs_wgrad, needs_bgrad, ctx.input_grad)
-        return dx, dw, db, None
+        needs, options = ctx.needs_input_grad, ctx.options
+        needs_wgrad, needs_bgrad = options.trained(needs, 1)
+        dx, dw, db = product_backward(
+            ctx, dy, ctx.saved_tensors, needs[0], needs_wgrad, needs_bgrad, options.input_grad
+        )
+        return dx, *options.gradients(needs, 1, dw, db)
+
+
+_run_linear = applied(_Linear)
 
 
 class Linear(LinearModule):
@@ -134,6 +148,7 @@ class Linear(LinearModule):
         x: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
+        parameters: tuple[torch.Tensor, ...],
         is_first_microbatch: bool | None,
         fp8_output: bool,
         fp8_grad: bool,
@@ -144,8 +159,9 @@ class Linear(LinearModule):
             if self._calibrating():
                 self._calibrate(0, x, weight)
         output, input_grad = self._leaves(plan, fp8_output, fp8_grad)
-        options = LinearOptions(plan, kept, torch.is_grad_enabled(), output=output, input_grad=input_grad)
-        out = self._run_function(_Linear, plan, x, weight, bias, options)
+        rows = self._split.weights.rows if parameters else ()
+        options = LinearOptions(plan, kept, torch.is_grad_enabled(), output=output, input_grad=input_grad, rows=rows)
+        out = self._run_function(_run_linear, plan, x, weight, bias, options, *parameters)
         return arrived(out[0], out[1:], output) if isinstance(out, tuple) else out
 
     def _run_empty(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

@@ -14,10 +14,12 @@ from te_dispatch.pytorch.casts import Plan
 from te_dispatch.pytorch.module import GemmModule
 from te_dispatch.pytorch.parameters import (
     InitMethod,
+    SplitParameters,
     add_split_parameters,
     check_alignment,
     default_init,
     joined,
+    parameter,
     require_size,
     split_sizes,
     without_rows,
@@ -66,6 +68,7 @@ class LinearModule(GemmModule):
             torch.empty(self.out_features, self.in_features, **factory),
             torch.empty(self.out_features, **factory) if self.use_bias else None,
         )
+        self._split = SplitParameters(self.weight_names, self.bias_names) if len(self.weight_names) > 1 else None
 
     def reset_parameters(self, defer_init: bool = False) -> None:
         """Initialize all parameters; nothing with `defer_init`."""
@@ -84,24 +87,48 @@ class LinearModule(GemmModule):
         fp8_output: bool = False,
         fp8_grad: bool = False,
     ) -> Any:
-        if isinstance(inp, torch.Tensor) and inp.dim() == 1:
+        adds_bias = self.use_bias and not self.return_bias
+        weight, bias, parameters = self._parameters_of_call(adds_bias)
+        if self._familiar(inp, weight, self.in_features):
+            out = self._run(inp, weight, bias, parameters, is_first_microbatch, fp8_output, fp8_grad)
+        elif isinstance(inp, torch.Tensor) and inp.dim() == 1:
             return without_rows(self.forward(inp[None], is_first_microbatch, fp8_output, fp8_grad))
-        weight = joined(self, self.weight_names)
-        bias = joined(self, self.bias_names)
-        assert weight is not None
-        x = self._checked_input(inp, weight, self.in_features)
-        added = None if self.return_bias else bias
-        if x.numel():
-            out = self._run(x, weight, added, is_first_microbatch, fp8_output, fp8_grad)
         else:
-            out = self._run_empty(plain(x), weight, added)
-        return self._results(out, bias) if self.return_bias or isinstance(out, tuple) else out
+            x = self._checked_input(inp, weight, self.in_features)
+            if x.numel():
+                out = self._run(x, weight, bias, parameters, is_first_microbatch, fp8_output, fp8_grad)
+            else:
+                out = self._run_empty(plain(x), *self._with_gradients(adds_bias))
+        if self.return_bias:
+            return self._results(out, joined(self, self.bias_names))
+        return self._results(out, None) if isinstance(out, tuple) else out
+
+    def _parameters_of_call(
+        self, with_bias: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None, tuple[torch.Tensor, ...]]:
+        """(weight, bias, parameters): with parameters, these have the gradients of the other two."""
+        if self._split is not None:
+            return self._split.whole(self, with_bias)
+        weight = parameter(self, self.weight_names[0])
+        return weight, parameter(self, self.bias_names[0]) if with_bias else None, ()
+
+    def _with_gradients(self, with_bias: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Weight and bias, differentiable."""
+        weight = joined(self, self.weight_names)
+        assert weight is not None
+        return weight, joined(self, self.bias_names) if with_bias else None
+
+    def _forget_plan(self) -> None:
+        super()._forget_plan()
+        if self._split is not None:
+            self._split.forget()
 
     def _run(
         self,
         x: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
+        parameters: tuple[torch.Tensor, ...],
         is_first_microbatch: bool | None,
         fp8_output: bool,
         fp8_grad: bool,
@@ -124,7 +151,7 @@ class LinearModule(GemmModule):
         plan, record = self._begin(x, boundary)
         if plan is None:
             return None, None
-        check_alignment(type(self).__name__, plan.recipe, x, self._sizes)
+        check_alignment(type(self).__name__, plan, x, self._sizes)
         weights = self._quantized_weights(plan, record, (weight,), is_first_microbatch)
         return plan, None if weights is None else weights[0]
 

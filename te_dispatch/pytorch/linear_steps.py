@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,7 +13,6 @@ from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.pytorch.boundary import Leaves
 from te_dispatch.pytorch.casts import GemmCasts, Plan
 from te_dispatch.pytorch.gemm_steps import (
-    Wanted,
     as_dtype,
     note_backward,
     product,
@@ -37,9 +37,11 @@ class LinearOptions:
         returns_norm: return the norm's output too.
         passes_input: also return the input, for a residual connection: the norm's backward then adds its gradient.
         output, input_grad: how the output and the input's gradient leave the module, None for plain.
+        rows: where weight and bias are several parameters and come without gradient: rows of each. The parameters
+            themselves then follow the options among the Function's arguments, weights first. Else ().
     """
 
-    __slots__ = ("plan", "weight", "trains", "norm", "returns_norm", "output", "input_grad", "passes_input")
+    __slots__ = ("plan", "weight", "trains", "norm", "returns_norm", "output", "input_grad", "passes_input", "rows")
 
     def __init__(
         self,
@@ -51,6 +53,7 @@ class LinearOptions:
         output: Leaves | None = None,
         input_grad: Leaves | None = None,
         passes_input: bool = False,
+        rows: tuple[int, ...] = (),
     ) -> None:
         self.plan = plan
         self.weight = weight
@@ -60,6 +63,30 @@ class LinearOptions:
         self.output = output
         self.input_grad = input_grad
         self.passes_input = passes_input
+        self.rows = rows
+
+    def trained(self, needs: Sequence[bool], at: int) -> tuple[bool, bool]:
+        """Whether a gradient of the weight is needed, and of the bias.
+
+        Args:
+            needs: `ctx.needs_input_grad`, of (.., weight, bias, options, *parameters) with the weight at `at`.
+        """
+        if not self.rows:
+            return needs[at], needs[at + 1]
+        weights = needs[at + 3 : at + 3 + len(self.rows)]
+        return any(weights), any(needs[at + 3 + len(self.rows) :])
+
+    def gradients(
+        self, needs: Sequence[bool], at: int, weight: torch.Tensor | None, bias: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, ...]:
+        """What a backward returns from `at` on, of the gradients of the whole weight and bias."""
+        if not self.rows:
+            return weight, bias, None
+        parts: list[torch.Tensor | None] = []
+        for whole, wanted in ((weight, True), (bias, len(needs) > at + 3 + len(self.rows))):
+            if wanted:
+                parts += [None] * len(self.rows) if whole is None else whole.split_with_sizes(self.rows)
+        return None, None, None, *parts
 
 
 def plain_product(
@@ -93,11 +120,14 @@ def quantized_product(
     return out, (*x_parts, *w_parts)
 
 
-def note_forward(ctx: Any, plan: Plan | None, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+def note_forward(
+    ctx: Any, options: LinearOptions, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> None:
     """Keep on `ctx` what the backward needs to know besides tensors."""
     ctx.scope = scopes.capture()
-    ctx.plan = plan
-    ctx.root = None if plan is None else plan.root
+    ctx.options = options
+    # A later recomputation of the same plan would replace it.
+    ctx.root = None if options.plan is None else options.plan.root
     ctx.dtypes = (x.dtype, weight.dtype, None if bias is None else bias.dtype)
 
 
@@ -111,11 +141,11 @@ def product_backward(
     leaves: Leaves | None = None,
 ) -> Gradients:
     """Gradients of x, weight and bias, each where it is needed, else None; x's is quantized where it `leaves` so."""
-    plan: Plan | None = ctx.plan
+    plan: Plan | None = ctx.options.plan
     x_dtype, weight_dtype, bias_dtype = ctx.dtypes
-    wanted = Wanted(
+    wanted = (
         x_dtype if needs_dgrad else None, weight_dtype if needs_wgrad else None, bias_dtype if needs_bgrad else None
-    )
+    )  # fmt: skip
     dy = dy.contiguous()
     if plan is None:
         return product_gradients(None, dy, *saved, wanted)

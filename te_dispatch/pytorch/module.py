@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
@@ -13,6 +13,7 @@ from te_dispatch import ops
 from te_dispatch.common.recipe import DelayedScaling, Recipe
 from te_dispatch.core import scopes
 from te_dispatch.numerics.quantized import Quantized
+from te_dispatch.ops.checks.likeness import Likeness, alike
 from te_dispatch.pytorch import regions, scale_update
 from te_dispatch.pytorch.autocast import AutocastState, thread
 from te_dispatch.pytorch.boundary import Boundary, operand
@@ -22,6 +23,12 @@ from te_dispatch.pytorch.compile.recipes import group_numbered, recipe_named
 from te_dispatch.pytorch.gemm_steps import as_dtype
 from te_dispatch.pytorch.module_state import ScaledModule
 from te_dispatch.pytorch.quantized_tensor import plain
+from te_dispatch.pytorch.scoped import autocast_off
+
+#: How many kinds of input a module keeps in mind.
+_LOOKS = 4
+
+_current_graph_task = torch._C._current_graph_task_id
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -65,6 +72,8 @@ class GemmModule(ScaledModule):
         self._cached_weights: list[Quantized | None] | None = None
         self._cached_for: Plan | None = None
         self._ran_unowned = False
+        #: What `_familiar` knows: comparisons, and the number of features each was checked for.
+        self._looks: tuple[tuple[Likeness, int], ...] = ()
 
     # -- the plan of a call ---------------------------------------------------------------------------------------
 
@@ -80,14 +89,15 @@ class GemmModule(ScaledModule):
         """
         if torch.compiler.is_compiling():
             return self._begin_traced(x, boundary), None
-        if torch._C._current_graph_task_id() != -1:
+        if _current_graph_task() != -1:
             return self._recomputed(x, boundary)
         state = thread.state
         if state is None or not (state.enabled or state.calibrating):
             return None, None
         plan = self._current_plan(state, x.device, boundary)
-        if plan.forward_group is not None:
-            plan.forward_group.dirty = True
+        group = plan.forward_group
+        if group is not None:
+            group.dirty = True
         if not state.enabled:
             return None, None
         if not regions.maybe_checkpointed():
@@ -146,8 +156,7 @@ class GemmModule(ScaledModule):
 
     def _current_plan(self, state: AutocastState, device: torch.device, boundary: bool) -> Plan:
         plan = self._plan
-        scope = scopes.capture()
-        if plan is None or not plan.fits(state.recipe, scope, device, state.process_group):
+        if plan is None or not plan.fits(state.recipe, scopes.capture(), device, state.process_group):
             plan = self._build_plan(state.recipe, device, state.process_group)
         if boundary and plan.boundary is None:
             self._add_boundary(plan)
@@ -254,6 +263,21 @@ class GemmModule(ScaledModule):
 
     # -- checks ---------------------------------------------------------------------------------------------------
 
+    def _familiar(self, inp: Any, weight: torch.Tensor, features: int) -> bool:
+        """Whether `_checked_input` is known to give `inp` back as it is: a matrix like one that it gave back before.
+
+        What is compared is all that it looks at: class, shape, strides, dtype and device, and those of the weight.
+        """
+        if not autocast_off():
+            return False
+        try:
+            for fits, known in self._looks:
+                if fits(inp, weight):
+                    return known == features  # type: ignore[no-any-return]
+        except Exception:  # no tensor: `_checked_input` shall say
+            pass
+        return False
+
     def _checked_input(self, inp: torch.Tensor, weight: torch.Tensor, features: int) -> torch.Tensor:
         """The input, contiguous and in the dtype of torch.autocast where that is on; its values, if it is a
         `QuantizedTensor` that the module does not take as it is.
@@ -261,7 +285,7 @@ class GemmModule(ScaledModule):
         Raises:
             TypeError, ValueError: not a tensor; another last dimension, device or dtype than the parameters'.
         """
-        name = type(self).__name__
+        name, given = type(self).__name__, inp
         if not isinstance(inp, torch.Tensor):
             raise TypeError(f"{name}: inp must be a tensor, got {type(inp).__name__}")
         if inp.dim() == 0 or inp.shape[-1] != features:
@@ -276,15 +300,20 @@ class GemmModule(ScaledModule):
             raise ValueError(f"{name}: inp must be float32, bfloat16 or float16, got {inp.dtype}")
         if not self.takes_quantized:
             inp = plain(inp)
-        return inp.contiguous()
+        x = inp.contiguous()
+        if x is given and x.numel() and len(self._looks) < _LOOKS and autocast_off() and type(x) is torch.Tensor:
+            self._looks = (*self._looks, (alike((x, weight), (True, False)), features))
+        return x
 
-    def _run_function(self, function: type[torch.autograd.Function], plan: Plan | None, *arguments: Any) -> Any:
-        """`function` of `arguments`, the input first, under what it must run under."""
+    def _run_function(self, apply: Callable[..., Any], plan: Plan | None, *arguments: Any) -> Any:
+        """`apply` of `arguments`, the input first, under what it must run under."""
+        if autocast_off() and (plan is None or not plan.replay):
+            return apply(*arguments)
         surroundings = self._surroundings(plan, arguments[0].device.type)
         if surroundings is None:
-            return function.apply(*arguments)
+            return apply(*arguments)
         with surroundings:
-            return function.apply(*arguments)
+            return apply(*arguments)
 
     def _results(self, out: Any, bias: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         """What the module returns where more is asked for than the output, which `out` may have beside it."""
@@ -320,5 +349,5 @@ class GemmModule(ScaledModule):
     def __getstate__(self) -> dict[str, Any]:
         # Copies and pickles bind anew: a plan refers to a policy and a process group of this process.
         state = dict(self.__dict__)
-        state.update(_plan=None, _traced_plans=TracedPlans(), _cached_weights=None, _cached_for=None)
+        state.update(_plan=None, _traced_plans=TracedPlans(), _cached_weights=None, _cached_for=None, _looks=())
         return state

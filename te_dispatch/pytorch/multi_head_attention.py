@@ -11,6 +11,7 @@ import torch
 from te_dispatch.ops.attention import LAYOUTS
 from te_dispatch.pytorch.arguments import (
     PARALLEL_DEFAULTS,
+    given,
     part_name,
     reject_in_call,
     reject_unsupported,
@@ -253,23 +254,24 @@ class MultiheadAttention(torch.nn.Module):
             operands, beside = self._cross_operands(hidden_states, encoder_output, is_first_microbatch, rotary)
         context = self.core_attention(
             **operands,
-            attention_mask=attention_mask,
-            cu_seqlens_q=cu_seqlens_q,
-            cu_seqlens_kv=cu_seqlens_kv,
-            cu_seqlens_q_padded=cu_seqlens_q_padded,
-            cu_seqlens_kv_padded=cu_seqlens_kv_padded,
-            max_seqlen_q=max_seqlen_q,
-            max_seqlen_kv=max_seqlen_kv,
-            attn_mask_type=attn_mask_type,
-            window_size=window_size,
-            bottom_right_diagonal=bottom_right_diagonal,
-            softcap=softcap,
-            checkpoint_core_attention=checkpoint_core_attention,
-            core_attention_bias_type=core_attention_bias_type,
-            core_attention_bias=core_attention_bias,
-            alibi_slopes=alibi_slopes,
-            fast_zero_fill=fast_zero_fill,
-            pad_between_seqs=pad_between_seqs,
+            **given(
+                attention_mask=attention_mask,
+                cu_seqlens_q=cu_seqlens_q,
+                cu_seqlens_kv=cu_seqlens_kv,
+                cu_seqlens_q_padded=cu_seqlens_q_padded,
+                cu_seqlens_kv_padded=cu_seqlens_kv_padded,
+                max_seqlen_q=max_seqlen_q,
+                max_seqlen_kv=max_seqlen_kv,
+                attn_mask_type=attn_mask_type,
+                window_size=window_size,
+                bottom_right_diagonal=bottom_right_diagonal,
+                softcap=softcap,
+                checkpoint_core_attention=checkpoint_core_attention or None,
+                core_attention_bias_type=None if core_attention_bias_type == "no_bias" else core_attention_bias_type,
+                core_attention_bias=core_attention_bias,
+                alibi_slopes=alibi_slopes,
+                pad_between_seqs=pad_between_seqs,
+            ),
         )
         projected = self.proj(context, is_first_microbatch=is_first_microbatch)
         outputs = (*projected, *beside) if self.return_bias else (projected, *beside)

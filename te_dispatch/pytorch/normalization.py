@@ -12,6 +12,7 @@ import torch
 from te_dispatch.core import scopes
 from te_dispatch.pytorch.arguments import reject_unsupported, require_tensor, resolve_device
 from te_dispatch.pytorch.compile import returned
+from te_dispatch.pytorch.functions import applied
 from te_dispatch.pytorch.norm_steps import NormOptions, norm_backward, norm_forward
 from te_dispatch.pytorch.quantized_tensor import plain
 from te_dispatch.pytorch.scoped import in_forward_scope, outside_autocast
@@ -38,11 +39,12 @@ class _NormFunction(torch.autograd.Function):
         return grads.dx, grads.dgamma, grads.dbeta, None
 
 
+_run_norm = applied(_NormFunction)
+
+
 def normalize(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, options: NormOptions) -> torch.Tensor:
     """A norm over the last dimension, with gradients: x (..., N), weight (N,), bias (N,) or None -> (..., N)."""
-    return outside_autocast(  # type: ignore[no-any-return]
-        x.device.type, _NormFunction.apply, plain(x), weight, bias, options
-    )
+    return outside_autocast(_run_norm, plain(x), weight, bias, options)  # type: ignore[no-any-return]
 
 
 class _Norm(torch.nn.Module):

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from te_dispatch.common.recipe import Recipe
 from te_dispatch.pytorch.arguments import PARALLEL_DEFAULTS, resolve_device
+
+if TYPE_CHECKING:
+    from te_dispatch.pytorch.casts import Plan
 
 #: Standard deviation of a weight that no `init_method` initializes, as in Transformer Engine.
 INIT_STD = 0.023
@@ -37,22 +39,27 @@ def parameter_factory(device: torch.device | str | int | None, dtype: torch.dtyp
     return {"device": resolve_device(device), "dtype": dtype or torch.get_default_dtype()}
 
 
-def check_alignment(module_name: str, recipe: Recipe, inp: torch.Tensor, features: Mapping[str, int]) -> None:
-    """Raise a ValueError unless all GEMM dimensions suit the recipe's kernels."""
-    alignment = recipe.alignment
-    rows = inp.numel() // inp.shape[-1] if inp.shape[-1] else 0
-    if not rows % alignment:
-        for size in features.values():
-            if size % alignment:
-                break
-        else:
-            return
+def check_alignment(module_name: str, plan: Plan, inp: torch.Tensor, features: Mapping[str, int]) -> None:
+    """Raise a ValueError unless all GEMM dimensions suit the kernels of the plan's recipe.
+
+    Args:
+        features: of the module that the plan was made for; they never change, so that the plan may note what fits.
+    """
+    shape = inp.shape
+    # A graph must not depend on what other calls have noted.
+    compiling = torch.compiler.is_compiling()
+    if not compiling and shape == plan.aligned:
+        return
+    recipe, alignment = plan.recipe, plan.recipe.alignment
+    rows = inp.numel() // shape[-1] if shape[-1] else 0
     for dimension, size in (("the number of rows of inp (all dimensions but the last)", rows), *features.items()):
         if size % alignment:
             raise ValueError(
                 f"{module_name}: under {type(recipe).__name__} {dimension} must be divisible by "
                 f"{alignment}, got {size}; te_dispatch.pytorch.Fp8Padding pads rows"
             )
+    if not compiling:
+        plan.aligned = tuple(shape)
 
 
 def default_init(weight: torch.Tensor) -> None:
@@ -114,29 +121,15 @@ def add_split_parameters(
     return weights, biases
 
 
-class _JoinRows(torch.autograd.Function):
-    """Concatenation along dimension 0, without a copy where the parts still lie one after the other."""
-
-    @staticmethod
-    def forward(ctx: Any, *parts: torch.Tensor) -> torch.Tensor:
-        ctx.rows = [part.shape[0] for part in parts]
-        first = parts[0]
-        end = first.data_ptr()
-        for part in parts:
-            if part.data_ptr() != end or not part.is_contiguous() or not _same_storage(part, first):
-                return torch.cat(parts)
-            end += part.numel() * part.element_size()
-        shape = (sum(ctx.rows), *first.shape[1:])
-        joined = torch.empty(0, dtype=first.dtype, device=first.device)
-        return joined.set_(first.untyped_storage(), first.storage_offset(), shape, first.stride())
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return grad.split(ctx.rows)
+#: Classes of parameters whose memory is what it seems.
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
-def _same_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+def parameter(module: torch.nn.Module, name: str) -> torch.Tensor:
+    """A parameter of a module, or what a parametrization computes for it."""
+    # Past Module.__getattr__, which costs half a microsecond; a parametrized module lacks the entry.
+    found = module._parameters.get(name)
+    return found if found is not None else getattr(module, name)  # type: ignore[no-any-return]
 
 
 def joined(module: torch.nn.Module, names: Sequence[str]) -> torch.Tensor | None:
@@ -144,13 +137,113 @@ def joined(module: torch.nn.Module, names: Sequence[str]) -> torch.Tensor | None
     if not names:
         return None
     if len(names) == 1:
-        # Past Module.__getattr__, which costs half a microsecond; a parametrized module lacks the entry.
-        found = module._parameters.get(names[0])
-        return found if found is not None else getattr(module, names[0])  # type: ignore[no-any-return]
-    parts = [getattr(module, name) for name in names]
-    if torch.compiler.is_compiling() or type(parts[0]) not in (torch.Tensor, torch.nn.Parameter):
-        return torch.cat(parts)
-    return _JoinRows.apply(*parts)  # type: ignore[no-any-return]
+        return parameter(module, names[0])
+    return torch.cat([parameter(module, name) for name in names])
+
+
+class Rows:
+    """A tensor that several parameters are the rows of, as one tensor without gradient.
+
+    It is kept, because it takes as long to make as a product: as long as each parameter is the tensor that it was made
+    of, at the address, and of the shape and dtype, that it had then. What is kept holds that memory, so that nothing
+    else can come to lie there.
+
+    Attributes:
+        names: of the parameters.
+        rows: of each, as `whole` last saw them.
+    """
+
+    __slots__ = ("names", "rows", "_whole", "_parts", "_marks")
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+        self.rows: tuple[int, ...] = ()
+        self.forget()
+
+    def forget(self) -> None:
+        """Let go of the memory."""
+        self._whole: torch.Tensor | None = None
+        self._parts: tuple[torch.Tensor, ...] = ()
+        self._marks: tuple[Any, ...] = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Rows, (self.names,)
+
+    def parts(self, module: torch.nn.Module) -> tuple[torch.Tensor, ...]:
+        return tuple([parameter(module, name) for name in self.names])
+
+    def whole(self, parts: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        """One tensor of the parts; a copy unless they lie one after the other."""
+        if parts and self._whole is not None:
+            for part, known, (address, shape, dtype) in zip(parts, self._parts, self._marks):
+                if (
+                    part is not known
+                    or part.data_ptr() != address
+                    or part.shape != shape
+                    or part.dtype is not dtype
+                    or not part.is_contiguous()
+                ):
+                    break
+            else:
+                return self._whole
+        self.rows = tuple([part.shape[0] for part in parts])
+        # A tensor born in inference mode could not be saved for a backward.
+        with torch.inference_mode(False), torch.no_grad():
+            whole = _alias(parts)
+        if whole is None:
+            self.forget()
+            with torch.no_grad():
+                return torch.cat(parts)
+        self._whole, self._parts = whole, parts
+        self._marks = tuple((part.data_ptr(), part.shape, part.dtype) for part in parts)
+        return whole
+
+
+def _alias(parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """A view of all parts, None where they do not lie one after the other in one storage."""
+    first = parts[0]
+    end, storage = first.data_ptr(), first.untyped_storage()
+    for part in parts:
+        if part.dtype != first.dtype or part.data_ptr() != end or not part.is_contiguous():
+            return None
+        if part.untyped_storage().data_ptr() != storage.data_ptr():
+            return None
+        end += part.numel() * part.element_size()
+    shape = (sum(part.shape[0] for part in parts), *first.shape[1:])
+    whole = torch.empty(0, dtype=first.dtype, device=first.device)
+    return whole.set_(storage, first.storage_offset(), shape, first.stride())
+
+
+class SplitParameters:
+    """Weights and biases of a module whose weight is several parameters.
+
+    Its Function takes them behind its other arguments, weights first, for the sake of their gradients, and computes
+    with the whole ones.
+    """
+
+    __slots__ = ("weights", "biases")
+
+    def __init__(self, weight_names: Sequence[str], bias_names: Sequence[str]) -> None:
+        self.weights = Rows(weight_names)
+        self.biases = Rows(bias_names)
+
+    def forget(self) -> None:
+        self.weights.forget()
+        self.biases.forget()
+
+    def whole(
+        self, module: torch.nn.Module, with_bias: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None, tuple[torch.Tensor, ...]]:
+        """(weight, bias, parts): the first two without gradient, and what the Function takes beside them.
+
+        While compiling, and where a parameter is of a class of its own, there are no parts, and gradients run through
+        a concatenation.
+        """
+        weights, biases = self.weights.parts(module), self.biases.parts(module) if with_bias else ()
+        parts = weights + biases
+        if torch.compiler.is_compiling() or not all(type(part) in _PLAIN for part in parts):
+            return torch.cat(weights), torch.cat(biases) if biases else None, ()
+        return self.weights.whole(weights), self.biases.whole(biases) if biases else None, parts
 
 
 def empty_result(inp: torch.Tensor, features: int, parameters: Sequence[torch.Tensor | None]) -> torch.Tensor:

@@ -12,6 +12,7 @@ from te_dispatch.core import scopes
 from te_dispatch.ops.attention import LAYOUTS
 from te_dispatch.pytorch.arguments import reject_unsupported, require_choice, require_tensor, resolve_device
 from te_dispatch.pytorch.compile import returned
+from te_dispatch.pytorch.functions import applied
 from te_dispatch.pytorch.quantized_tensor import plain
 from te_dispatch.pytorch.scoped import in_forward_scope, outside_autocast
 
@@ -131,6 +132,9 @@ class _RopeFunction(torch.autograd.Function):
         return dx, None, None, None, None
 
 
+_run_rope = applied(_RopeFunction)
+
+
 def apply_rotary_pos_emb(
     t: torch.Tensor,
     freqs: torch.Tensor,
@@ -194,4 +198,4 @@ def apply_rotary_pos_emb(
         freqs = freqs.float()
     options = RopeOptions(tensor_format, interleaved)
     arguments = t, freqs, options, cu_seqlens, start_positions
-    return outside_autocast(t.device.type, _RopeFunction.apply, *arguments)  # type: ignore[no-any-return]
+    return outside_autocast(_run_rope, *arguments)  # type: ignore[no-any-return]

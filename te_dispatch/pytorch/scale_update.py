@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,14 +21,31 @@ from te_dispatch.core import scopes
 from te_dispatch.pytorch.compile import call_outside_graph, refuse_recomputation, register_call
 from te_dispatch.pytorch.delayed_scales import DelayedScales, scale_amax_unknown
 
+_HAS_DISTRIBUTED = torch.distributed.is_available()
+
 _lock = threading.Lock()
 _groups: dict[tuple[Any, ...], ScaleGroup] = {}
+#: The same by direction, as tuples: every step goes through them, and a reader sees all of one or all of the next.
+_forward_groups: tuple[ScaleGroup, ...] = ()
+_backward_groups: tuple[ScaleGroup, ...] = ()
 
 #: Graph tasks whose end-of-backward callback is queued and has not run.
 _open_tasks: set[int] = set()
 
 #: Threads that have begun a step.
 _training_threads: set[int] = set()
+
+
+class Members(NamedTuple):
+    """States of a group.
+
+    Attributes:
+        states: of those alive.
+        operands: histories, scales, maxima and amaxes of all, as `ops.update_delayed_scales` takes them.
+    """
+
+    states: list[weakref.ref[DelayedScales]]
+    operands: tuple[Any, ...]
 
 
 class ScaleGroup:
@@ -40,7 +57,17 @@ class ScaleGroup:
         cast_call: what compiled graphs call before they record amaxes.
     """
 
-    __slots__ = ("recipe", "process_group", "device", "forward", "dirty", "cast_call", "_states")
+    __slots__ = (
+        "recipe",
+        "process_group",
+        "device",
+        "forward",
+        "dirty",
+        "cast_call",
+        "_states",
+        "_members",
+        "_changes",
+    )
 
     def __init__(self, recipe: DelayedScaling, process_group: Any, device: torch.device, forward: bool) -> None:
         self.recipe = recipe
@@ -54,13 +81,33 @@ class ScaleGroup:
         else:
             register_call(self.cast_call, lambda: note_backward_cast(self, None))
         self._states: list[weakref.ref[DelayedScales]] = []
+        #: `_gathered`, kept for the next updates, and how often that had to be given up.
+        self._members: Members | None = None
+        self._changes = 0
+
+    def regroup(self, _: Any = None) -> None:
+        """Gather the members anew at the next update.
+
+        Whoever changes a member's memory or maxima, or the membership, calls this; and so does a member's end.
+        """
+        self._changes += 1
+        self._members = None
 
     def states(self) -> list[DelayedScales]:
         """Members that are alive, in the order they joined, which is the same on every rank."""
+        members = self._members or self._gathered()
+        return [state for ref in members.states if (state := ref()) is not None]
+
+    def _gathered(self) -> Members:
+        before = self._changes
         alive = [(ref, state) for ref in self._states if (state := ref()) is not None]
         if len(alive) != len(self._states):
             self._states = [ref for ref, _ in alive]
-        return [state for _, state in alive]
+        # References that are weak: what is kept here must not keep a module's state alive.
+        members = Members([ref for ref, _ in alive], tuple(zip(*[state.operands() for _, state in alive])))
+        if before == self._changes:  # else another thread has changed something meanwhile
+            self._members = members
+        return members
 
     def add(self, state: DelayedScales) -> None:
         with _lock:
@@ -68,43 +115,48 @@ class ScaleGroup:
                 return
             if state.group is not None:
                 state.group._states = [ref for ref in state.group._states if ref() is not state]
+                state.group.regroup()
             state.group = self
-            self._states.append(weakref.ref(state))
+            self._states.append(weakref.ref(state, self.regroup))
+            self.regroup()
 
     def update(self) -> None:
         """Reduce the amaxes over the process group, then roll histories and recompute scales."""
         self.dirty = False
-        states = self.states()
-        if not states:
+        members = self._members or self._gathered()
+        if not members.states:
             return
         if torch.is_inference_mode_enabled():  # entering it for nothing takes as long as the update
             with torch.inference_mode(False):
-                self._update(states)
+                self._update(members)
         else:
-            self._update(states)
+            self._update(members)
 
-    def _update(self, states: list[DelayedScales]) -> None:
-        if self.recipe.reduce_amax:
-            _reduce_amaxes(states, self.process_group)
+    def _update(self, members: Members) -> None:
+        if self.recipe.reduce_amax and _distributed():
+            _reduce_amaxes(members.operands[0], self.process_group)
         if computed_by_callables(self.recipe):
             with torch.no_grad():
-                for state in states:
+                for state in self.states():
                     _rescale_by_callables(state, self.recipe)
-                    state.updated()
-            return
-        histories, scales, max_values, amaxes = zip(*[state.operands() for state in states])
-        _rescale(histories, scales, max_values, amaxes, self.recipe)
-        for state in states:
-            state.updated()
+        else:
+            _rescale(*members.operands, self.recipe)
+        for ref in members.states:
+            state = ref()
+            if state is not None:
+                state.updated()
 
 
 def scale_group(recipe: DelayedScaling, process_group: Any, device: torch.device, forward: bool) -> ScaleGroup:
     """The group of states with these properties."""
+    global _forward_groups, _backward_groups
     key = (recipe, process_group, device, forward)
     with _lock:
         found = _groups.get(key)
         if found is None:
             found = _groups[key] = ScaleGroup(recipe, process_group, device, forward)
+            _forward_groups = tuple(group for group in _groups.values() if group.forward)
+            _backward_groups = tuple(group for group in _groups.values() if not group.forward)
     return found
 
 
@@ -126,12 +178,17 @@ def _rescale(
     )
 
 
-def _reduce_amaxes(states: list[DelayedScales], process_group: Any) -> None:
+def _distributed() -> bool:
+    """Whether there may be other ranks to reduce amaxes with."""
+    return _HAS_DISTRIBUTED and torch.distributed.is_initialized()
+
+
+def _reduce_amaxes(histories: Sequence[torch.Tensor], process_group: Any) -> None:
     """Maximum of all ranks' row 0, in one collective."""
     dist = torch.distributed
-    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size(process_group) == 1:
+    if dist.get_world_size(process_group) == 1:
         return
-    rows = [state.history.data[0] for state in states]
+    rows = [history[0] for history in histories]
     amaxes = torch.cat(rows)
     dist.all_reduce(amaxes, op=dist.ReduceOp.MAX, group=process_group)
     torch._foreach_copy_(rows, list(amaxes.split([row.numel() for row in rows])))
@@ -168,22 +225,20 @@ def _require_shape(name: str, result: torch.Tensor, scale: torch.Tensor) -> None
         raise ValueError(f"{name} must return a tensor of shape {tuple(scale.shape)}, got {tuple(result.shape)}")
 
 
-def update_forward_scales() -> None:
-    """Update every forward group that saw a cast."""
-    for group in list(_groups.values()):
-        if group.forward and group.dirty:
-            group.update()
+def dirty_forward_groups() -> list[ScaleGroup]:
+    """Forward groups that saw a cast since their last update."""
+    return [group for group in _forward_groups if group.dirty]
 
 
 def update_backward_scales() -> None:
     """Update every backward group that saw a cast."""
-    for group in list(_groups.values()):
-        if group.dirty and not group.forward:
+    for group in _backward_groups:
+        if group.dirty:
             group.update()
 
 
 def update_traced(plans: list[Any]) -> None:
-    """`update_forward_scales` for a graph that contains the outermost autocast: of the plans that ran in it.
+    """The update of forward scales for a graph that contains the outermost autocast: of the plans that ran in it.
 
     Raises:
         NotImplementedError: amaxes would have to be reduced over ranks, or a user's function computes scales.
@@ -200,7 +255,7 @@ def update_traced(plans: list[Any]) -> None:
                 states.append(state)
     for group, states in groups:
         recipe = group.recipe
-        if recipe.reduce_amax and torch.distributed.is_available() and torch.distributed.is_initialized():
+        if recipe.reduce_amax and _distributed():
             raise NotImplementedError(
                 "autocast: DelayedScaling.reduce_amax=True is not supported for an autocast inside a compiled region; "
                 "put the autocast around the compiled call"
@@ -216,10 +271,6 @@ def update_traced(plans: list[Any]) -> None:
         )
         for state in states:
             state.updated()
-
-
-def forward_scales_pending() -> bool:
-    return any(group.forward and group.dirty for group in list(_groups.values()))
 
 
 def update_leftover_backward_scales() -> None:

@@ -19,14 +19,26 @@ import torch
 
 from te_dispatch.core import scopes
 from te_dispatch.pytorch.boundary import detached
+from te_dispatch.pytorch.quantized_tensor import QuantizedTensor
+
+#: Whether torch.autocast is on for any device: asks nobody for a device's name, which takes as long as the rest.
+_any_autocast: Callable[[], bool] | None = getattr(torch._C, "_is_any_autocast_enabled", None)
 
 
-def outside_autocast(device_type: str, function: Callable[..., Any], *args: Any) -> Any:
-    """`function(*args)` with torch.autocast off."""
+def autocast_off() -> bool:
+    """Whether it is certain at little cost that torch.autocast is off; never while compiling."""
+    return not torch.compiler.is_dynamo_compiling() and _any_autocast is not None and not _any_autocast()
+
+
+def outside_autocast(function: Callable[..., Any], x: torch.Tensor, *args: Any) -> Any:
+    """`function(x, *args)` with torch.autocast off."""
+    if autocast_off():
+        return function(x, *args)
+    device_type = x.device.type
     if not torch.is_autocast_enabled(device_type):
-        return function(*args)
+        return function(x, *args)
     with torch.autocast(device_type, enabled=False):
-        return function(*args)
+        return function(x, *args)
 
 
 def in_forward_scope(backward: Callable[..., Any]) -> Callable[..., Any]:
@@ -40,7 +52,10 @@ def in_forward_scope(backward: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(backward)
     def of_values(ctx: Any, *gradients: Any) -> Any:
-        return backward(ctx, *[detached(gradient) for gradient in gradients])
+        for gradient in gradients:
+            if gradient.__class__ is QuantizedTensor:
+                return backward(ctx, *[detached(gradient) for gradient in gradients])
+        return backward(ctx, *gradients)
 
     return in_forward_scope_as_is(of_values)
 
@@ -50,6 +65,8 @@ def in_forward_scope_as_is(backward: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(backward)
     def scoped(ctx: Any, *gradients: Any) -> Any:
+        if autocast_off() and scopes.capture() is ctx.scope and not torch.is_grad_enabled():
+            return backward(ctx, *gradients)
         device_type = gradients[0].device.type
         if torch.compiler.is_compiling():
             # Traced with its forward, and so under its policy. torch.autocast must be switched off in any case: what

@@ -12,6 +12,7 @@ from te_dispatch.ops.attention import LAYOUTS
 from te_dispatch.pytorch.arguments import (
     PARALLEL_DEFAULTS,
     OneOf,
+    given,
     part_name,
     reject_in_call,
     reject_unsupported,
@@ -240,19 +241,18 @@ class TransformerLayer(torch.nn.Module):
             Like hidden_states.
         """
         reject_in_call("TransformerLayer", inference_params, thd_attention_policies, thd_attention_policy_dispatch)
-        shared: dict[str, Any] = {
-            "is_first_microbatch": is_first_microbatch,
-            "checkpoint_core_attention": checkpoint_core_attention,
-            "core_attention_bias_type": core_attention_bias_type,
-            "core_attention_bias": core_attention_bias,
-            "alibi_slopes": alibi_slopes,
-            "cu_seqlens_q": cu_seqlens_q,
-            "cu_seqlens_q_padded": cu_seqlens_q_padded,
-            "max_seqlen_q": max_seqlen_q,
-            "fast_zero_fill": fast_zero_fill,
-            "pad_between_seqs": pad_between_seqs,
-            "softcap": softcap,
-        }
+        shared = given(
+            is_first_microbatch=is_first_microbatch,
+            checkpoint_core_attention=checkpoint_core_attention or None,
+            core_attention_bias_type=None if core_attention_bias_type == "no_bias" else core_attention_bias_type,
+            core_attention_bias=core_attention_bias,
+            alibi_slopes=alibi_slopes,
+            cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_q_padded=cu_seqlens_q_padded,
+            max_seqlen_q=max_seqlen_q,
+            pad_between_seqs=pad_between_seqs,
+            softcap=softcap,
+        )
         decoder = self.layer_type == "decoder"
         keys = _key_bounds(cu_seqlens_kv, cu_seqlens_kv_padded, max_seqlen_kv)
         own_keys = _key_bounds(cu_seqlens_q, cu_seqlens_q_padded, max_seqlen_q) if decoder else keys
@@ -311,16 +311,11 @@ def _check_arguments(given: Mapping[str, Any]) -> None:
 
 def _key_bounds(cu_seqlens: torch.Tensor | None, padded: torch.Tensor | None, max_seqlen: int | None) -> dict[str, Any]:
     """The bounds of the keys' sequences, as `MultiheadAttention.forward` names them."""
-    return {"cu_seqlens_kv": cu_seqlens, "cu_seqlens_kv_padded": padded, "max_seqlen_kv": max_seqlen}
+    return given(cu_seqlens_kv=cu_seqlens, cu_seqlens_kv_padded=padded, max_seqlen_kv=max_seqlen)
 
 
 def _masking(
     mask: AttentionMask | None, mask_type: str | None, window: tuple[int, int] | None, bottom_right: bool | None
 ) -> dict[str, Any]:
     """Which keys a query may look at, as `MultiheadAttention.forward` names it."""
-    return {
-        "attention_mask": mask,
-        "attn_mask_type": mask_type,
-        "window_size": window,
-        "bottom_right_diagonal": bottom_right,
-    }
+    return given(attention_mask=mask, attn_mask_type=mask_type, window_size=window, bottom_right_diagonal=bottom_right)

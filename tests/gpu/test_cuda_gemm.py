@@ -94,6 +94,21 @@ def test_plans_are_kept_and_bounded(monkeypatch):
     assert len(plans.PLANS) <= count + 2
 
 
+def test_a_call_that_is_kept_serves_other_addresses():
+    """The same kind of call with operands and outputs that lie better or worse than those it was prepared for."""
+    memory = torch.randn(3, 64 * 256 + 64, device=DEVICE).bfloat16()
+    b = torch.randn(128, 256, device=DEVICE).bfloat16()
+    bias = torch.randn(2 * 128, device=DEVICE).bfloat16()
+    for start in (0, 8, 1, 0, 3):
+        a = memory[start % 3, start : start + 64 * 256].view(64, 256)
+        given = bias[start : start + 128]
+        expected = (a.float() @ b.float().t() + given.float()).bfloat16()
+        torch.testing.assert_close(ops.gemm(a, b, layout="NT", bias=given).out, expected, rtol=2e-2, atol=2e-1)
+        out = torch.empty(64 * 128 + 8, device=DEVICE, dtype=torch.bfloat16)[start : start + 64 * 128].view(64, 128)
+        assert ops.gemm(a, b, layout="NT", bias=given, out=out).out is out
+        torch.testing.assert_close(out, expected, rtol=2e-2, atol=2e-1)
+
+
 def test_groups_are_their_products_bit_for_bit():
     rows = [16, 0, 48, 5]
     x, weights = (
@@ -137,7 +152,7 @@ def test_tuning_keeps_what_calls_then_take():
 
 
 def _problem(a: Any, b: Any) -> Any:
-    from te_dispatch_cuda.gemm import problem_of
+    from te_dispatch_cuda.gemm_calls import problem_of
 
     return problem_of(a.row_data, b.row_data, "NT", ("e4m3fn", "e4m3fn", True), 0, 0, torch.bfloat16, False)
 

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from te_dispatch.numerics.quantized import Quantized
@@ -11,11 +14,14 @@ from te_dispatch.ops.activation import GATED
 from te_dispatch.ops.checks import rows as checks
 from te_dispatch.ops.results import ActivationBackward, ActivationForward
 from te_dispatch_cuda import sources
-from te_dispatch_cuda.memory import dense, empty
-from te_dispatch_cuda.quantize import cast, evaluate
+from te_dispatch_cuda.casts import prepare_cast, prepare_evaluation
+from te_dispatch_cuda.codes import cast_facts
+from te_dispatch_cuda.memory import dense
+from te_dispatch_cuda.prepared import Calls, Made
 from te_dispatch_cuda.quantize_forms import values
 
 _F32 = torch.float32
+_FORWARD, _BACKWARD = Calls(), Calls()
 
 
 def activation_fwd(
@@ -33,9 +39,21 @@ def activation_fwd(
     dtype = out_dtype or x.dtype
     shape = (*x.shape[:-1], x.shape[-1] // 2) if kind in GATED else tuple(x.shape)
     x = _decodable(x)
-    source = sources.forward(x, kind, params)
-    out = empty("out", shape, dtype, x.device) if quantizer is None or with_out else None
-    return ActivationForward(out, _deliver(source, shape, dtype, x.device, quantizer, usage, out, None))
+    facts, state = (None, ()) if quantizer is None else cast_facts(quantizer)
+    read, tensors = _read(x)
+    device = tensors[0].device
+    key = (read, shape, dtype, device, kind, _exact(params), facts, usage, with_out)
+    call = _FORWARD.get(key)
+    if call is None:
+        out = Made("out", shape, dtype) if quantizer is None or with_out else None
+        call = _FORWARD.keep(
+            key,
+            _prepare(
+                sources.forward(x, kind, params), shape, dtype, device, quantizer, usage, out, None,
+                lambda record: ActivationForward(out, record),
+            ),
+        )  # fmt: skip
+    return call(*tensors, *state)  # type: ignore[no-any-return]
 
 
 def activation_bwd(
@@ -58,27 +76,50 @@ def activation_bwd(
             dy, x = sources.in_dtype(dy, _F32), values(x, _F32)
     elif x.dtype != dtype:
         dy, x = sources.in_dtype(dy, _F32), sources.in_dtype(x, _F32)
-    source = sources.backward(dy, x, kind, params)
-    dx = empty("dx", shape, dtype, device) if quantizer is None or with_dx else None
-    dbias = empty("dbias", shape[-1:], dtype, device) if with_dbias else None
-    return ActivationBackward(dx, _deliver(source, shape, dtype, device, quantizer, usage, dx, dbias), dbias)
+    facts, state = (None, ()) if quantizer is None else cast_facts(quantizer)
+    read, tensors = _read(x)
+    key = (read, dy.dtype, shape, dtype, device, kind, _exact(params), facts, usage, with_dx, with_dbias)
+    call = _BACKWARD.get(key)
+    if call is None:
+        dx = Made("dx", shape, dtype) if quantizer is None or with_dx else None
+        dbias = Made("dbias", shape[-1:], dtype) if with_dbias else None
+        call = _BACKWARD.keep(
+            key,
+            _prepare(
+                sources.backward(dy, x, kind, params), shape, dtype, device, quantizer, usage, dx, dbias,
+                lambda record: ActivationBackward(dx, record, dbias),
+            ),
+        )  # fmt: skip
+    return call(dy, *tensors, *state)  # type: ignore[no-any-return]
 
 
-def _deliver(
+def _exact(params: tuple[float, float] | None) -> Any:
+    """For a key: 0.0 and -0.0 are equal."""
+    return None if params is None else (*params, str(params))
+
+
+def _read(x: torch.Tensor | Quantized) -> tuple[Any, tuple[Any, ...]]:
+    """What tells kinds of operands apart, but for shape and device; and the tensors that they are."""
+    if isinstance(x, Quantized):
+        return x.encoding, (x.row_data, x.row_scale_inv)
+    return x.dtype, (x,)
+
+
+def _prepare(
     source: sources.Source,
     shape: tuple[int, ...],
     dtype: torch.dtype,
     device: torch.device,
     quantizer: Quantizer | None,
     usage: str,
-    out: torch.Tensor | None,
-    dbias: torch.Tensor | None,
-) -> Quantized | None:
-    """Cast a source, and write its values and sums where they are asked for."""
+    out: Made | None,
+    dbias: Made | None,
+    result: Callable[[Any], Any],
+) -> Any:
+    """A call that casts a source, and writes its values and sums where they are asked for."""
     if quantizer is None:
-        evaluate(source, device, out, dbias)
-        return None
-    return cast(source, shape, dtype, device, quantizer, usage, out=out, dbias=dbias)
+        return prepare_evaluation(source, device, out, dbias, result(None))
+    return prepare_cast(source, shape, dtype, device, quantizer, usage, result, out=out, dbias=dbias)
 
 
 def _decodable(x: torch.Tensor | Quantized) -> torch.Tensor | Quantized:

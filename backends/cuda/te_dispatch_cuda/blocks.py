@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized
 from te_dispatch.numerics.quantizers import BlockQuantizer, MXFP8Quantizer, NVFP4Quantizer
 from te_dispatch_cuda.codes import DTYPES, cast_code
-from te_dispatch_cuda.memory import empty, stream_of
+from te_dispatch_cuda.memory import empty
 from te_dispatch_cuda.native import load
+from te_dispatch_cuda.prepared import Given, Made, Record
 from te_dispatch_cuda.sources import Source
 
 _native = load()
@@ -24,42 +28,36 @@ _TILE_ROWS: int = _native.TILE_ROWS
 BlockScaled = BlockQuantizer | MXFP8Quantizer | NVFP4Quantizer
 
 
-def cast_blocks(
+def block_cast(
     source: Source,
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    device: torch.device,
+    record: Record,
     quantizer: BlockScaled,
     usage: str,
-    *,
-    into: Quantized | None = None,
-    noop_flag: torch.Tensor | None = None,
-    amax: torch.Tensor | None = None,
-    dbias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-) -> Quantized:
-    """Cast the values of a source. One launch of the engine; before it one more where an nvfp4 cast has to find its
-    amax, or where an activation's values have to lie in memory (what is not in `_FUSED`), after it one for dbias.
+    amax: Given | None,
+    noop: Given | None,
+    dbias: Made | None,
+    out: Made | None,
+) -> list[Any]:
+    """Arguments of the native call that casts a source. One launch of the engine; before it one more where an nvfp4
+    cast has to find its amax, or where an activation's values have to lie in memory (what is not in `_FUSED`), after it
+    one for dbias.
 
     Args:
-        source: from `sources`.
-        shape, dtype: logical shape and nominal dtype of the result.
-        into: a record to write into and return, dense, with the copies that `usage` names.
-        noop_flag: float32 (1,): nonzero writes nothing.
+        record: where the copies that `usage` names are written.
+        noop: float32 (1,): nonzero writes nothing.
         amax: float32 (1,), nvfp4: the tensor's.
         dbias: (columns,): receives the sums over rows, accumulated in fp32.
-        out: dense, of `shape`, fp32, bf16 or fp16: receives the values themselves, rounded once.
+        out: fp32, bf16 or fp16: receives the values themselves, rounded once.
     """
     scaling = quantizer.scaling
     rows, columns = source[2], source[3]
-    record = empty_record(shape, rows, columns, dtype, device, quantizer, usage) if into is None else into
     wants_row, wants_column = usage != "column", usage != "row"
-    whole, size = 0, 0
+    whole: Any = 0
+    size = 0
     epsilon, power_of_two, two_d = 0.0, False, False
     if scaling == "nvfp4":
         two_d = quantizer.two_d  # type: ignore[union-attr]
-        assert record.global_scale_inv is not None
-        whole = record.global_scale_inv.data_ptr()
+        whole = record.global_scale_inv
         if amax is None:
             size = _MAXIMA + 4
     elif scaling != "mxfp8":
@@ -69,31 +67,41 @@ def cast_blocks(
         size += -(-rows // _TILE_ROWS) * columns + 4
     if source[0] != 0 and (scaling not in _FUSED or source[10] >= 0):
         size += rows * columns + 4
-    workspace = empty("workspace", (size,), _F32, device) if size else None
-    _native.block_cast(
-        device.index,
-        stream_of(device.index),
+    return [
         *source,
         SCALINGS[scaling],
         cast_code(quantizer),
-        record.row_data.data_ptr() if wants_row else 0,  # type: ignore[union-attr]
-        record.row_scale_inv.data_ptr() if wants_row else 0,  # type: ignore[union-attr]
-        record.col_data.data_ptr() if wants_column else 0,  # type: ignore[union-attr]
-        record.col_scale_inv.data_ptr() if wants_column else 0,  # type: ignore[union-attr]
+        record.row_data if wants_row else 0,
+        record.row_scale_inv if wants_row else 0,
+        record.col_data if wants_column else 0,
+        record.col_scale_inv if wants_column else 0,
         whole,
-        0 if amax is None else amax.data_ptr(),
-        0 if noop_flag is None else noop_flag.data_ptr(),
-        0 if out is None else out.data_ptr(),
+        0 if amax is None else amax,
+        0 if noop is None else noop,
+        0 if out is None else out,
         0 if out is None else DTYPES[out.dtype],
         epsilon,
         power_of_two,
         two_d,
-        0 if dbias is None else dbias.data_ptr(),
+        0 if dbias is None else dbias,
         0 if dbias is None else DTYPES[dbias.dtype],
-        0 if workspace is None else workspace.data_ptr(),
+        Made("workspace", (size,), _F32) if size else 0,
         size,
-    )
-    return record
+    ]
+
+
+def block_record(
+    shape: tuple[int, ...],
+    rows: int,
+    columns: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    quantizer: BlockScaled,
+    usage: str,
+) -> Record:
+    """A block-scaled record with canonical scales that a call makes; `rows` by `columns` is the matrix of `shape`."""
+    *copies, whole = _copies(Made, shape, rows, columns, quantizer.scaling, usage)
+    return Record(*copies, quantizer.encoding, quantizer.scaling, shape, dtype, device, whole)
 
 
 def empty_record(
@@ -105,22 +113,34 @@ def empty_record(
     quantizer: BlockScaled,
     usage: str,
 ) -> Quantized:
-    """A block-scaled record with canonical scales, uninitialized; `rows` by `columns` is the matrix of `shape`."""
-    scaling = quantizer.scaling
+    """The same at once, uninitialized."""
+
+    def make(role: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return empty(role, shape, dtype, device)
+
+    *copies, whole = _copies(make, shape, rows, columns, quantizer.scaling, usage)
+    return Quantized(*copies, quantizer.encoding, quantizer.scaling, CANONICAL_SCALES, shape, dtype, device, whole)
+
+
+def _copies(
+    make: Callable[[str, tuple[int, ...], torch.dtype], Any],
+    shape: tuple[int, ...],
+    rows: int,
+    columns: int,
+    scaling: str,
+    usage: str,
+) -> list[Any]:
+    """row_data, col_data, row_scale_inv, col_scale_inv, global_scale_inv; None for what there is none of."""
     scale_dtype = _F32 if scaling in ("block_1d", "block_2d") else _U8
     data, scales = _SHAPES[scaling](shape, rows, columns)
     row = column = row_scale = column_scale = whole = None
     if usage != "column":
-        row = empty("row_data", data[0], _U8, device)
-        row_scale = empty("row_scale_inv", scales[0], scale_dtype, device)
+        row, row_scale = make("row_data", data[0], _U8), make("row_scale_inv", scales[0], scale_dtype)
     if usage != "row":
-        column = empty("col_data", data[1], _U8, device)
-        column_scale = empty("col_scale_inv", scales[1], scale_dtype, device)
+        column, column_scale = make("col_data", data[1], _U8), make("col_scale_inv", scales[1], scale_dtype)
     if scaling == "nvfp4":
-        whole = empty("global_scale_inv", (1,), _F32, device)
-    return Quantized(
-        row, column, row_scale, column_scale, quantizer.encoding, scaling, CANONICAL_SCALES, shape, dtype, device, whole
-    )
+        whole = make("global_scale_inv", (1,), _F32)
+    return [row, column, row_scale, column_scale, whole]
 
 
 #: (shape, rows, columns) -> shapes of the two copies' data, of their scales (`Quantized`'s table).

@@ -11,7 +11,8 @@ import torch
 from te_dispatch.core.errors import Declined
 from te_dispatch.numerics.quantized import Quantized, row_parts
 from te_dispatch.ops.checks import gemm as checks
-from te_dispatch_cuda.gemm import Operand, allows_tf32, dense_out, no_copy, problem_of, scale_flags
+from te_dispatch_cuda.gemm import Operand, allows_tf32, no_copy, scale_flags
+from te_dispatch_cuda.gemm_calls import dense_out, problem_of
 from te_dispatch_cuda.gemm_plans import PLANS, make
 from te_dispatch_cuda.memory import dense, empty, stream_of
 from te_dispatch_cuda.native import load

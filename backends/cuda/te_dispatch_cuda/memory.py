@@ -17,6 +17,7 @@ from te_dispatch.ops.shapes import rows_of
 #: stream_of(device index) -> the address of PyTorch's current stream there.
 stream_of: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 empty = alloc.empty
+direct = alloc.direct
 
 
 def address(x: torch.Tensor | None) -> int:

@@ -7,24 +7,22 @@ from typing import Any
 
 import torch
 
-from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized
+from te_dispatch.numerics.quantized import row_count
 from te_dispatch.numerics.quantizers import CurrentQuantizer, DelayedQuantizer, Quantizer
 from te_dispatch.ops.checks import rows as checks
 from te_dispatch.ops.results import NormBackward, NormForward
-from te_dispatch_cuda.blocks import empty_record
-from te_dispatch_cuda.codes import DTYPES, cast_code
-from te_dispatch_cuda.memory import address, dense, empty, stream_of
+from te_dispatch_cuda.blocks import block_record
+from te_dispatch_cuda.codes import DTYPES, cast_code, cast_facts
+from te_dispatch_cuda.memory import dense
 from te_dispatch_cuda.native import load
+from te_dispatch_cuda.prepared import Calls, Given, Made, Record, prepare
 
 _native = load()
+_FORWARD, _BACKWARD = Calls(), Calls()
 _F32, _U8 = torch.float32, torch.uint8
 #: csrc/norm/arguments.h
 _DELAYED, _CURRENT = 1, 2
 _SCALINGS = {"block_1d": 3, "block_2d": 4, "mxfp8": 5, "nvfp4": 6}
-
-
-def _rows(x: torch.Tensor) -> int:
-    return x.numel() // x.shape[-1]
 
 
 def _forward(
@@ -40,34 +38,55 @@ def _forward(
     out_dtype: torch.dtype | None,
     centered: bool,
 ) -> NormForward:
-    shape, device, dtype = tuple(x.shape), x.device, out_dtype or x.dtype
-    columns, rows = shape[-1], _rows(x)
     x, gamma = dense(x), dense(gamma)
-    if beta is not None:
-        beta = dense(beta)
-    residual_out = None
-    if residual is not None:
-        residual = dense(residual)
-        residual_out = empty("residual_out", shape, x.dtype, device)
-    y = empty("y", shape, dtype, device) if quantizer is None or with_y else None
-    mean = empty("mean", shape[:-1], _F32, device) if centered else None
-    rstd = empty("rstd", shape[:-1], _F32, device)
-    index = x.get_device()
-    head = (
-        index, stream_of(index), x.data_ptr(), DTYPES[x.dtype], rows, columns, address(residual),
-        address(residual_out), gamma.data_ptr(), DTYPES[gamma.dtype], address(beta),
-        0 if beta is None else DTYPES[beta.dtype], zero_centered, eps, address(mean), rstd.data_ptr(), address(y),
-        DTYPES[dtype],
+    beta = None if beta is None else dense(beta)
+    residual = None if residual is None else dense(residual)
+    facts, state = (None, ()) if quantizer is None else cast_facts(quantizer)
+    key = (
+        x.shape, x.dtype, x.get_device(), gamma.dtype, None if beta is None else beta.dtype, eps, zero_centered,
+        residual is None, facts, usage, with_y, out_dtype, centered,
     )  # fmt: skip
+    call = _FORWARD.get(key) or _FORWARD.keep(
+        key,
+        _prepare_forward(x, gamma, beta, eps, zero_centered, residual, quantizer, usage, with_y, out_dtype, centered),
+    )
+    return call(x, residual, gamma, beta, *state)  # type: ignore[no-any-return]
+
+
+def _prepare_forward(
+    x: torch.Tensor,
+    gamma: torch.Tensor,
+    beta: torch.Tensor | None,
+    eps: float,
+    zero_centered: bool,
+    residual: torch.Tensor | None,
+    quantizer: Quantizer | None,
+    usage: str,
+    with_y: bool,
+    out_dtype: torch.dtype | None,
+    centered: bool,
+) -> Any:
+    """A call with x, residual, gamma and beta, and the quantizer's tensors."""
+    shape, dtype = tuple(x.shape), out_dtype or x.dtype
+    columns, rows = shape[-1], row_count(x)
+    residual_out = None if residual is None else Made("residual_out", shape, x.dtype)
+    y = Made("y", shape, dtype) if quantizer is None or with_y else None
+    mean = Made("mean", shape[:-1], _F32) if centered else None
+    rstd = Made("rstd", shape[:-1], _F32)
+    arguments = [
+        Given(0), DTYPES[x.dtype], rows, columns, Given(1), residual_out or 0, Given(2), DTYPES[gamma.dtype], Given(3),
+        0 if beta is None else DTYPES[beta.dtype], zero_centered, eps, mean or 0, rstd, y or 0, DTYPES[dtype],
+    ]  # fmt: skip
     if quantizer is None:
-        _native.norm_forward(*head)
-        return NormForward(y, None, residual_out, mean, rstd)
-    quantized = _cast(head, quantizer, usage, shape, rows, columns, dtype, device)
-    return NormForward(y, quantized, residual_out, mean, rstd)
+        result = NormForward(y, None, residual_out, mean, rstd)  # type: ignore[arg-type]
+        return prepare("norm_forward", x.device, arguments, result, tensors=4)
+    record, cast = _cast(quantizer, usage, shape, rows, columns, dtype, x.device)
+    result = NormForward(y, record, residual_out, mean, rstd)  # type: ignore[arg-type]
+    tensors = 4 + len(cast_facts(quantizer)[1])
+    return prepare("norm_forward_cast", x.device, arguments + cast, result, tensors=tensors)
 
 
 def _cast(
-    head: tuple[Any, ...],
     quantizer: Quantizer,
     usage: str,
     shape: tuple[int, ...],
@@ -75,45 +94,37 @@ def _cast(
     columns: int,
     dtype: torch.dtype,
     device: torch.device,
-) -> Quantized:
-    """The forward whose arguments are `head`, and the cast of its y."""
+) -> tuple[Record, list[Any]]:
+    """The record that y becomes, and the arguments that say so."""
     code = cast_code(quantizer)
+    # For a cast that makes y again: an amax, gamma and beta as floats, each padded (csrc/norm/arguments.h).
+    workspace = Made("workspace", (4 + 2 * (-(-columns // 16) * 16),), _F32)
     if quantizer.scaling != "tensor":
-        record = empty_record(shape, rows, columns, dtype, device, quantizer, usage)  # type: ignore[arg-type]
-        workspace = _workspace(columns, device)
-        _native.norm_forward_cast(
-            *head, workspace.data_ptr(), _SCALINGS[quantizer.scaling], address(record.row_data),
-            address(record.col_data), code, 0, 0, address(record.row_scale_inv), address(record.col_scale_inv),
-            address(record.global_scale_inv), getattr(quantizer, "epsilon", 0.0),
-            getattr(quantizer, "power_of_two", False), getattr(quantizer, "two_d", False),
-        )  # fmt: skip
-        return record
+        record = block_record(shape, rows, columns, dtype, device, quantizer, usage)  # type: ignore[arg-type]
+        return record, [
+            workspace, _SCALINGS[quantizer.scaling], record.row_data or 0, record.col_data or 0, code, 0, 0,
+            record.row_scale_inv or 0, record.col_scale_inv or 0, record.global_scale_inv or 0,
+            getattr(quantizer, "epsilon", 0.0), getattr(quantizer, "power_of_two", False),
+            getattr(quantizer, "two_d", False),
+        ]  # fmt: skip
     wants_row, wants_column = usage != "column", usage != "row"
-    row = empty("row_data", shape, _U8, device) if wants_row else None
-    column = empty("col_data", (columns, rows), _U8, device) if wants_column else None
-    scale_inv = empty("row_scale_inv" if wants_row else "col_scale_inv", (1,), _F32, device)
-    if isinstance(quantizer, DelayedQuantizer):
-        workspace = _workspace(columns, device) if wants_column else None
-        _native.norm_forward_cast(
-            *head, address(workspace), _DELAYED, address(row), address(column), code, quantizer.scale.data_ptr(),
-            address(quantizer.amax), scale_inv.data_ptr(), 0, 0, 0.0, False, False,
-        )  # fmt: skip
-    else:
-        assert isinstance(quantizer, CurrentQuantizer)
-        workspace = _workspace(columns, device)
-        _native.norm_forward_cast(
-            *head, workspace.data_ptr(), _CURRENT, address(row), address(column), code, 0, 0, scale_inv.data_ptr(), 0,
-            0, quantizer.epsilon, quantizer.power_of_two, False,
-        )  # fmt: skip
-    return Quantized(
+    row = Made("row_data", shape, _U8) if wants_row else None
+    column = Made("col_data", (columns, rows), _U8) if wants_column else None
+    scale_inv = Made("row_scale_inv" if wants_row else "col_scale_inv", (1,), _F32)
+    record = Record(
         row, column, scale_inv if wants_row else None, scale_inv if wants_column else None, quantizer.encoding,
-        "tensor", CANONICAL_SCALES, shape, dtype, device,
+        "tensor", shape, dtype, device,
     )  # fmt: skip
-
-
-def _workspace(columns: int, device: torch.device) -> torch.Tensor:
-    """For a cast that makes y again: an amax, gamma and beta as floats, each padded (csrc/norm/arguments.h)."""
-    return empty("workspace", (4 + 2 * (-(-columns // 16) * 16),), _F32, device)
+    if isinstance(quantizer, DelayedQuantizer):
+        return record, [
+            workspace if wants_column else 0, _DELAYED, row or 0, column or 0, code, Given(4), Given(5), scale_inv, 0,
+            0, 0.0, False, False,
+        ]  # fmt: skip
+    assert isinstance(quantizer, CurrentQuantizer)
+    return record, [
+        workspace, _CURRENT, row or 0, column or 0, code, 0, 0, scale_inv, 0, 0, quantizer.epsilon,
+        quantizer.power_of_two, False,
+    ]  # fmt: skip
 
 
 def layernorm_fwd(
@@ -164,26 +175,27 @@ def _backward(
     zero_centered: bool,
     add: torch.Tensor | None,
 ) -> NormBackward:
-    device, columns, rows = x.device, x.shape[-1], _rows(x)
     dy, x, gamma, rstd = dense(dy), dense(x), dense(gamma), dense(rstd)
-    if add is not None:
-        add = dense(add)
-    dx = empty("dx", tuple(x.shape), x.dtype, device)
-    dgamma = empty("dgamma", (columns,), gamma.dtype, device)
-    dbeta = None
-    if mean is not None:
-        mean = dense(mean)
-        dbeta = empty("dbeta", (columns,), gamma.dtype, device)
-    index, dtype = x.get_device(), DTYPES[x.dtype]
-    parts = _native.norm_backward_parts(index, rows, columns, dtype)
-    workspace = empty("workspace", (parts, 1 if mean is None else 2, columns), _F32, device)
-    _native.norm_backward(
-        index, stream_of(index), dy.data_ptr(), DTYPES[dy.dtype], x.data_ptr(), dtype, rows, columns, gamma.data_ptr(),
-        DTYPES[gamma.dtype], zero_centered, address(mean), rstd.data_ptr(), address(add),
-        0 if add is None else DTYPES[add.dtype], dx.data_ptr(), dgamma.data_ptr(), address(dbeta),
-        workspace.data_ptr(), parts,
+    mean = None if mean is None else dense(mean)
+    add = None if add is None else dense(add)
+    key = (
+        x.shape, x.dtype, dy.dtype, gamma.dtype, x.get_device(), mean is None, zero_centered,
+        None if add is None else add.dtype,
     )  # fmt: skip
-    return NormBackward(dx, dgamma, dbeta)
+    call = _BACKWARD.get(key)
+    if call is None:
+        columns, rows, dtype = x.shape[-1], row_count(x), DTYPES[x.dtype]
+        dx, dgamma = Made("dx", x.shape, x.dtype), Made("dgamma", (columns,), gamma.dtype)
+        dbeta = None if mean is None else Made("dbeta", (columns,), gamma.dtype)
+        parts = _native.norm_backward_parts(x.get_device(), rows, columns, dtype)
+        arguments = (
+            Given(0), DTYPES[dy.dtype], Given(1), dtype, rows, columns, Given(2), DTYPES[gamma.dtype], zero_centered,
+            Given(3), Given(4), Given(5), 0 if add is None else DTYPES[add.dtype], dx, dgamma, dbeta or 0,
+            Made("workspace", (parts, 1 if mean is None else 2, columns), _F32), parts,
+        )  # fmt: skip
+        result = NormBackward(dx, dgamma, dbeta)  # type: ignore[arg-type]
+        call = _BACKWARD.keep(key, prepare("norm_backward", x.device, arguments, result, tensors=6))
+    return call(dy, x, gamma, mean, rstd, add)  # type: ignore[no-any-return]
 
 
 def layernorm_bwd(

@@ -5,23 +5,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized
+from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.numerics.quantizers import Quantizer
 from te_dispatch.ops.checks import quantize as checks
 from te_dispatch.ops.results import QuantizeDbias
-from te_dispatch_cuda.blocks import cast_blocks
-from te_dispatch_cuda.codes import DTYPES, cast_code
-from te_dispatch_cuda.memory import address, dense, empty, stream_of
+from te_dispatch_cuda.casts import prepare_cast
+from te_dispatch_cuda.codes import DTYPES, cast_facts
+from te_dispatch_cuda.memory import dense, empty, stream_of
 from te_dispatch_cuda.native import load
-from te_dispatch_cuda.sources import Source, plain, readable
+from te_dispatch_cuda.prepared import Calls, Given, Made, Record, prepare
+from te_dispatch_cuda.sources import plain, readable
 
 _native = load()
-_F32, _U8 = torch.float32, torch.uint8
-_MAXIMA: int = _native.MAXIMA
-_TILE_ROWS: int = _native.TILE_ROWS
+_F32 = torch.float32
+_QUANTIZE, _QUANTIZE_DBIAS, _UPDATES = Calls(), Calls(), Calls()
 _COPIES = ("row_data", "col_data", "row_scale_inv", "col_scale_inv", "global_scale_inv")
 
 
@@ -37,20 +38,41 @@ def quantize(
 ) -> Quantized:
     """Every cast of `te_dispatch.ops.quantize`; the manifest keeps `rng_state` away."""
     checks.quantize(x, quantizer, usage, out, noop_flag, amax)
-    x = readable(x)
-    source, shape = plain(x), tuple(x.shape)
+    strides = None
+    if not x.is_contiguous():
+        x = readable(x)
+        strides = x.stride()
+    facts, state = cast_facts(quantizer)
+    key = (x.shape, x.dtype, x.get_device(), usage, facts, amax is None, out is None, strides)
+    call = _QUANTIZE.get(key) or _QUANTIZE.keep(
+        key,
+        prepare_cast(
+            plain(x), tuple(x.shape), x.dtype, x.device, quantizer, usage, _record if out is None else _nothing,
+            amax=amax is not None, into=out is not None,
+        ),
+    )  # fmt: skip
+    given = state if amax is None else (*state, amax)
     if out is None:
-        if quantizer.scaling == "tensor":
-            return _cast_tensor(source, shape, x.dtype, x.device, quantizer, usage, None, None, amax, None, None)
-        return cast(source, shape, x.dtype, x.device, quantizer, usage, amax=amax)
+        return call(x, *given)  # type: ignore[no-any-return]
     target = _dense_record(out)
-    cast(source, shape, x.dtype, x.device, quantizer, usage, into=target, noop_flag=noop_flag, amax=amax)
+    call(
+        x, *given, noop_flag, target.row_data, target.row_scale_inv, target.col_data, target.col_scale_inv,
+        target.global_scale_inv,
+    )  # fmt: skip
     if target is not out:
         for name in _COPIES:
             written, asked = getattr(target, name), getattr(out, name)
             if written is not asked:
                 asked.copy_(written)
     return out
+
+
+def _record(record: Record) -> Record:
+    return record
+
+
+def _nothing(record: Record) -> None:
+    return None
 
 
 def _dense_record(out: Quantized) -> Quantized:
@@ -65,126 +87,26 @@ def _dense_record(out: Quantized) -> Quantized:
     )  # fmt: skip
 
 
-def cast(
-    source: Source,
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    device: torch.device,
-    quantizer: Quantizer,
-    usage: str,
-    *,
-    into: Quantized | None = None,
-    noop_flag: torch.Tensor | None = None,
-    amax: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-    dbias: torch.Tensor | None = None,
-) -> Quantized:
-    """Cast the values of a source, as `quantize` says: what fused operators cast through.
-
-    Args:
-        source: what `sources` describes.
-        shape, dtype: logical shape and nominal dtype of the result.
-        into: a record of dense tensors to write into and return.
-        out: dense, of `shape`: receives the values themselves, rounded to its dtype.
-        dbias: (columns,): receives the values' sum over rows.
-    """
-    if quantizer.scaling == "tensor":
-        return _cast_tensor(source, shape, dtype, device, quantizer, usage, into, noop_flag, amax, out, dbias)
-    return cast_blocks(
-        source,
-        shape,
-        dtype,
-        device,
-        quantizer,  # type: ignore[arg-type]
-        usage,
-        into=into,
-        noop_flag=noop_flag,
-        amax=amax,
-        dbias=dbias,
-        out=out,
-    )
-
-
-def _cast_tensor(
-    source: Source,
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    device: torch.device,
-    quantizer: Quantizer,
-    usage: str,
-    into: Quantized | None,
-    noop_flag: torch.Tensor | None,
-    amax: torch.Tensor | None,
-    out: torch.Tensor | None,
-    dbias: torch.Tensor | None,
-) -> Quantized:
-    row = column = row_scale = column_scale = None
-    row_data = row_inverse = column_data = column_inverse = 0
-    if into is None:
-        # One tensor, one scale: both copies share it.
-        scale_inv = empty("col_scale_inv" if usage == "column" else "row_scale_inv", (1,), _F32, device)
-        if usage != "column":
-            row, row_scale = empty("row_data", shape, _U8, device), scale_inv
-            row_data = row.data_ptr()
-        if usage != "row":
-            column, column_scale = empty("col_data", (source[3], source[2]), _U8, device), scale_inv
-            column_data = column.data_ptr()
-        row_inverse = scale_inv.data_ptr()
-        into = Quantized(
-            row, column, row_scale, column_scale, quantizer.encoding, "tensor", CANONICAL_SCALES, shape, dtype, device
-        )
-    else:
-        if usage != "column":
-            row_data, row_inverse = address(into.row_data), address(into.row_scale_inv)
-        if usage != "row":
-            column_data, column_inverse = address(into.col_data), address(into.col_scale_inv)
-    scale = record = 0
-    find_amax, epsilon, power_of_two = False, 0.0, False
-    if quantizer.kind == "delayed":
-        scale = quantizer.scale.data_ptr()  # type: ignore[union-attr]
-        record = 0 if quantizer.amax is None else quantizer.amax.data_ptr()  # type: ignore[union-attr]
-    else:
-        find_amax, epsilon, power_of_two = amax is None, quantizer.epsilon, quantizer.power_of_two  # type: ignore[union-attr]
-    workspace = _workspace(source, device, find_amax, dbias) if find_amax or dbias is not None else None
-    index = device.index
-    _native.cast_tensor(
-        index, stream_of(index), *source, row_data, column_data, 0 if out is None else out.data_ptr(),
-        0 if out is None else DTYPES[out.dtype], cast_code(quantizer), scale, find_amax,
-        0 if amax is None else amax.data_ptr(), epsilon, power_of_two, row_inverse, column_inverse, record,
-        0 if noop_flag is None else noop_flag.data_ptr(), 0 if dbias is None else dbias.data_ptr(),
-        0 if dbias is None else DTYPES[dbias.dtype], 0 if workspace is None else workspace.data_ptr(),
-    )  # fmt: skip
-    return into
-
-
-def evaluate(source: Source, device: torch.device, out: torch.Tensor | None, dbias: torch.Tensor | None) -> None:
-    """The values of a source themselves, and their sum over rows: `cast` without a cast."""
-    workspace = None if dbias is None else _workspace(source, device, False, dbias)
-    index = device.index
-    _native.cast_tensor(
-        index, stream_of(index), *source, 0, 0, 0 if out is None else out.data_ptr(),
-        0 if out is None else DTYPES[out.dtype], 0, 0, False, 0, 0.0, False, 0, 0, 0, 0,
-        0 if dbias is None else dbias.data_ptr(), 0 if dbias is None else DTYPES[dbias.dtype],
-        0 if workspace is None else workspace.data_ptr(),
-    )  # fmt: skip
-
-
-def _workspace(source: Source, device: torch.device, find_amax: bool, dbias: torch.Tensor | None) -> torch.Tensor:
-    """For partial maxima, then for partial sums (csrc/quantize/quantize.h)."""
-    size = _MAXIMA if find_amax else 1  # never without an address
-    if dbias is not None:
-        size += -(-source[2] // _TILE_ROWS) * source[3]
-    return empty("workspace", (size,), _F32, device)
-
-
 def quantize_dbias(
     x: torch.Tensor, quantizer: Quantizer, *, usage: str, bias_dtype: torch.dtype | None = None
 ) -> QuantizeDbias:
     """A cast and the sum over rows, in one pass and a short one over partial sums."""
     checks.quantize_dbias(x, quantizer, usage, bias_dtype)
-    x = readable(x)
-    dbias = empty("dbias", x.shape[-1:], bias_dtype or x.dtype, x.device)
-    return QuantizeDbias(cast(plain(x), tuple(x.shape), x.dtype, x.device, quantizer, usage, dbias=dbias), dbias)
+    strides = None
+    if not x.is_contiguous():
+        x = readable(x)
+        strides = x.stride()
+    facts, state = cast_facts(quantizer)
+    key = (x.shape, x.dtype, x.get_device(), usage, facts, bias_dtype, strides)
+    call = _QUANTIZE_DBIAS.get(key)
+    if call is None:
+        dbias = Made("dbias", x.shape[-1:], bias_dtype or x.dtype)
+        call = prepare_cast(
+            plain(x), tuple(x.shape), x.dtype, x.device, quantizer, usage, lambda record: QuantizeDbias(record, dbias),
+            dbias=dbias,
+        )  # fmt: skip
+        _QUANTIZE_DBIAS.keep(key, call)
+    return call(x, *state)  # type: ignore[no-any-return]
 
 
 def compute_amax(x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -209,29 +131,37 @@ def update_delayed_scales(
 ) -> None:
     """End-of-step update of delayed scaling, in place: one launch for every 60 runs of columns with one maximum."""
     checks.update_delayed_scales(histories, scales, max_values, algorithm, margin, amaxes)
-    entries: list[tuple[int, ...]] = []
-    numerators: list[float] = []
-    aside: list[tuple[torch.Tensor, torch.Tensor]] = []  # (what does not lie dense, its copy that is worked on)
+    targets = (*histories, *scales) if amaxes is None else (*histories, *scales, *amaxes)
+    held = [x if x.is_contiguous() else _with_columns_together(x) for x in targets]
+    lie = [(x.shape, x.stride()) for x in held[: len(histories)]]
+    key = (algorithm, margin, targets[0].get_device(), amaxes is None, *lie, *map(tuple, max_values))
+    call = _UPDATES.get(key) or _UPDATES.keep(
+        key, _prepare_update(held, max_values, algorithm, margin, amaxes is not None)
+    )
+    call(*held)
+    for target, copy in zip(targets, held, strict=True):
+        if copy is not target:
+            target.copy_(copy)
 
-    def lying_dense(x: torch.Tensor) -> torch.Tensor:
-        copy = dense(x)
-        if copy is not x:
-            aside.append((x, copy))
-        return copy
 
-    for i, history in enumerate(histories):
-        length, columns = history.shape
-        held = history if columns and history.stride(1) == 1 else lying_dense(history)
-        scale = lying_dense(scales[i])
-        amax = None if amaxes is None else lying_dense(amaxes[i])
-        stride = held.stride(0) if length > 1 else columns
-        for first, count, maximum in _runs(max_values[i]):
-            entries.append((held.data_ptr(), scale.data_ptr(), address(amax), length, stride, first, count))
-            numerators.append(_scaled(maximum, margin))
-    index = histories[0].get_device()
-    _native.update_delayed_scales(index, stream_of(index), entries, numerators, algorithm == "most_recent")
-    for target, copy in aside:
-        target.copy_(copy)
+def _with_columns_together(x: torch.Tensor) -> torch.Tensor:
+    """x, if it is a matrix whose rows lie dense, or a dense copy."""
+    return x if x.ndim == 2 and x.shape[1] and x.stride(1) == 1 else dense(x)
+
+
+def _prepare_update(
+    held: Sequence[torch.Tensor], max_values: Sequence[Sequence[float]], algorithm: str, margin: int, amaxes: bool
+) -> Any:
+    """A call with histories, scales, and amaxes or none: an entry for every run of columns with one maximum."""
+    count = len(max_values)
+    arguments: list[Any] = [algorithm == "most_recent"]
+    for i, values in enumerate(max_values):
+        length, columns = held[i].shape
+        stride = held[i].stride(0) if length > 1 else columns
+        for first, run, maximum in _runs(values):
+            amax = Given(2 * count + i) if amaxes else 0
+            arguments += [Given(i), Given(count + i), amax, length, stride, first, run, _scaled(maximum, margin)]
+    return prepare("update_delayed_scales", held[0].device, arguments, None, tensors=len(held))
 
 
 def _runs(values: Sequence[float]) -> list[tuple[int, int, float]]:

@@ -1,10 +1,13 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
 """What a cast reads, as the integers of csrc/cast/source_arguments.h: every native cast takes them after the stream.
 
-A source holds addresses: keep the tensors that it was made of until the native call returns.
+Addresses are `prepared.Given`: a source tells kinds of calls apart, and is made when one is prepared. The tensors that
+come first in such a call are those that the source names.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 
@@ -12,9 +15,10 @@ from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.ops.activation import CLAMPED_SWIGLU
 from te_dispatch_cuda.codes import DTYPES, ENCODINGS
 from te_dispatch_cuda.memory import dense, empty
+from te_dispatch_cuda.prepared import Given
 
 #: (form, dtype, rows, columns, x, stride, dy, kind, limit, alpha, x_encoding, x_scale_inv)
-Source = tuple[int, int, int, int, int, int, int, int, float, float, int, int]
+Source = tuple[int, int, int, int, Given, int, Any, int, float, float, int, Any]
 
 #: Activations as csrc/activation/functions.cuh numbers them; 8 says gated.
 KINDS = {
@@ -42,7 +46,7 @@ def readable(x: torch.Tensor) -> torch.Tensor:
 
 
 def plain(x: torch.Tensor) -> Source:
-    """A tensor that is `readable`, as the matrix that its leading dimensions flatten to."""
+    """(x) that is `readable`, as the matrix that its leading dimensions flatten to."""
     shape = x.shape
     columns = shape[-1]
     if len(shape) == 2:
@@ -50,7 +54,7 @@ def plain(x: torch.Tensor) -> Source:
         stride = columns if rows < 2 else x.stride(0)
     else:
         rows, stride = _rows(x), columns
-    return (0, DTYPES[x.dtype], rows, columns, x.data_ptr(), stride, 0, 0, 0.0, 0.0, -1, 0)
+    return (0, DTYPES[x.dtype], rows, columns, Given(0), stride, 0, 0, 0.0, 0.0, -1, 0)
 
 
 def in_dtype(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -63,31 +67,29 @@ def in_dtype(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def forward(x: torch.Tensor | Quantized, kind: str, params: tuple[float, float] | None) -> Source:
-    """An activation of a dense tensor, or of a tensor-scaled record that has its row-wise copy."""
+    """An activation of (x), dense, or of (codes, their scale_inv) of a tensor-scaled record's row-wise copy."""
     code = KINDS[kind]
     limit, alpha = params or CLAMPED_SWIGLU
     columns = x.shape[-1] // 2 if code >= _GATED else x.shape[-1]
     rows = _rows(x)
     if isinstance(x, Quantized):
-        data, scale_inv = _codes(x)
-        return (1, 0, rows, columns, data, 0, 0, code, limit, alpha, ENCODINGS[x.encoding], scale_inv)
-    return (1, DTYPES[x.dtype], rows, columns, x.data_ptr(), 0, 0, code, limit, alpha, -1, 0)
+        return (1, 0, rows, columns, Given(0), 0, 0, code, limit, alpha, ENCODINGS[x.encoding], Given(1))
+    return (1, DTYPES[x.dtype], rows, columns, Given(0), 0, 0, code, limit, alpha, -1, 0)
 
 
 def backward(dy: torch.Tensor, x: torch.Tensor | Quantized, kind: str, params: tuple[float, float] | None) -> Source:
-    """An activation's gradient: dense tensors of one dtype, or x a tensor-scaled record with its row-wise copy."""
+    """An activation's gradient, of (dy, x), dense and of one dtype, or of (dy, codes, their scale_inv)."""
     code = KINDS[kind]
     limit, alpha = params or CLAMPED_SWIGLU
     dtype, rows, columns = DTYPES[dy.dtype], _rows(x), x.shape[-1]
     if isinstance(x, Quantized):
-        data, scale_inv = _codes(x)
-        return (2, dtype, rows, columns, data, 0, dy.data_ptr(), code, limit, alpha, ENCODINGS[x.encoding], scale_inv)
-    return (2, dtype, rows, columns, x.data_ptr(), 0, dy.data_ptr(), code, limit, alpha, -1, 0)
+        return (2, dtype, rows, columns, Given(1), 0, Given(0), code, limit, alpha, ENCODINGS[x.encoding], Given(2))
+    return (2, dtype, rows, columns, Given(1), 0, Given(0), code, limit, alpha, -1, 0)
 
 
-def _codes(x: Quantized) -> tuple[int, int]:
-    assert x.row_data is not None and x.row_scale_inv is not None
-    return x.row_data.data_ptr(), x.row_scale_inv.data_ptr()
+def tensors_of(source: Source) -> int:
+    """How many tensors a source names."""
+    return sum(isinstance(x, Given) for x in source)
 
 
 def _rows(x: torch.Tensor | Quantized) -> int:

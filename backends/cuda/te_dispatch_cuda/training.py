@@ -16,8 +16,10 @@ from te_dispatch.ops.results import DropoutAddForward, MoePermute, MoeUnpermuteB
 from te_dispatch_cuda.codes import DTYPES
 from te_dispatch_cuda.memory import address, dense, empty, stream_of
 from te_dispatch_cuda.native import load
+from te_dispatch_cuda.prepared import Calls, Given, Made, prepare
 
 _native = load()
+_DROPOUT, _DROPOUT_BACKWARD = Calls(), Calls()
 _Tensors = Sequence[torch.Tensor]
 
 
@@ -32,20 +34,21 @@ def dropout_add_fwd(
     """residual + dropout(x + bias), in fp32 with one rounding; the mask comes from Philox 4x32-10."""
     checks.dropout_add_fwd(x, residual, bias, dropout_p, rng_state)
     x = dense(x)
-    shape, dtype, where, device = tuple(x.shape), x.dtype, x.device, x.get_device()
     residual = None if residual is None else dense(residual)
     bias = None if bias is None else dense(bias)
-    out = empty("out", shape, dtype, where)
-    mask, state = None, 0
-    if dropout_p > 0.0:
-        assert rng_state is not None  # checked
-        mask, rng_state = empty("mask", shape, torch.uint8, where), dense(rng_state)
-        state = rng_state.data_ptr()
-    _native.dropout_add_fwd(
-        device, stream_of(device), x.data_ptr(), address(residual), address(bias), state, out.data_ptr(), address(mask),
-        x.numel(), shape[-1], dropout_p, DTYPES[dtype], 0 if bias is None else DTYPES[bias.dtype],
-    )  # fmt: skip
-    return DropoutAddForward(out, mask)
+    rng_state = None if rng_state is None or dropout_p <= 0.0 else dense(rng_state)
+    key = (x.shape, x.dtype, x.get_device(), None if bias is None else bias.dtype, dropout_p)
+    call = _DROPOUT.get(key)
+    if call is None:
+        out = Made("out", x.shape, x.dtype)
+        mask = Made("mask", x.shape, torch.uint8) if dropout_p > 0.0 else None
+        arguments = (
+            Given(0), Given(1), Given(2), Given(3), out, 0 if mask is None else mask, x.numel(), x.shape[-1], dropout_p,
+            DTYPES[x.dtype], 0 if bias is None else DTYPES[bias.dtype],
+        )  # fmt: skip
+        call = prepare("dropout_add_fwd", x.device, arguments, DropoutAddForward(out, mask), tensors=4)  # type: ignore[arg-type]
+        _DROPOUT.keep(key, call)
+    return call(x, residual, bias, rng_state)  # type: ignore[no-any-return]
 
 
 def dropout_add_bwd(dy: torch.Tensor, mask: torch.Tensor | None = None, *, dropout_p: float = 0.0) -> torch.Tensor:
@@ -53,11 +56,13 @@ def dropout_add_bwd(dy: torch.Tensor, mask: torch.Tensor | None = None, *, dropo
     checks.dropout_add_bwd(dy, mask, dropout_p)
     dy = dense(dy)
     mask = None if mask is None else dense(mask)
-    dx, device = empty("result", tuple(dy.shape), dy.dtype, dy.device), dy.get_device()
-    _native.dropout_add_bwd(
-        device, stream_of(device), dy.data_ptr(), address(mask), dx.data_ptr(), dy.numel(), dropout_p, DTYPES[dy.dtype]
-    )
-    return dx
+    key = (dy.shape, dy.dtype, dy.get_device(), dropout_p)
+    call = _DROPOUT_BACKWARD.get(key)
+    if call is None:
+        dx = Made("result", dy.shape, dy.dtype)
+        arguments = (Given(0), Given(1), dx, dy.numel(), dropout_p, DTYPES[dy.dtype])
+        call = _DROPOUT_BACKWARD.keep(key, prepare("dropout_add_bwd", dy.device, arguments, dx, tensors=2))
+    return call(dy, mask)  # type: ignore[no-any-return]
 
 
 def multi_tensor_adam(

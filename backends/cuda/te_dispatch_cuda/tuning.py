@@ -43,10 +43,11 @@ def _entries() -> dict[str, dict[str, Any]]:
 
 def forget() -> None:
     """Read the cache again when the next plan is made, and make all plans anew."""
-    from te_dispatch_cuda.gemm_plans import PLANS
+    from te_dispatch_cuda.gemm_plans import CALLS, PLANS
 
     _entries.cache_clear()
     PLANS.clear()
+    CALLS.clear()
 
 
 def algorithm_for(problem: Problem) -> bytes | None:

@@ -12,7 +12,8 @@ import torch
 from te_dispatch.core.errors import Declined
 from te_dispatch.ops.shapes import data_shapes, laid_out_shapes
 from te_dispatch_cuda import gemm as gemms
-from te_dispatch_cuda.gemm_plans import Problem
+from te_dispatch_cuda.gemm_calls import problem_of
+from te_dispatch_cuda.gemm_plans import LAID_OUT, Problem
 from te_dispatch_cuda.memory import stream_of
 from te_dispatch_cuda.native import load
 
@@ -114,9 +115,7 @@ class Scratch:
             dtype = _DTYPES[kinds[0]]
             layout, kind = call["layout"], (dtype, gemms.allows_tf32()) if dtype is torch.float32 else dtype
         elif scalings[0] != "tensor":
-            flags = gemms.LAID_OUT if scalings[0] in ("mxfp8", "nvfp4") else 0
+            flags = LAID_OUT if scalings[0] in ("mxfp8", "nvfp4") else 0
             kind = (*kinds, *scalings, flags, flags)
         low = (a.data_ptr() | b.data_ptr() | out.data_ptr()) & 255
-        return gemms.problem_of(
-            a, b, layout, kind, self.device.index, low, out.dtype, bool(call.get("accumulate")), bias
-        )
+        return problem_of(a, b, layout, kind, self.device.index, low, out.dtype, bool(call.get("accumulate")), bias)

@@ -14,8 +14,8 @@ from te_dispatch.ops.checks import values as check
 from te_dispatch.ops.checks.remember import (
     LEADING_OPERAND,
     NUMBER,
+    OFTEN,
     OPERAND,
-    OPTIONAL,
     OPTIONAL_OPERAND,
     OPTIONAL_QUANTIZER,
     WRITTEN,
@@ -52,7 +52,7 @@ def operands(a: Any, b: Any, layout: Any) -> tuple[int, int, int]:
 
 
 @remembered(
-    a=OPERAND, b=LEADING_OPERAND, out=WRITTEN, bias=OPTIONAL, aux=OPTIONAL_OPERAND, aux_quantizer=OPTIONAL_QUANTIZER,
+    a=OPERAND, b=LEADING_OPERAND, out=WRITTEN, bias=OFTEN, aux=OPTIONAL_OPERAND, aux_quantizer=OPTIONAL_QUANTIZER,
     out_quantizer=OPTIONAL_QUANTIZER, alpha=NUMBER,
 )  # fmt: skip
 def gemm(

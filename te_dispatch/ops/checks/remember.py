@@ -83,6 +83,8 @@ LEADING = Kind("{x}.shape", "{x},", lasting=_plain)
 TENSOR = Kind("", "{x},", lasting=_plain)
 #: The same, or None.
 OPTIONAL = Kind("{x} is None", "*(() if {x} is None else ({x},)),", lasting=_plain, optional=True)
+#: The same where modules give it as often as not: a call with it is a usual one.
+OFTEN = OPTIONAL._replace(optional=False)
 #: A tensor or None. Written to, where elements that share memory are refused.
 WRITTEN = OPTIONAL._replace(strides=True)
 #: A tensor or None that the check looks into where that is free, on the host. There it is looked into every time.
@@ -110,6 +112,8 @@ QUANTIZER = OPERAND._replace(first="{x}_facts, {x}_tensors = _quantizer({x})", l
 OPTIONAL_QUANTIZER = QUANTIZER._replace(
     first="{x}_facts, {x}_tensors = _NOTHING if {x} is None else _quantizer({x})", optional=True
 )
+#: The same, given as often as not.
+OFTEN_QUANTIZER = OPTIONAL_QUANTIZER._replace(optional=False)
 #: A word, a flag, a dtype, a device, or None.
 OPTION = Kind("{x}", lasting=lambda x: isinstance(x, _CONSTANT))
 #: A number or None. The class counts too, because 1, 1.0 and True are equal and hash alike.
@@ -124,7 +128,7 @@ TENSORS = Kind(
 WRITTEN_TENSORS = TENSORS._replace(strides=True)
 #: The same, or None.
 OPTIONAL_WRITTEN_TENSORS = WRITTEN_TENSORS._replace(
-    facts="None if {x} is None else ({x}.__class__, len({x}))", tensors="*(() if {x} is None else {x}),", optional=True
+    facts="None if {x} is None else ({x}.__class__, len({x}))", tensors="*(() if {x} is None else {x}),"
 )
 #: A list or tuple of lists or tuples of numbers.
 NUMBER_LISTS = Kind(

@@ -16,9 +16,10 @@ from te_dispatch.ops.checks.remember import (
     LEADING_OPERAND,
     NUMBER,
     NUMBERS,
+    OFTEN,
+    OFTEN_QUANTIZER,
     OPERAND,
     OPTIONAL,
-    OPTIONAL_QUANTIZER,
     TENSOR,
     remembered,
 )
@@ -38,7 +39,7 @@ def _normalized(x: Any, gamma: Any, beta: Any = None) -> None:
             raise ValueError(f"{name}: got dtype {weight.dtype}, expected x's, {x.dtype}, or float32")
 
 
-@remembered(x=LEADING, gamma=TENSOR, beta=OPTIONAL, eps=NUMBER, residual=OPTIONAL, quantizer=OPTIONAL_QUANTIZER)
+@remembered(x=LEADING, gamma=TENSOR, beta=OFTEN, eps=NUMBER, residual=OPTIONAL, quantizer=OFTEN_QUANTIZER)
 def norm_fwd(
     x: Any, gamma: Any, beta: Any, eps: Any, residual: Any, quantizer: Any, usage: Any, out_dtype: Any
 ) -> None:
@@ -53,7 +54,7 @@ def norm_fwd(
     check.dtype("out_dtype", out_dtype)
 
 
-@remembered(dy=LEADING, x=TENSOR, gamma=TENSOR, mean=OPTIONAL, rstd=TENSOR, add=OPTIONAL)
+@remembered(dy=LEADING, x=TENSOR, gamma=TENSOR, mean=OFTEN, rstd=TENSOR, add=OFTEN)
 def norm_bwd(dy: Any, x: Any, gamma: Any, mean: Any, rstd: Any, add: Any, centered: bool) -> None:
     """Of `layernorm_bwd`, and not centered of `rmsnorm_bwd`, which has no mean."""
     _normalized(x, gamma)
@@ -80,14 +81,14 @@ def _activated(x: Any, kind: Any, params: Any) -> None:
         check.number(f"params[{i}]", value)
 
 
-@remembered(x=LEADING_OPERAND, params=NUMBERS, quantizer=OPTIONAL_QUANTIZER)
+@remembered(x=LEADING_OPERAND, params=NUMBERS, quantizer=OFTEN_QUANTIZER)
 def activation_fwd(x: Any, kind: Any, params: Any, quantizer: Any, usage: Any, out_dtype: Any) -> None:
     _activated(x, kind, params)
     check.cast("quantizer", quantizer, usage, x.device)
     check.dtype("out_dtype", out_dtype)
 
 
-@remembered(dy=LEADING, x=OPERAND, params=NUMBERS, quantizer=OPTIONAL_QUANTIZER)
+@remembered(dy=LEADING, x=OPERAND, params=NUMBERS, quantizer=OFTEN_QUANTIZER)
 def activation_bwd(dy: Any, x: Any, kind: Any, params: Any, quantizer: Any, usage: Any) -> None:
     _activated(x, kind, params)
     columns = x.shape[-1] // 2 if kind in GATED else x.shape[-1]

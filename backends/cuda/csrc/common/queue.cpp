@@ -1,10 +1,14 @@
 // Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
 #include "common/queue.h"
 
+#include "common/shared_memory.h"
+
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 namespace ted {
@@ -74,6 +78,17 @@ Queue::Queue(int device, uintptr_t stream) : device_(device), previous_(-1), str
 
 Queue::~Queue() {
   if (previous_ >= 0) cudaSetDevice(previous_);
+}
+
+void allow_shared_memory(const Queue& queue, const void* kernel, int64_t bytes, const char* operation) {
+  static std::mutex mutex;
+  static std::map<std::pair<const void*, int>, int64_t> allowed;  // by kernel and device
+  queue.stream();  // the device is current
+  std::lock_guard<std::mutex> lock(mutex);
+  int64_t& known = allowed[{kernel, queue.device()}];
+  if (bytes <= known) return;
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)), operation);
+  known = bytes;
 }
 
 void Queue::launched(const char* operation) const {

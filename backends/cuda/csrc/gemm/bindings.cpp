@@ -1,5 +1,5 @@
 // Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-#include "common/bindings.h"
+#include "common/prepared.h"
 
 #include "gemm/plan.h"
 
@@ -83,6 +83,24 @@ void run_fused(Plan& plan, uintptr_t stream, uintptr_t a, uintptr_t b, uintptr_t
   queue.launched("gemm");
 }
 
+// In a prepared call, which keeps the plan, its address is among the arguments: (device, stream, plan, ...).
+template <class... A>
+struct Planned {
+  template <void (*F)(Plan&, uintptr_t, A...)>
+  static void call(int device, uintptr_t stream, uintptr_t plan, A... arguments) {
+    if (plan == 0) throw std::invalid_argument("plan: got a null pointer");
+    Plan& known = *pointer<Plan>(plan);
+    if (known.problem().device != device) throw std::invalid_argument("plan: got one of another device");
+    F(known, stream, arguments...);
+  }
+};
+
+template <auto F, class... A>
+void offer_planned(const char* name, void (*)(Plan&, uintptr_t, A...)) {
+  using Whole = Spread<&Planned<A...>::template call<F>>;
+  offer(name, {Whole::kinds(), &Whole::call});
+}
+
 // One call for all groups; they share the workspace, because they run one after the other.
 void run_grouped(const std::vector<std::shared_ptr<Plan>>& plans, int device, uintptr_t stream,
                  const std::vector<uintptr_t>& a, const std::vector<uintptr_t>& b, const std::vector<uintptr_t>& a_scales,
@@ -132,11 +150,14 @@ void bind(py::module_& m) {
   py::class_<Plan, std::shared_ptr<Plan>>(m, "GemmPlan")
       .def_property_readonly("workspace", &Plan::workspace)
       .def_property_readonly("direct", &Plan::direct)
+      .def_property_readonly("address", [](const Plan& plan) { return reinterpret_cast<uintptr_t>(&plan); })
       .def_property_readonly("description", &description);
   m.def("open_cublaslt", [](const std::string& path) { lt::open(path.c_str()); });
   m.def("gemm_plan", &make_plan);
   m.def("gemm_run", &run);
+  offer_planned<&run>("gemm_run", &run);
   m.def("gemm_run_fused", &run_fused);
+  offer_planned<&run_fused>("gemm_run_fused", &run_fused);
   m.def("gemm_run_grouped", &run_grouped);
   m.def("gemm_candidates", &candidates);
   m.def("gemm_take", &take);

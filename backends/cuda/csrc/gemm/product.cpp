@@ -36,6 +36,12 @@ void Product::set(int32_t attribute, const T& value) const {
   lt::check(lt::api().desc_set(desc_.get(), attribute, &value, sizeof(value)), "an attribute of a product");
 }
 
+void Product::point(int32_t attribute, const void*& known, const void* address) const {
+  if (known == address) return;  // null, where nothing but a stand-in was set, is never asked for
+  set(attribute, address);
+  known = address;
+}
+
 Product::Owned Product::layout(int32_t type, int64_t rows, int64_t columns, int64_t stride) {
   lt::MatrixLayout made = nullptr;
   // Row-major (rows, columns) is column-major (columns, rows).
@@ -114,13 +120,13 @@ void Product::run(cudaStream_t stream, const ProductOperands& o) {
   const lt::Api& api = lt::api();
   std::lock_guard<std::mutex> lock(mutex_);
   if (spec_.scaled) {
-    set(lt::kAScalePointer, o.b_scale);
-    set(lt::kBScalePointer, o.a_scale);
+    point(lt::kAScalePointer, b_scale_, o.b_scale);
+    point(lt::kBScalePointer, a_scale_, o.a_scale);
   }
-  if (spec_.bias_type >= 0) set(lt::kBiasPointer, o.bias);
+  if (spec_.bias_type >= 0) point(lt::kBiasPointer, bias_, o.bias);
   if (spec_.d_cast) {
-    set(lt::kDScalePointer, o.d_scale);
-    set(lt::kAmaxDPointer, o.d_amax);
+    point(lt::kDScalePointer, d_scale_, o.d_scale);
+    point(lt::kAmaxDPointer, d_amax_, o.d_amax);
   }
   const float beta = spec_.accumulate ? 1.0f : 0.0f;
   const void* c = spec_.d_cast ? nullptr : o.d;  // of another type than d: refused at one address, though it is not read

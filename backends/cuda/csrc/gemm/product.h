@@ -71,6 +71,7 @@ class Product {
  private:
   template <class T>
   void set(int32_t attribute, const T& value) const;
+  void point(int32_t attribute, const void*& known, const void* address) const;
 
   using Owned = std::unique_ptr<void, lt::Status (*)(void*)>;
   static Owned layout(int32_t type, int64_t rows, int64_t columns, int64_t stride);
@@ -79,6 +80,8 @@ class Product {
   lt::Handle handle_;
   Owned desc_, a_, b_, c_, d_;
   Candidate chosen_{};
+  // Addresses that stand in the descriptor: most calls come with the last one's, from PyTorch's cache.
+  const void *a_scale_ = nullptr, *b_scale_ = nullptr, *bias_ = nullptr, *d_scale_ = nullptr, *d_amax_ = nullptr;
   mutable std::string refusal_;
   std::mutex mutex_;  // pointers are written into the descriptor before each call
 };

@@ -6,6 +6,7 @@
 // other threads but the sums over a row. Its columns' sums for dgamma and dbeta stay in registers; each block leaves
 // one partial sum per column.
 #include "norm/backward.cuh"
+#include "common/shared_memory.h"
 #include "norm/norm.h"
 
 #include <algorithm>
@@ -283,8 +284,7 @@ void launch(const Queue& q, Backward& a, const Geometry& geometry, unsigned bloc
   const int64_t room = q.limits().shared_memory_per_block - 2048;
   a.stages = static_cast<int>(std::min<int64_t>(room / stage, 4));
   const int64_t bytes = std::max<int64_t>(stage * a.stages, threads * N * static_cast<int64_t>(sizeof(float)));
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
-        "norm_backward");
+  allow_shared_memory(q, reinterpret_cast<const void*>(kernel), bytes, "norm_backward");
   kernel<<<blocks, threads, static_cast<size_t>(bytes), q.stream()>>>(a);
 }
 

@@ -1,5 +1,5 @@
 // Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-#include "common/bindings.h"
+#include "common/prepared.h"
 
 #include "norm/arguments.h"
 
@@ -37,8 +37,8 @@ void norm_forward_cast(int device, uintptr_t stream, uintptr_t x, int x_dtype, i
 }  // namespace
 
 static ted::Bindings norm(+[](py::module_& m) {
-  m.def("norm_forward", &norm_forward);
-  m.def("norm_forward_cast", &norm_forward_cast);
-  m.def("norm_backward", &ted::norm::norm_backward);
+  ted::define<&norm_forward>(m, "norm_forward");
+  ted::define<&norm_forward_cast>(m, "norm_forward_cast");
+  ted::define<&ted::norm::norm_backward>(m, "norm_backward");
   m.def("norm_backward_parts", &ted::norm::norm_backward_parts);
 });

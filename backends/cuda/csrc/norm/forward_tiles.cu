@@ -6,6 +6,7 @@
 // is 32. Groups do not wait for each other within a tile, and their first rows of the next one are on their way while
 // columns are written.
 #include "norm/forward.cuh"
+#include "common/shared_memory.h"
 #include "norm/norm.h"
 
 #include <algorithm>
@@ -151,9 +152,7 @@ template <class T, int R, int Product>
 void launch(const Queue& q, const Forward& a) {
   const int threads = a.lanes * std::min({kThreads / a.lanes, R, a.lanes > 32 ? kMaxGroups : kThreads});
   const int64_t bytes = tile_bytes(a.columns, R), tiles = ceil_div(a.rows, R);
-  check(cudaFuncSetAttribute(forward_tiles_kernel<T, R, Product>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             static_cast<int>(bytes)),
-        "norm_forward");
+  allow_shared_memory(q, reinterpret_cast<const void*>(&forward_tiles_kernel<T, R, Product>), bytes, "norm_forward");
   const int64_t room = q.limits().shared_memory_per_block;
   const int64_t fit = std::max<int64_t>(std::min<int64_t>(room / (bytes + 2048), kThreads / threads), 1);
   const unsigned blocks = static_cast<unsigned>(std::min<int64_t>(tiles, q.limits().multiprocessors * fit));

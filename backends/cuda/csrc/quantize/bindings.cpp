@@ -1,5 +1,5 @@
 // Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-#include "common/bindings.h"
+#include "common/prepared.h"
 #include "quantize/quantize.h"
 
 #include <pybind11/stl.h>
@@ -49,9 +49,10 @@ void cast_tensor(int device, uintptr_t stream, int form, int dtype, int64_t rows
 Bindings quantize(+[](pybind11::module_& m) {
   m.attr("MAXIMA") = kMaxima;
   m.attr("TILE_ROWS") = kTileRows;
-  m.def("cast_tensor", &cast_tensor);
-  m.def("compute_amax", &compute_amax);
+  define<&cast_tensor>(m, "cast_tensor");
+  define<&compute_amax>(m, "compute_amax");
   m.def("update_delayed_scales", &update_delayed_scales);
+  offer("update_delayed_scales", {"", &update_prepared_scales});
 });
 
 }  // namespace

@@ -1,5 +1,5 @@
 // Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-#include "common/bindings.h"
+#include "common/prepared.h"
 #include "quantize/block_cast.h"
 #include "quantize/quantize.h"
 
@@ -120,6 +120,6 @@ void block_cast(int device, uintptr_t stream, int form, int dtype, int64_t rows,
 
 }  // namespace
 
-static Bindings block_casts(+[](pybind11::module_& m) { m.def("block_cast", &block_cast); });
+static Bindings block_casts(+[](pybind11::module_& m) { define<&block_cast>(m, "block_cast"); });
 
 }  // namespace ted

@@ -17,13 +17,15 @@ struct Entry {
   float numerator;   // the largest value * 2^-margin
 };
 
-constexpr int kEntries = 60;
+// Most calls have a few entries: a launch takes longer with the larger parameters.
+constexpr int kEntries = 60, kFew = 4;
+template <int N>
 struct Table {
   int32_t count;
   bool most_recent;
-  Entry entries[kEntries];
+  Entry entries[N];
 };
-static_assert(sizeof(Table) <= 4000, "kernel parameters hold 4 KB");
+static_assert(sizeof(Table<kEntries>) <= 4000, "kernel parameters hold 4 KB");
 
 constexpr int kColumns = 32, kLanes = 32;  // of a block: threads side by side take columns, lanes take rows
 constexpr int kRows = 4;                   // that a lane has in flight
@@ -59,7 +61,8 @@ __device__ void roll(float* column, int64_t length, int64_t stride, float first,
   }
 }
 
-__global__ void __launch_bounds__(kColumns* kLanes) update(const Table table) {
+template <int N>
+__global__ void __launch_bounds__(kColumns* kLanes) update(const Table<N> table) {
   __shared__ float shared[kLanes][kColumns + 1];
   int which = table.count - 1;
   while (static_cast<int32_t>(blockIdx.x) < table.entries[which].block) --which;
@@ -90,23 +93,23 @@ __global__ void __launch_bounds__(kColumns* kLanes) update(const Table table) {
 
 }  // namespace
 
-void update_delayed_scales(int device, uintptr_t stream, const std::vector<std::array<uintptr_t, 7>>& entries,
-                           const std::vector<float>& numerators, bool most_recent) {
-  const Queue queue(device, stream);
-  if (numerators.size() != entries.size())
-    throw std::invalid_argument("numerators: got " + std::to_string(numerators.size()) + ", expected " +
-                                std::to_string(entries.size()) + ", one an entry");
-  Table table{0, most_recent, {}};
+namespace {
+
+// entry(i): the i-th of `count`, an array. numerator(i): its number.
+template <int N, class EntryAt, class NumeratorAt>
+void update_runs(const Queue& queue, size_t count, bool most_recent, EntryAt entry, NumeratorAt numerator) {
+  Table<N> table{0, most_recent, {}};
   int64_t blocks = 0;
   const auto launch = [&] {
-    if (blocks > 0) update<<<grid_x("histories", blocks), dim3(kColumns, kLanes), 0, queue.stream()>>>(table);
+    if (blocks > 0) update<N><<<grid_x("histories", blocks), dim3(kColumns, kLanes), 0, queue.stream()>>>(table);
     table.count = 0;
     blocks = 0;
   };
-  for (size_t i = 0; i < entries.size(); ++i) {
-    const auto& [history, scale, amax, length, stride, first, columns] = entries[i];
-    const int64_t count = require_count("histories", static_cast<int64_t>(length), static_cast<int64_t>(stride));
-    require_pointer("histories", pointer<void>(history), count, 4);
+  for (size_t i = 0; i < count; ++i) {
+    const std::array<uintptr_t, 7> run = entry(i);
+    const auto& [history, scale, amax, length, stride, first, columns] = run;
+    const int64_t elements = require_count("histories", static_cast<int64_t>(length), static_cast<int64_t>(stride));
+    require_pointer("histories", pointer<void>(history), elements, 4);
     require_pointer("scales", pointer<void>(scale), static_cast<int64_t>(columns), 4);
     require_pointer("amaxes", pointer<void>(amax), 0, 4);
     if (static_cast<int64_t>(first) < 0 || static_cast<int64_t>(columns) < 0 || first + columns > stride ||
@@ -121,12 +124,42 @@ void update_delayed_scales(int device, uintptr_t stream, const std::vector<std::
                                     static_cast<int64_t>(stride),
                                     static_cast<int32_t>(columns),
                                     static_cast<int32_t>(blocks),
-                                    numerators[i]};
+                                    numerator(i)};
     blocks += ceil_div(static_cast<int64_t>(columns), kColumns);
-    if (table.count == kEntries) launch();
+    if (table.count == N) launch();
   }
   launch();
   queue.launched("update_delayed_scales");
+}
+
+}  // namespace
+
+void update_delayed_scales(int device, uintptr_t stream, const std::vector<std::array<uintptr_t, 7>>& entries,
+                           const std::vector<float>& numerators, bool most_recent) {
+  const Queue queue(device, stream);
+  if (numerators.size() != entries.size())
+    throw std::invalid_argument("numerators: got " + std::to_string(numerators.size()) + ", expected " +
+                                std::to_string(entries.size()) + ", one an entry");
+  update_runs<kEntries>(
+      queue, entries.size(), most_recent, [&](size_t i) { return entries[i]; }, [&](size_t i) { return numerators[i]; });
+}
+
+void update_prepared_scales(const Word* words, size_t count) {
+  constexpr size_t kHead = 3, kEach = 8;
+  if (count < kHead || (count - kHead) % kEach != 0)
+    throw std::invalid_argument("entries: got " + std::to_string(count) + " words, expected 3 and 8 an entry");
+  const Queue queue(static_cast<int>(words[0].integer), static_cast<uintptr_t>(words[1].integer));
+  const auto entry = [&](size_t i) {
+    std::array<uintptr_t, 7> found;
+    for (size_t j = 0; j < 7; ++j) found[j] = static_cast<uintptr_t>(words[kHead + i * kEach + j].integer);
+    return found;
+  };
+  const auto numerator = [&](size_t i) { return static_cast<float>(words[kHead + i * kEach + 7].real); };
+  const size_t runs = (count - kHead) / kEach;
+  if (runs <= kFew)
+    update_runs<kFew>(queue, runs, words[2].integer != 0, entry, numerator);
+  else
+    update_runs<kEntries>(queue, runs, words[2].integer != 0, entry, numerator);
 }
 
 }  // namespace ted

@@ -4,6 +4,7 @@
 
 #include "cast/source_arguments.h"
 #include "cast/tensor.h"
+#include "common/prepared_word.h"
 #include "common/queue.h"
 
 #include <array>
@@ -40,5 +41,7 @@ void compute_amax(int device, uintptr_t stream, uintptr_t x, int dtype, int64_t 
 // length of the history, columns of the history, first column, columns of the run), and that value * 2^-margin.
 void update_delayed_scales(int device, uintptr_t stream, const std::vector<std::array<uintptr_t, 7>>& entries,
                            const std::vector<float>& numerators, bool most_recent);
+// The same as a prepared call: device, stream, most_recent, then each entry and its number.
+void update_prepared_scales(const Word* words, size_t count);
 
 }  // namespace ted

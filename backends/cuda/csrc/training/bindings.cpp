@@ -1,12 +1,12 @@
 // Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-#include "common/bindings.h"
+#include "common/prepared.h"
 #include "training/training.h"
 
 #include <pybind11/stl.h>
 
 static ted::Bindings training(+[](pybind11::module_& m) {
-  m.def("dropout_add_fwd", &ted::dropout_add_fwd);
-  m.def("dropout_add_bwd", &ted::dropout_add_bwd);
+  ted::define<&ted::dropout_add_fwd>(m, "dropout_add_fwd");
+  ted::define<&ted::dropout_add_bwd>(m, "dropout_add_bwd");
   m.def("multi_tensor_adam", &ted::multi_tensor_adam);
   m.def("multi_tensor_scale", &ted::multi_tensor_scale);
   m.def("multi_tensor_l2norm", &ted::multi_tensor_l2norm);

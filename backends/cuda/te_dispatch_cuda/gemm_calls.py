@@ -1,0 +1,225 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Prepared calls of matrix products: from a call's operands to the plan's problem, and what its steps read and make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from te_dispatch.numerics.quantizers import Quantizer
+from te_dispatch.ops.gemm import gemm_sizes
+from te_dispatch.ops.results import Gemm
+from te_dispatch_cuda.codes import DTYPES
+from te_dispatch_cuda.gemm_plans import (
+    CALLS,
+    EPILOGUES,
+    LAYOUTS,
+    NONE,
+    PLANS,
+    SCALINGS,
+    Problem,
+    alignment,
+    make,
+    type_code,
+)
+from te_dispatch_cuda.memory import address, empty
+from te_dispatch_cuda.prepared import Given, Made, Record, prepare
+
+#: What addresses usually are multiples of: PyTorch's allocator gives larger ones.
+_USUAL = 256
+
+
+def placed(
+    key: Any,
+    aligned: tuple[torch.Tensor | None, ...],
+    tensors: tuple[torch.Tensor | None, ...],
+    prepared: Callable[[int], Any],
+) -> Any:
+    """The result of a call that was not made before, or whose addresses are multiples of less than usual.
+
+    Args:
+        aligned: those of the tensors whose addresses matter; those of outputs do, too.
+        prepared: from what they are multiples of, to a call, of which `CALLS` keeps hold.
+    """
+    low = 0
+    for x in aligned:
+        low |= address(x)
+    multiple = alignment(low)
+    while True:
+        known = key if multiple == _USUAL else (key, multiple)
+        call = CALLS.get(known) or CALLS.keep(known, prepared(multiple))
+        result = call(*tensors)
+        if result is not None:
+            return result
+        multiple //= 2  # outputs lie worse; everything is a multiple of 1
+
+
+def prepare_product(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    layout: str,
+    kind: Any,
+    shape: tuple[int, ...],
+    alpha: float,
+    fresh: bool,
+    accumulate: bool,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+    multiple: int,
+) -> Any:
+    """A call without an epilogue, with a, b, their scales, bias, and out, unless that is `fresh`."""
+    plan, size = _plan(a, b, layout, kind, multiple, dtype, accumulate, bias)
+    at_a, at_b = Given(0), Given(1)
+    out: Any = Made("out", shape, dtype) if fresh else Given(5)
+    workspace = Made("workspace", (size,), torch.uint8) if size else 0
+    arguments = (plan.address, at_a, at_b, Given(2), Given(3), out, Given(4), workspace, alpha)
+    aligned = [(x, multiple) for x in (at_a, at_b, out)]
+    return prepare("gemm_run", a.device, arguments, Gemm(out, None, None), tensors=6, aligned=aligned, keep=plan)
+
+
+def prepare_fused(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    layout: str,
+    kind: Any,
+    shape: tuple[int, ...],
+    alpha: float,
+    fresh: bool,
+    accumulate: bool,
+    bias: torch.Tensor | None,
+    epilogue: str | None,
+    read_type: int,
+    aux_quantizer: Quantizer | None,
+    dtype: torch.dtype,
+    out_quantizer: Quantizer | None,
+    casts: tuple[int, int],
+    multiple: int,
+) -> Any:
+    """A call with a, b, their scales, bias, out, the aux that is read and its scale, scales of whole operands, and the
+    scale and amax of both quantizers."""
+    at_a, at_b, at_out, at_aux = Given(0), Given(1), Given(5), Given(6)
+    made: Any = at_out
+    written: Any = at_out
+    if out_quantizer is not None:
+        made = _record("out", shape, out_quantizer, dtype, a.device)
+        written = made.row_data
+    elif fresh:
+        made = written = Made("out", shape, dtype)
+    aux: Any = None
+    aux_type, aux_at = read_type, at_aux
+    if epilogue == "gelu":
+        aux = (
+            Made("aux", shape, dtype)
+            if aux_quantizer is None
+            else _record("aux", shape, aux_quantizer, dtype, a.device)
+        )
+        aux_type, aux_at = DTYPES[dtype], aux if aux_quantizer is None else aux.row_data
+    dbias = None
+    if epilogue is not None and epilogue != "gelu":
+        rows = a.shape[-1] if layout == "TN" else shape_rows(shape)
+        dbias = Made("dbias", (rows if epilogue == "bgrad_a" else shape[-1],), dtype)
+    plan, size = _plan(a, b, layout, kind, multiple, dtype, accumulate, bias, epilogue, aux_type, casts)
+    arguments = (
+        plan.address, at_a, at_b, Given(2), Given(3), written, Given(4),
+        Made("workspace", (size,), torch.uint8) if size else 0, alpha, aux_at, Given(7), dbias or 0,
+        *(_state(made, 10) if out_quantizer is not None else (0, 0, 0)),
+        *(_state(aux, 12) if aux_quantizer is not None and aux is not None else (0, 0, 0)),
+        Given(8), Given(9),
+    )  # fmt: skip
+    aligned = [(x, multiple) for x in (at_a, at_b, written, aux_at, dbias)]
+    result = Gemm(made, aux, dbias)  # type: ignore[arg-type]
+    return prepare("gemm_run_fused", a.device, arguments, result, tensors=14, aligned=aligned, keep=plan)
+
+
+def _record(
+    role: str, shape: tuple[int, ...], quantizer: Quantizer, dtype: torch.dtype, device: torch.device
+) -> Record:
+    """What a delayed cast writes."""
+    data = Made(f"{role}.row_data", shape, torch.uint8)
+    scale_inv = Made(f"{role}.row_scale_inv", (1,), torch.float32)
+    return Record(data, None, scale_inv, None, quantizer.encoding, "tensor", tuple(shape), dtype, device)
+
+
+def _state(record: Record, at: int) -> tuple[Any, Any, Any]:
+    """A delayed cast's scale, the record's scale_inv, and the amax; `at`: where scale and amax are."""
+    return Given(at), record.row_scale_inv, Given(at + 1)
+
+
+def _plan(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    layout: str,
+    kind: Any,
+    multiple: int,
+    dtype: torch.dtype,
+    accumulate: bool,
+    bias: torch.Tensor | None,
+    epilogue: str | None = None,
+    aux_type: int = NONE,
+    casts: tuple[int, int] = (NONE, NONE),
+) -> tuple[Any, int]:
+    """The plan of a product, and its bytes of workspace; arguments as of `problem_of`."""
+    problem = problem_of(
+        a, b, layout, kind, a.get_device(), multiple, dtype, accumulate, bias, epilogue, aux_type, casts
+    )
+    return PLANS.get(problem) or make(problem, problem)
+
+
+def problem_of(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    layout: str,
+    kind: Any,
+    index: int,
+    low: int,
+    dtype: torch.dtype,
+    accumulate: bool,
+    bias: torch.Tensor | None = None,
+    epilogue: str | None = None,
+    aux_type: int = NONE,
+    casts: tuple[int, int] = (NONE, NONE),
+    strides: tuple[int, int] | None = None,
+) -> Problem:
+    """The problem of a call: its operands as they lie in memory, (..., K) or (rows, K) each.
+
+    Args:
+        kind: (dtype, allows_tf32()), a dtype, (encodings, fast), or (encodings, scalings, flags of scales).
+        low: low bits of the addresses of a, b and the output, together.
+        casts: codes of the output's and of aux's cast.
+        strides: elements between rows of a and of b, where those have gaps.
+    """
+    m, n, k = gemm_sizes(a, b, layout)
+    scalings, flags, tf32, fast = ("none", "none"), (0, 0), False, False
+    if not isinstance(kind, tuple):
+        types = (kind, kind)
+    elif len(kind) == 2:
+        types, tf32 = (kind[0], kind[0]), kind[1]
+    elif len(kind) == 3:
+        types, scalings, fast = kind[:2], ("tensor", "tensor"), kind[2]
+    else:
+        types, scalings, flags = kind[:2], kind[2:4], kind[4:6]
+    pair = 2 if types[0] == "e2m1" else 1
+    rows = strides or (a.shape[-1], b.shape[-1])
+    sides = ((type_code(types[i]), SCALINGS[scalings[i]], flags[i], alignment(low), rows[i] * pair) for i in range(2))
+    bias_type, bias_low = (NONE, 16) if bias is None else (DTYPES[bias.dtype], bias.data_ptr() & 15 or 16)
+    return Problem(
+        index, LAYOUTS[layout], m, n, k * pair, *next(sides), *next(sides), DTYPES[dtype], casts[0], alignment(low),
+        accumulate, bias_type, alignment(bias_low), EPILOGUES[epilogue], aux_type, casts[1], tf32, fast,
+    )  # fmt: skip
+
+
+def dense_out(out: torch.Tensor, accumulate: bool) -> torch.Tensor:
+    """Where to write for `out`: itself, or memory without gaps that is copied to it afterwards."""
+    if out.is_contiguous():
+        return out
+    target = empty("workspace", tuple(out.shape), out.dtype, out.device)
+    return target.copy_(out) if accumulate else target
+
+
+def shape_rows(shape: tuple[int, ...]) -> int:
+    rows = 1
+    for size in shape[:-1]:
+        rows *= size
+    return rows

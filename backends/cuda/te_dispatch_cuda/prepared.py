@@ -1,0 +1,147 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Native calls that are prepared once for each kind of call and then take tensors alone (csrc/common/prepared.h).
+
+An operator looks its call up under everything that the arguments of the native function follow from, but for the
+addresses of tensors, and prepares it where there is none:
+
+    call = _CALLS.get(key) or _prepare(...)
+    return call(x, gamma)
+
+`prepare` lists the native function's arguments as they would be passed, `Given(i)` for the address of the i-th tensor
+of a call, `Made(...)` for that of an output or workspace, and what the operator returns. The call then reads the
+current stream and allocates anew every time, through `te_dispatch.ops.alloc`. Nothing of a call is kept but its key,
+so nothing of it goes stale: what is not in the key must not be among the arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized
+from te_dispatch_cuda import memory
+from te_dispatch_cuda.native import load
+
+_native = load()
+
+#: Calls that an operator keeps. A model makes some tens of kinds; ragged batches make one for every number of rows.
+CAPACITY = 4096
+#: What an address's place holds until a call.
+_EMPTY = 0
+
+
+class Given(NamedTuple):
+    """The `index`-th tensor that a call gets; None, address 0, where it is absent."""
+
+    index: int
+
+
+class Made:
+    """A tensor that every call allocates, as `te_dispatch.ops.alloc.empty` takes it; each is of its own."""
+
+    __slots__ = ("dtype", "role", "shape")
+
+    def __init__(self, role: str, shape: Sequence[int], dtype: torch.dtype) -> None:
+        self.role, self.shape, self.dtype = role, tuple(shape), dtype
+
+
+class Record(NamedTuple):
+    """A `Quantized` that a call returns: tensors are `Made`, `Given` or None."""
+
+    row_data: Any
+    col_data: Any
+    row_scale_inv: Any
+    col_scale_inv: Any
+    encoding: str
+    scaling: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    global_scale_inv: Any = None
+    scale_layout: str = CANONICAL_SCALES
+
+
+class Calls(dict[Hashable, Any]):
+    """The prepared calls of one operator, by key; forgets all where there are too many."""
+
+    def keep(self, key: Hashable, call: Any) -> Any:
+        if len(self) >= CAPACITY:
+            self.clear()
+        self[key] = call
+        return call
+
+
+def prepare(
+    name: str,
+    device: torch.device,
+    arguments: Sequence[Any],
+    result: Any,
+    *,
+    tensors: int,
+    aligned: Sequence[tuple[Any, int]] = (),
+    keep: Any = None,
+) -> Any:
+    """A call of the native function `name`: takes so many `tensors`, each a tensor or None, and returns `result`.
+
+    Args:
+        arguments: what follows device and stream: numbers, `Given` and `Made`.
+        result: `Made`, `Given`, `Record`, a NamedTuple of such, or a constant.
+        aligned: arguments, and the powers of two that their addresses have to be multiples of; where one is not, the
+            call does nothing and returns None.
+        keep: lives as long as the call.
+    """
+    given: list[list[int]] = [[] for _ in range(tensors)]
+    made: list[Made] = []
+    places: list[list[int]] = []
+    constants: list[Any] = [device.index, _EMPTY]
+    checked: list[tuple[int, int]] = []
+    for position, argument in enumerate(arguments, 2):
+        checked += [(position, multiple) for x, multiple in aligned if argument is x]
+        if isinstance(argument, Given):
+            given[argument.index].append(position)
+            argument = _EMPTY
+        elif isinstance(argument, Made):
+            index = _place(made, argument)
+            if index == len(places):
+                places.append([])
+            places[index].append(position)
+            argument = _EMPTY
+        constants.append(argument)
+    spec = _result(result, made)
+    places += [[] for _ in range(len(made) - len(places))]  # what is returned without being written: of no elements
+    outputs = [(x.role, x.shape, _strides(x.shape), x.dtype, device, at) for x, at in zip(made, places, strict=True)]
+    around = (memory.stream_of, memory.direct, memory.empty)
+    return _native.prepare(name, around, constants, given, outputs, spec, checked, keep)
+
+
+def _place(made: list[Made], x: Made) -> int:
+    for index, known in enumerate(made):
+        if known is x:
+            return index
+    made.append(x)
+    return len(made) - 1
+
+
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Of a contiguous tensor."""
+    strides, step = [1] * len(shape), 1
+    for i in range(len(shape) - 1, 0, -1):
+        step *= shape[i] or 1
+        strides[i - 1] = step
+    return tuple(strides)
+
+
+def _result(result: Any, made: list[Made]) -> tuple[Any, ...]:
+    """What csrc/common/prepared.cpp reads as a result."""
+    if isinstance(result, Made):
+        return "made", _place(made, result)
+    if isinstance(result, Given):
+        return "given", result.index
+    if isinstance(result, Record):
+        parts = tuple(_result(part, made) for part in result)
+        return "record", Quantized, parts, Record._fields
+    if isinstance(result, tuple) and hasattr(result, "_fields"):
+        return "tuple", type(result), tuple(_result(part, made) for part in result)
+    return "constant", result

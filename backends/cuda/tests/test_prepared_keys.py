@@ -1,0 +1,225 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Calls that operators keep: each is found again for its own kind of arguments only.
+
+Every variant of a call is made once, so that all are kept; then each is made again, and once more with nothing kept.
+The native function must get the same arguments. No GPU: a native call is recorded instead.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from te_dispatch.numerics.quantized import Quantized
+from te_dispatch.numerics.quantizers import (
+    BlockQuantizer,
+    CurrentQuantizer,
+    DelayedQuantizer,
+    MXFP8Quantizer,
+    NVFP4Quantizer,
+)
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+ONE, TWO = torch.ones(1), torch.zeros(1)
+QUANTIZERS = (
+    DelayedQuantizer("e4m3fn", scale=ONE, amax=TWO), DelayedQuantizer("e4m3fn", scale=ONE),
+    DelayedQuantizer("e5m2", scale=TWO, amax=ONE), DelayedQuantizer("e4m3fn", True, scale=ONE, amax=TWO),
+    CurrentQuantizer("e4m3fn"), CurrentQuantizer("e4m3fn", power_of_two=True), CurrentQuantizer("e4m3fn", epsilon=0.5),
+    CurrentQuantizer("e4m3fn", True), BlockQuantizer("e4m3fn"), BlockQuantizer("e4m3fn", two_d=True),
+    BlockQuantizer("e4m3fn", power_of_two=False), BlockQuantizer("e5m2", epsilon=0.5), MXFP8Quantizer("e4m3fn"),
+    MXFP8Quantizer("e5m2"), NVFP4Quantizer(), NVFP4Quantizer(two_d=True),
+)  # fmt: skip
+USAGES = ("row", "column", "both")
+
+
+class Recorder:
+    """Stands for the compiled module: prepared calls note (function, arguments) and make tensors of the host."""
+
+    def __init__(self) -> None:
+        self.noted: list[tuple[Any, ...]] = []
+
+    def prepare(
+        self, name: str, around: Any, constants: list[Any], given: Any, made: Any, result: Any, aligned: Any, keep: Any
+    ) -> Any:
+        def call(*tensors: torch.Tensor | None) -> Any:
+            assert len(tensors) == len(given)
+            words = list(constants)
+            for i, positions in enumerate(given):
+                for position in positions:
+                    words[position] = ("given", i, tensors[i] is None)
+            outputs = []
+            for role, shape, strides, dtype, _, positions in made:
+                outputs.append(torch.empty_strided(shape, strides, dtype=dtype))
+                for position in positions:
+                    words[position] = ("made", role, shape, dtype)
+            self.noted.append((name, *map(repr, words), repr(result)))
+            return _built(result, tensors, outputs)
+
+        return call
+
+
+def _built(result: Any, given: Any, made: Any) -> Any:
+    kind = result[0]
+    if kind in ("made", "given"):
+        return (made if kind == "made" else given)[result[1]]
+    if kind == "constant":
+        return result[1]
+    parts = [_built(part, given, made) for part in result[2]]
+    return result[1](*parts) if kind == "tuple" else result[1](**dict(zip(result[3], parts)))
+
+
+@pytest.fixture
+def recorder(native: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
+    from te_dispatch_cuda import casts, norm, quantize, training
+
+    recorder = Recorder()
+    # Where each one's `prepare` looks: another test may have had modules imported anew.
+    for module in (casts, norm, quantize, training):
+        monkeypatch.setitem(module.prepare.__globals__, "_native", recorder)
+    _forget()
+    yield recorder
+    _forget()  # what was kept calls the recorder
+
+
+def _forget() -> None:
+    from te_dispatch_cuda import activation, norm, quantize, training
+
+    for module in (activation, norm, quantize, training):
+        for kept in vars(module).values():
+            if type(kept).__name__ == "Calls":
+                kept.clear()
+
+
+def _tensors(*dtypes: torch.dtype) -> list[torch.Tensor]:
+    """Matrices of several shapes, one of them with gaps between its rows, one turned."""
+    made = [torch.zeros(64, 128, dtype=dtype) for dtype in dtypes]
+    return [
+        *made,
+        torch.zeros(4, 16, 128),
+        torch.zeros(128, 64),
+        torch.zeros(64, 160)[:, :128],
+        torch.zeros(128, 64).t(),
+    ]
+
+
+Variants = list[Callable[[], Any]]
+
+
+def _quantizes() -> Variants:
+    from te_dispatch_cuda import quantize as q
+
+    made: Variants = []
+    for x, quantizer, usage in itertools.product(_tensors(FP32, BF16), QUANTIZERS, USAGES):
+        made.append(lambda x=x, z=quantizer, u=usage: q.quantize(x, z, usage=u))
+        if quantizer.kind in ("current", "nvfp4"):
+            made.append(lambda x=x, z=quantizer, u=usage: q.quantize(x, z, usage=u, amax=ONE))
+        for dtype in (None, FP16):
+            made.append(lambda x=x, z=quantizer, u=usage, d=dtype: q.quantize_dbias(x, z, usage=u, bias_dtype=d))
+
+        def into(x: Any = x, z: Any = quantizer, u: Any = usage) -> Any:
+            return q.quantize(x, z, usage=u, out=q.quantize(x, z, usage=u))
+
+        made.append(into)
+    return made
+
+
+def _norms() -> Variants:
+    from te_dispatch_cuda import norm
+
+    made: Variants = []
+    x, gamma = torch.zeros(64, 128, dtype=BF16), torch.zeros(128)
+    flags = (False, True)
+    betas, residuals, quantizers = (None, torch.zeros(128), gamma.bfloat16()), (None, x), (None, *QUANTIZERS)
+    for beta, residual, quantizer, y, usage in itertools.product(betas, residuals, quantizers, flags, USAGES):
+        options: dict[str, Any] = {"residual": residual, "quantizer": quantizer, "with_y": y, "usage": usage}
+        made.append(lambda b=beta, o=options: norm.layernorm_fwd(x, gamma, b, **o))
+        if beta is None:
+            for changed in ({}, {"eps": 1e-3}, {"zero_centered_gamma": True}, {"out_dtype": FP16}):
+                made.append(lambda o=options | changed: norm.rmsnorm_fwd(x, gamma, **o))
+                made.append(lambda o=options | changed: norm.rmsnorm_fwd(x, gamma.bfloat16(), **o | {"residual": None}))
+    return made
+
+
+def _activations() -> Variants:
+    from te_dispatch_cuda import activation
+
+    made: Variants = []
+    x = torch.zeros(64, 128, dtype=BF16)
+    for kind, quantizer, usage, flag in itertools.product(
+        ("gelu", "relu", "swiglu", "clamped_swiglu"), (None, *QUANTIZERS), USAGES, (False, True)
+    ):
+        limits = ((7.0, 1.0), (0.0, 1.0), (-0.0, 1.0)) if kind == "clamped_swiglu" else (None,)
+        dy = torch.zeros(64, 128 if kind in ("gelu", "relu") else 64, dtype=BF16)
+        codes = Quantized(x.byte(), None, ONE, None, "e4m3fn", "tensor", "canonical", (64, 128), BF16, x.device)
+        for params, source in itertools.product(limits, (x, codes)):
+            options: dict[str, Any] = {"kind": kind, "quantizer": quantizer, "usage": usage, "params": params}
+            made.append(lambda s=source, o=options, f=flag: activation.activation_fwd(s, with_out=f, **o))
+            made.append(lambda s=source, o=options: activation.activation_fwd(s, out_dtype=FP32, **o))
+            made.append(lambda s=source, dy=dy, o=options, f=flag: activation.activation_bwd(dy, s, with_dx=f, **o))
+            made.append(lambda s=source, dy=dy, o=options, f=flag: activation.activation_bwd(dy, s, with_dbias=f, **o))
+    return made
+
+
+def _others() -> Variants:
+    from te_dispatch_cuda import norm, quantize, training
+
+    made: Variants = []
+    x, gamma, rows = torch.zeros(64, 128, dtype=BF16), torch.zeros(128), torch.zeros(64)
+    state = torch.zeros(2, dtype=torch.int64)
+    for bias, residual, p in itertools.product((None, gamma, gamma.bfloat16()), (None, x), (0.0, 0.1, 0.5)):
+        made.append(
+            lambda b=bias, r=residual, p=p: training.dropout_add_fwd(
+                x, r, bias=b, dropout_p=p, rng_state=state if p else None
+            )
+        )
+        made.append(lambda p=p: training.dropout_add_bwd(x, x.byte() if p else None, dropout_p=p))
+    for dy, centered, add in itertools.product((x, x.float()), (False, True), (None, x, x.float())):
+        made.append(
+            lambda a=add, dy=dy, z=centered: norm.layernorm_bwd(dy, x, gamma, rows, rows, add=a, zero_centered_gamma=z)
+        )
+        made.append(lambda a=add, dy=dy, z=centered: norm.rmsnorm_bwd(dy, x, gamma, rows, add=a, zero_centered_gamma=z))
+    histories = (
+        [torch.zeros(4, 3)],
+        [torch.zeros(5, 3)],
+        [torch.zeros(4, 6)[:, :3]],
+        [torch.zeros(4, 3), torch.zeros(4, 3)],
+    )
+    for history, algorithm, margin, amax, maxima in itertools.product(
+        histories, ("max", "most_recent"), (0, 1), (False, True), ((448.0,) * 3, (448.0, 448.0, 57344.0))
+    ):
+        scales = [torch.ones(3) for _ in history]
+        made.append(
+            lambda h=history, s=scales, g=algorithm, m=margin, a=amax, v=maxima: quantize.update_delayed_scales(
+                h, s, [v] * len(h), algorithm=g, margin=m, amaxes=s if a else None
+            )
+        )
+    return made
+
+
+@pytest.mark.parametrize("variants", [_quantizes, _norms, _activations, _others], ids=lambda f: f.__name__[1:])
+def test_a_call_is_found_for_its_own_kind_only(
+    recorder: Recorder, variants: Callable[[], Variants], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from te_dispatch_cuda import norm, prepared
+
+    parts = type("Parts", (), {"norm_backward_parts": staticmethod(lambda *sizes: sum(sizes))})
+    monkeypatch.setattr(norm, "_native", parts)
+
+    def noted(variant: Callable[[], Any]) -> list[tuple[Any, ...]]:
+        recorder.noted = []
+        variant()
+        return recorder.noted
+
+    every = variants()
+    for variant in every:
+        variant()
+    kept = [noted(variant) for variant in every]
+    monkeypatch.setattr(prepared.Calls, "get", lambda self, key: None)
+    monkeypatch.setattr(prepared.Calls, "keep", lambda self, key, call: call)
+    anew = [noted(variant) for variant in every]
+    assert len(set(map(tuple, anew))) > 50 and all(anew)
+    assert [i for i in range(len(every)) if kept[i] != anew[i]] == []

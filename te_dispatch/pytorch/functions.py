@@ -1,0 +1,32 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Calling an autograd Function without what none of ours needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+# Private to PyTorch; a release without them is served by its own `apply`.
+_transforms_active: Any = getattr(torch._C, "_are_functorch_transforms_active", None)
+_unwrap_if_dead: Any = getattr(getattr(torch._C, "_functorch", None), "unwrap_if_dead", None)
+
+
+def applied(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """`function.apply` for positional arguments of which the first is the only one that a user computed.
+
+    `torch.autograd.Function.apply` looks through all arguments for tensors that outlived a functorch transform, after
+    tests for what our Functions do not have (keywords, ``setup_context``). That is a tenth of what a Function costs.
+    Traced, and inside a functorch transform, it is `function.apply`.
+    """
+    if _transforms_active is None or _unwrap_if_dead is None:
+        return function.apply
+    direct = super(torch.autograd.Function, function).apply  # type: ignore[misc]
+
+    def apply(x: Any, *rest: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling() or _transforms_active():
+            return function.apply(x, *rest)
+        return direct(_unwrap_if_dead(x), *rest)
+
+    return apply
