@@ -12,8 +12,10 @@ SHARD ?= 1/1
 CONFORMANCE ?=
 certify = conformance --backend $(or $(BACKEND),$(1)) --level $(LEVEL) --shard $(SHARD) \
 	--out $(OUT)/te_dispatch_conformance $(CONFORMANCE)
-# Backends that every machine can use; those for hardware are added where they can be built.
-PORTABLE = -e ./backends/reference -e ./backends/torch
+# Backends that every machine can use; those for hardware are added where they can be built. The Triton backend's
+# kernels are compiled when they are called: without a GPU they are interpreted (TRITON_INTERPRET=1), and compiled for
+# chips that are not here (`make crosscompile`).
+PORTABLE = -e ./backends/reference -e ./backends/torch -e ./backends/triton
 STAMP = $(VENV)/.installed
 
 # The CUDA backend is built where nvcc is found (`make test`) or a GPU is (`make demo`, for that GPU's chip alone), and
@@ -28,7 +30,7 @@ CUDA_SOURCES := $(shell find $(CUDA)/csrc $(CUDA)/cmake -type f -not -name '*.py
 cuda_stamp = $(VENV)/.cuda-$(or $(ARCHS),$(1))
 NO_NVCC = @echo "no nvcc: backends/cuda is left out, and so are its tests of the build (make cuda builds it all the same)"
 
-.PHONY: demo test cuda conformance lint format types check bench test-gpu conformance-gpu bench-gpu clean
+.PHONY: demo test cuda conformance crosscompile lint format types check bench test-gpu conformance-gpu bench-gpu clean
 
 demo: $(STAMP) $(if $(PRESENT),$(call cuda_stamp,$(PRESENT)))
 	$(BIN)/te-dispatch demo --out $(OUT) $(DEMO)
@@ -43,10 +45,12 @@ cuda: $(call cuda_stamp,$(ALL_ARCHS))
 conformance: $(STAMP)
 	$(BIN)/te-dispatch $(call certify,torch)
 
-$(STAMP): pyproject.toml backends/reference/pyproject.toml backends/torch/pyproject.toml
+$(STAMP): pyproject.toml backends/reference/pyproject.toml backends/torch/pyproject.toml backends/triton/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --upgrade pip
 	$(BIN)/python -m pip install -e ".[dev]" $(PORTABLE)
+	$(BIN)/python -c "import triton" 2>/dev/null || $(BIN)/python -m pip install --no-deps "triton>=3.5" || \
+		echo "no triton for this machine: backends/triton is unavailable"
 	touch $(STAMP)
 
 # Not isolated: the build folder then stays good, and a change to one kernel compiles that one.
@@ -71,6 +75,13 @@ format: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
+# Every Triton kernel for NVIDIA's and AMD's chips, as a table; TARGETS="sm_90 gfx942" for some, CROSSCOMPILE for other
+# options, such as "--record". No GPU is needed.
+TARGETS ?=
+CROSSCOMPILE ?=
+crosscompile: $(STAMP)
+	$(BIN)/python -m te_dispatch_triton.crosscompile $(if $(TARGETS),--targets $(TARGETS)) $(CROSSCOMPILE)
+
 bench: $(STAMP)
 	$(BIN)/python benchmarks/argument_checks.py
 	$(BIN)/python benchmarks/dispatch_overhead.py
@@ -80,11 +91,12 @@ bench: $(STAMP)
 GPU_SITE ?= /tmp/te_dispatch_site
 GPU_PYTHON = PYTHONPATH=$(GPU_SITE):$(PYTHONPATH) $(PYTHON)
 
-$(GPU_SITE)/.installed: $(CUDA_SOURCES) $(shell find te_dispatch backends -name '*.py' -not -path '*/build/*') pyproject.toml
+$(GPU_SITE)/.installed: $(CUDA_SOURCES) \
+		$(shell find te_dispatch backends \( -name '*.py' -o -name '*.json' \) -not -path '*/build/*') pyproject.toml
 	$(if $(NVCC),,$(NO_NVCC))
 	TE_DISPATCH_CUDA_ARCHS=$(or $(ARCHS),$(PRESENT),$(ALL_ARCHS)) $(PYTHON) -m pip install -q --no-deps --no-index \
 		--no-build-isolation --no-compile --upgrade --target $(GPU_SITE) \
-		. ./backends/reference ./backends/torch $(if $(NVCC),./$(CUDA))
+		. ./backends/reference ./backends/torch ./backends/triton $(if $(NVCC),./$(CUDA))
 	touch $@
 
 test-gpu: $(GPU_SITE)/.installed

@@ -154,7 +154,8 @@ def time_rows(shape: str, found: dict[tuple[str, str], Figures]) -> list[list[st
         row.append(f"{figures.ms / rival:.3f}" if rival else "-")
         row.append(f"{sorted(figures.host_us)[len(figures.host_us) // 2]:.0f}")
         row += ["-", "-"] if figures.peak_gib is None else [f"{figures.peak_gib:.2f}", f"{figures.total_gib:.2f}"]
-        goal = targets.layer_goal(shape, mode, measured) if name == SUBJECT else None
+        goals = {SUBJECT: targets.layer_goal, targets.TRITON: targets.triton_goal}
+        goal = goals[name](shape, mode, measured) if name in goals else None
         row += [f"{goal.ms:.2f} = {goal.source}", report.verdict(figures.ms, goal.ms)] if goal else ["-", "-"]
         if shape == "A" and name == SUBJECT and mode != "bf16" and figures.peak_gib is not None:
             row[-1] += f"; memory {report.verdict(figures.peak_gib, targets.PEAK_GIB)}"
@@ -171,7 +172,7 @@ def linear_rows(times: dict[str, dict[str, float]]) -> list[list[str]]:
     for name, each in times.items():
         row = [name, *(f"{each[part]:.1f}" for part in ("forward", "backward", "us"))]
         row.append(f"{each['us'] / plain:.2f}" if plain else "-")
-        judged = plain is not None and name.startswith(SUBJECT)
+        judged = plain is not None and name.startswith(SUBJECT) and not name.startswith(targets.TRITON)
         row.append(report.verdict(each["us"], targets.LINEAR_RATIO * plain) if judged else "-")  # type: ignore[operator]
         rows.append(row)
     return rows

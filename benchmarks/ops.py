@@ -23,10 +23,12 @@ from typing import Any
 
 import torch
 from side_by_side import inputs, machine, report, rivals, te_environment, timing
-from side_by_side.rows import Row, rows
+from side_by_side.rows import Goal, Row, alternate_goal, rows
 
 #: Sets of operands rotate so that together they exceed the cache by so much.
 ROTATION = 4
+#: The backend that is held to the speed of the one that the goals are about.
+ALTERNATE = "triton"
 #: Rivals whose time decides nothing need fewer calls on the host.
 HOST_CALLS = 200
 
@@ -150,13 +152,13 @@ def measure(row: Row, present: list[ModuleType], options: argparse.Namespace) ->
     return found
 
 
-def judged(row: Row, found: dict[str, dict[str, Any]], subject: str) -> dict[str, Any]:
-    """What the goal allows in this run and whether the subject keeps it; empty where the run cannot say."""
+def judged(goal: Goal | None, found: dict[str, dict[str, Any]], subject: str) -> dict[str, Any]:
+    """What a goal allows in this run and whether the subject keeps it; empty where the run cannot say."""
     own = found.get(subject, {}).get("us")
-    against = {name: found[name]["us"] for name in (row.goal.rivals if row.goal else ()) if "us" in found.get(name, {})}
-    if row.goal is None or own is None or not against:
+    against = {name: found[name]["us"] for name in (goal.rivals if goal else ()) if "us" in found.get(name, {})}
+    if goal is None or own is None or not against:
         return {}
-    allowed = row.goal.ratio * min(against.values())
+    allowed = goal.ratio * min(against.values())
     return {"goal_us": allowed, "verdict": report.verdict(own, allowed), "met": own <= allowed}
 
 
@@ -165,6 +167,8 @@ def tables(results: list[dict[str, Any]], names: list[str], subject: str) -> lis
     timed = [[r["row"], *(_us(r["rivals"].get(n, {})) for n in names), *_ratios(r, subject)] for r in results]
     columns = ["row", *names, f"{subject}/copy", f"{subject}/TE", "goal", "goal us", f"{subject}: verdict"]
     found = [report.table("Device time, us a call (median)", columns, timed)]
+    if subject != ALTERNATE and any(r["alternate"] for r in results):
+        found.append(report.table(f"The {ALTERNATE} backend beside {subject}, us", _BESIDE, beside(results, subject)))
     if added := totals(results, names):
         found.append(report.table("Added up, us", ["group", *names], added))
     on_host = [n for n in names if any("host_us" in r["rivals"].get(n, {}) for r in results)]
@@ -180,6 +184,20 @@ def tables(results: list[dict[str, Any]], names: list[str], subject: str) -> lis
     if reasons:
         found.append(report.table("Refused, or wrong", ["row", "rival", "why"], reasons))
     return found
+
+
+_BESIDE = ["row", "goal us", ALTERNATE, "ratio", "verdict"]
+
+
+def beside(results: list[dict[str, Any]], subject: str) -> list[list[str]]:
+    """The alternate backend's times, as a ratio to the subject's."""
+    cells = []
+    for r in results:
+        if r["alternate"]:
+            own, other = r["rivals"][ALTERNATE]["us"], r["rivals"][subject]["us"]
+            goal_us, verdict = r["alternate"]["goal_us"], r["alternate"]["verdict"]
+            cells.append([r["row"], _number(goal_us), _number(own), f"{own / other:.2f}", verdict])
+    return cells
 
 
 def totals(results: list[dict[str, Any]], names: list[str]) -> list[list[str]]:
@@ -252,7 +270,8 @@ def main(argv: list[str] | None = None) -> int:
                     "group": row.group,
                     "goal": str(row.goal) if row.goal else None,
                     "rivals": found,
-                    "judged": judged(row, found, subject),
+                    "judged": judged(row.goal, found, subject),
+                    "alternate": judged(alternate_goal(row), found, ALTERNATE),
                 }
             )
             gc.collect()

@@ -66,6 +66,21 @@ _FIRST = {"delayed": 1, "current": 2, "block": 1}
 _COPIES = {"row": 1, "both": 2}
 
 
+def alternate_goal(row: Row) -> Goal:
+    """What the Triton backend is held to: a share of the CUDA backend's speed, which is cuBLASLt's and cuDNN's.
+
+    A GEMM's at 8192 cubed, at a layer's shapes; attention's forward, and both ways (0.7 of its forward and 0.6 of its
+    backward, which is about three times as long); 0.9 of what memory bounds.
+    """
+    if row.operation == "attention":
+        share = 0.62 if row.options["backward"] else 0.7
+    elif row.flops:
+        share = 0.8 if set(row.shape) == {TOKENS} else 0.75
+    else:
+        share = 0.9
+    return Goal(1 / share, ("cuda",))
+
+
 def _copy_goal(scaling: str | None) -> Goal:
     return Goal(FAST_COPY if scaling in (None, "delayed") else COPY, ("copy",))
 

@@ -22,6 +22,9 @@ _TABLE: dict[tuple[str, str], tuple[tuple[str, str], float, float]] = {
 #: Where Transformer Engine is missing: PyTorch on SDPA at the same shape.
 _SDPA_MS = {"A": 17.4, "A2": 18.1, "S": 1.2}
 
+#: The same layer on Triton's kernels alone, FP8 delayed at A: at most so many times Transformer Engine's.
+TRITON, TRITON_RATIO = "te_dispatch, triton-only", 1.2
+
 #: A step's peak memory at A in FP8, in GiB.
 PEAK_GIB = 1.5
 #: One FP8 Linear, forward and backward, over torch.nn.Linear: 200 us where that takes 105.
@@ -32,6 +35,14 @@ LINEAR_RATIO = 200 / 105
 class LayerGoal:
     ms: float
     source: str
+
+
+def triton_goal(shape: str, mode: str, measured: dict[tuple[str, str], float]) -> LayerGoal | None:
+    """As `layer_goal`, of the layer under the policy ``triton-only``."""
+    rival = measured.get(("transformer_engine", mode))
+    if (shape, mode) != ("A", "delayed") or rival is None:
+        return None
+    return LayerGoal(TRITON_RATIO * rival, f"{TRITON_RATIO:.3f}x transformer_engine {mode}")
 
 
 def layer_goal(shape: str, mode: str, measured: dict[tuple[str, str], float]) -> LayerGoal | None:

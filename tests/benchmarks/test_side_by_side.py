@@ -14,7 +14,7 @@ import ops
 import pytest
 import torch
 from side_by_side import inputs, layers, report, rivals, targets
-from side_by_side.rows import Row, rows
+from side_by_side.rows import Row, alternate_goal, rows
 
 CPU = torch.device("cpu")
 
@@ -132,3 +132,27 @@ def test_goals_fall_back_to_pytorch_where_transformer_engine_is_missing() -> Non
 def test_verdicts_say_by_how_much() -> None:
     assert report.verdict(9.0, 10.0) == "met (-10.0%)"
     assert report.verdict(11.0, 10.0) == "short by 10.0%"
+
+
+@pytest.mark.parametrize(
+    ("name", "slowest"),
+    [("gemm fp8 8192x8192x8192", 125.0), ("gemm fp8 fc1 fprop 8192x16384x4096", 133.0), ("rmsnorm fwd", 111.0)],
+)
+def test_the_alternate_backend_is_held_to_a_share_of_the_subjects_speed(name: str, slowest: float) -> None:
+    row = next(row for row in rows() if row.name.startswith(name))
+    times = {"cuda": {"us": 100.0, "method": "graph"}, "triton": {"us": slowest, "method": "graph"}}
+    kept = ops.judged(alternate_goal(row), times, "triton")
+    times["triton"]["us"] = slowest + 2
+    missed = ops.judged(alternate_goal(row), times, "triton")
+    assert kept["met"] and not missed["met"]
+    result = {"row": row.name, "goal": None, "group": "", "judged": {}, "alternate": missed, "rivals": times}
+    found = [each for each in ops.tables([result], ["cuda", "triton"], "cuda") if "beside" in each["title"]]
+    assert found[0]["rows"][0][2:4] == [f"{slowest + 2:.1f}", f"{slowest / 100 + 0.02:.2f}"]
+    assert ops.judged(alternate_goal(row), {"triton": times["triton"]}, "triton") == {}  # nothing to compare with
+
+
+def test_the_layer_on_triton_alone_has_a_goal_at_one_shape() -> None:
+    goal = targets.triton_goal("A", "delayed", {("transformer_engine", "delayed"): 10.0})
+    assert goal is not None and goal.ms == pytest.approx(12.0)
+    assert targets.triton_goal("A", "bf16", {("transformer_engine", "bf16"): 10.0}) is None
+    assert targets.triton_goal("A", "delayed", {}) is None

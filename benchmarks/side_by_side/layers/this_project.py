@@ -1,5 +1,6 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""`te_dispatch.pytorch`, under the policy in force: by default, the machine's own backend first."""
+"""`te_dispatch.pytorch`: under the policy in force, by default the machine's own backend first; and under the shipped
+``triton-only``."""
 
 from __future__ import annotations
 
@@ -9,9 +10,13 @@ from typing import Any
 
 import torch
 
+import te_dispatch
 import te_dispatch.pytorch as te
 from side_by_side.layers import MODES, Contestant, Layer, Shape
+from side_by_side.rivals import triton_backend
 from te_dispatch.common.recipe import DelayedScaling, Float8BlockScaling, Float8CurrentScaling
+from te_dispatch.core.policy.file import load_policy
+from te_dispatch.core.scopes import MANAGER
 
 RECIPES: dict[str, Callable[[], Any]] = {
     "delayed": DelayedScaling,
@@ -55,11 +60,31 @@ def _compiled_layer(shape: Shape, mode: str, device: torch.device, dropout: floa
     return Layer(layer.module, torch.compile(layer.run, dynamic=False, fullgraph=True))
 
 
+def _in_triton(layer: Layer) -> Layer:
+    # Read once: a step is timed, not a file.
+    policy = load_policy("triton-only", MANAGER.known())
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        with te_dispatch.policy(policy):
+            return layer.run(x)
+
+    return Layer(layer.module, run)
+
+
+def _triton_layer(shape: Shape, mode: str, device: torch.device, dropout: float) -> Layer:
+    return _in_triton(_layer(shape, mode, device, dropout))
+
+
+def _triton_linear(features: int, mode: str, device: torch.device) -> Layer:
+    return _in_triton(_linear(features, mode, device))
+
+
 def _linear(features: int, mode: str, device: torch.device) -> Layer:
     return _in_mode(te.Linear(features, features, params_dtype=torch.bfloat16, device=device), mode)
 
 
 CONTESTANTS = (
     Contestant("te_dispatch", MODES, lambda: None, _layer, _linear),
+    Contestant("te_dispatch, triton-only", MODES, triton_backend.missing, _triton_layer, _triton_linear),
     Contestant("te_dispatch, compiled", MODES, lambda: None, _compiled_layer, default=False),
 )

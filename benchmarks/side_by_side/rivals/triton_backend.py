@@ -6,6 +6,8 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any
 
+import torch
+
 from side_by_side.rivals import dispatched
 from side_by_side.rivals.dispatched import OPERATIONS as OPERATIONS
 
@@ -13,7 +15,7 @@ NAME = "triton"
 
 
 def missing() -> str | None:
-    return dispatched.absent("triton")
+    return dispatched.absent("triton") or (None if torch.cuda.is_available() else "no NVIDIA or AMD device")
 
 
 def scope() -> AbstractContextManager[Any]:

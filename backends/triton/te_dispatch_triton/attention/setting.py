@@ -1,0 +1,294 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""What of a call the launches depend on: every shape, stride and option, and nothing of what tensors contain."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from te_dispatch_triton import configs
+from te_dispatch_triton.launch import Config, blocks
+from te_dispatch_triton.targets import INTERPRETER, Target, target_of
+
+Sizes = tuple[int, ...]
+#: Chance is counted in multiples of 2^-24.
+_STEPS = 1 << 24
+
+
+class Setting(NamedTuple):
+    """The key of a `Plan`. Shapes and strides (in elements) are as the operator's layout has them.
+
+    Attributes:
+        batch: of a thd call, whose shapes do not tell; else 0.
+        packing: of the gradients, None in the forward.
+        longest: bound of a thd call's queries, None where not given.
+        table: shape of the page table, None without one; `lengths`: whether the keys' lengths are given with it.
+        bias, hidden: shapes of bias and attn_mask, `hidden_stride` of the latter over (b, h, s_q, s_kv).
+        slopes: dimensions of ALiBi's slopes, 0 for Press et al.'s.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    layout: str
+    packing: str | None
+    q: Sizes
+    q_stride: Sizes
+    k: Sizes
+    k_stride: Sizes
+    v: Sizes
+    v_stride: Sizes
+    mask: str
+    window: tuple[int, int] | None
+    batch: int
+    longest: int | None
+    table: Sizes | None
+    lengths: bool
+    bias: Sizes | None
+    hidden: Sizes | None
+    hidden_stride: Sizes
+    bias_type: str
+    slopes: int
+    scale: float | None
+    softmax_type: str
+    softcap: float
+    dropout_p: float
+
+
+class Extents(NamedTuple):
+    """Sizes of the score matrix: rows and columns are all tokens where the layout is thd."""
+
+    batch: int
+    heads: int
+    groups: int
+    rows: int
+    columns: int
+    features: int
+    features_v: int
+
+
+def extents(s: Setting) -> Extents:
+    """Of a checked call."""
+    if s.layout == "thd":
+        batch, rows = s.batch, s.q[0]
+    else:
+        batch, rows = (s.q[1], s.q[0]) if s.layout == "sbhd" else (s.q[0], s.q[1])
+    if s.table is not None:
+        columns = s.table[1] * s.k[1]
+    else:
+        columns = s.k[1] if s.layout == "bshd" else s.k[0]
+    return Extents(batch, s.q[-2], s.k[-2], rows, columns, s.q[-1], s.v[-1])
+
+
+def steps(stride: Sizes, layout: str) -> Sizes:
+    """Strides of batch, token and head."""
+    if layout == "thd":
+        return 0, stride[0], stride[1]
+    return (stride[1], stride[0], stride[2]) if layout == "sbhd" else (stride[0], stride[1], stride[2])
+
+
+def contiguous(shape: Sizes) -> Sizes:
+    """Row-major strides."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+class Form(NamedTuple):
+    """A kernel's launch but for its tensors.
+
+    Attributes:
+        grid: programs. count: blocks of each head, of one sequence or of all that a thd tensor holds.
+        tail: what follows the tensors among the kernel's parameters.
+    """
+
+    grid: tuple[int, int, int]
+    count: int
+    tail: tuple[Any, ...]
+    constants: tuple[Any, ...]
+    config: Config
+
+
+class Plan(NamedTuple):
+    """What launches of a kind share, in the order of the kernels' parameters.
+
+    Attributes:
+        sides: strides (batch, token, head) of q, k and v; `gradients` of theirs.
+        extra: strides of the mask (b, h, i, j) and of the bias (b, h, i); None where there is none.
+        pages_b: entries of the page table per sequence.
+        numbers: left, right, threshold, scale, cap, keep.
+        width: constants D, DV, BD, BDV.
+        padding: whether lengths come from cu_seqlens: of queries, of keys.
+        masked: constants BOTTOM, LEFT, RIGHT, BIAS, SLOPES, CAP.
+        dropout: whether any; `last` constants: PLAIN, PRECISION, INTERPRETED.
+        longest: queries of a sequence, for choosing tiles.
+        out, lse: shapes. forms: made so far.
+    """
+
+    of: Extents
+    layout: str
+    sides: Sizes
+    gradients: Sizes
+    extra: tuple[int | None, ...]
+    pages_b: int | None
+    numbers: tuple[int, int, int, float, float, float]
+    width: tuple[int, int, int, int]
+    padding: tuple[bool, bool]
+    masked: tuple[bool, bool, bool, str, int, bool]
+    sink: str
+    dropout: bool
+    page: int
+    last: tuple[bool, str, bool]
+    target: Target
+    size: int
+    longest: int
+    bias: Sizes | None
+    out: Sizes
+    lse: Sizes
+    forms: dict[str, Form]
+
+    def blocks_of(self, tokens: int, block: int) -> int:
+        """Blocks of a head's queries or keys."""
+        return tokens // block + self.of.batch if self.layout == "thd" else blocks(tokens, block)
+
+    def grid(self, count: int, heads: int) -> tuple[int, int, int]:
+        """Programs for so many blocks of each head."""
+        return (count * heads * (1 if self.layout == "thd" else self.of.batch), 1, 1)
+
+    def form(self, kernel: str) -> Form:
+        """A kernel's launch; made once."""
+        found = self.forms.get(kernel)
+        if found is None:
+            choice = configs.choose(
+                "attention", kernel, self.target, True, width=max(self.width[2:]), bytes=self.size, rows=self.longest
+            )
+            tile = choice.constants["BM"], choice.constants["BN"], choice.constants.get("SPLIT", True)
+            found = self.forms[kernel] = _FORMS[kernel](self, tile, choice.config)
+        return found
+
+
+Tile = tuple[int, int, bool]
+
+
+def _forward(p: Plan, tile: Tile, config: Config) -> Form:
+    count = p.blocks_of(p.of.rows, tile[0])
+    return Form(
+        p.grid(count, p.of.heads), count, (*p.sides, *p.extra, p.pages_b, count, *p.of[:5], *p.numbers),
+        (p.layout, *p.width, *tile, *p.padding, *p.masked, p.sink, p.dropout, p.page, *p.last), config,
+    )  # fmt: skip
+
+
+def _queries(p: Plan, tile: Tile, config: Config) -> Form:
+    count = p.blocks_of(p.of.rows, tile[0])
+    return Form(
+        p.grid(count, p.of.heads), count,
+        (*p.sides, *p.gradients[:3], *p.extra, count, *p.of[:5], *p.numbers),
+        (p.layout, *p.width, *tile, p.padding[0], *p.masked, p.sink, p.dropout, *p.last), config,
+    )  # fmt: skip
+
+
+def _keys(p: Plan, tile: Tile, config: Config) -> Form:
+    count = p.blocks_of(p.of.columns, tile[1])
+    return Form(
+        p.grid(count, p.of.groups), count, (*p.sides, *p.gradients[3:], *p.extra, count, *p.of[:5], *p.numbers),
+        (p.layout, *p.width, *tile, p.padding[0], *p.masked, p.dropout, *p.last), config,
+    )  # fmt: skip
+
+
+def _bias_gradient(p: Plan, tile: Tile, config: Config) -> Form:
+    size = p.bias or (0, 0, 0, 0)
+    count = blocks(size[2], tile[0]) * blocks(size[3], tile[1])
+    bottom, left, right, kind, _, cap = p.masked
+    return Form(
+        (size[0] * size[1] * count, 1, 1), count, (*p.sides, *p.extra, *size, *p.of[:5], *p.numbers),
+        (p.layout, *p.width, *tile[:2], p.padding[0], bottom, left, right, kind, cap, p.dropout, *p.last[1:]), config,
+    )  # fmt: skip
+
+
+_FORMS = {"forward": _forward, "queries": _queries, "keys": _keys, "bias_gradient": _bias_gradient}
+
+
+def power_of_two(size: int) -> int:
+    """The next one, and at least what matrix units take."""
+    return max(16, 1 << (size - 1).bit_length())
+
+
+def plan_of(s: Setting) -> Plan:
+    """Everything that does not change from call to call of a kind."""
+    of = extents(s)
+    thd, padding = s.layout == "thd", s.mask.startswith("padding")
+    left, right = s.window or (-1, -1)
+    if "causal" in s.mask:
+        right = 0
+    paged = s.table is not None
+    scale = of.features**-0.5 if s.scale is None else float(s.scale)
+    chance = round(s.dropout_p * _STEPS)
+    target = target_of(s.device)
+    extra: tuple[int | None, ...] = (None,) * 7
+    if s.hidden is not None:
+        extra = (*s.hidden_stride, *extra[4:])
+    if s.bias is not None:
+        of_bias = contiguous(s.bias)
+        extra = (*extra[:4], *(0 if n == 1 else step for n, step in zip(s.bias[:2], of_bias)), of_bias[2])
+    k_sides = (0, s.k_stride[1], s.k_stride[2]) if paged else steps(s.k_stride, s.layout)
+    v_sides = (0, s.v_stride[1], s.v_stride[2]) if paged else steps(s.v_stride, s.layout)
+    needed = thd or padding
+    plain = s.bias_type == "none" and not s.softcap > 0.0 and scale > 0.0
+    tokens = (of.rows,) if thd else s.q[:2]
+    return Plan(
+        of=of, layout=s.layout, sides=(*steps(s.q_stride, s.layout), *k_sides, *v_sides), gradients=_gradients(s),
+        extra=extra,
+        pages_b=s.table[1] if s.table is not None else None,
+        # A left side beyond every position is none; so is a right one.
+        numbers=(max(left, 0), max(right, 0), chance, scale, float(s.softcap), 1.0 / (1.0 - s.dropout_p)),
+        width=(of.features, of.features_v, power_of_two(of.features), power_of_two(of.features_v)),
+        padding=(needed, s.lengths if paged else needed),
+        masked=(s.mask.endswith("bottom_right"), left >= 0, right >= 0, s.bias_type, s.slopes, s.softcap > 0.0),
+        sink=s.softmax_type, dropout=s.dropout_p > 0.0, page=s.k[1] if paged else 0,
+        last=(plain, "tf32x3" if target.backend == "cuda" else "ieee", target is INTERPRETER), target=target,
+        size=s.dtype.itemsize, longest=_longest(s, of), bias=None if s.bias is None else tuple(s.bias),
+        out=(*tokens, of.heads, of.features_v),
+        lse=(of.rows, of.heads) if thd else (of.batch, of.heads, of.rows), forms={},
+    )  # fmt: skip
+
+
+def packed(shape: Sizes, packing: str) -> tuple[Sizes, int]:
+    """Shape of the tensor that gradients are views of, and the axis that they are stacked along."""
+    axis = len(shape) - 2 if packing.endswith("hd") else len(shape) - 1
+    return (*shape[:axis], int(packing.strip("hd")), *shape[axis:]), axis
+
+
+def _gradients(s: Setting) -> Sizes:
+    """Strides (batch, token, head) of dq, dk and dv."""
+    found: list[int] = []
+    for name, shape in (("q", s.q), ("k", s.k), ("v", s.v)):
+        if s.packing is None or (name == "q" and "2" in s.packing) or s.table is not None:
+            strides = contiguous(shape)
+        else:
+            whole, axis = packed(shape, s.packing)
+            strides = contiguous(whole)
+            strides = (*strides[:axis], *strides[axis + 1 :])
+        found += steps(strides, s.layout)
+    return tuple(found)
+
+
+def _longest(s: Setting, of: Extents) -> int:
+    """Queries of a sequence, for choosing tiles: never what depends on the batch."""
+    if s.layout != "thd":
+        return of.rows
+    return 1 << 30 if s.longest is None else s.longest
+
+
+_plans: dict[tuple[Any, ...], Plan] = {}
+
+
+def plan(key: tuple[Any, ...]) -> Plan:
+    """The plan of a setting, given as its members; made once."""
+    found = _plans.get(key)
+    if found is None:
+        if len(_plans) >= 4096:  # lengths that differ in every call
+            _plans.clear()
+        found = _plans[key] = plan_of(Setting(*key))
+    return found

@@ -1,0 +1,144 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Casts with a scale per block: block_1d, block_2d, mxfp8, nvfp4."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized
+from te_dispatch.numerics.quantizers import BlockQuantizer, MXFP8Quantizer, NVFP4Quantizer
+from te_dispatch_triton import configs, sums
+from te_dispatch_triton.kernels import blocks_cast as kernels
+from te_dispatch_triton.launch import Config, Kernel
+from te_dispatch_triton.maxima import find_maxima
+from te_dispatch_triton.memory import empty
+from te_dispatch_triton.targets import target_of
+
+_F32, _U8 = torch.float32, torch.uint8
+_cast = Kernel(kernels.cast_blocks)
+_squares, _crossed = Kernel(kernels.cast_squares), Kernel(kernels.cast_crossed)
+
+BlockScaled = BlockQuantizer | MXFP8Quantizer | NVFP4Quantizer
+
+
+def cast_blocks(
+    x: torch.Tensor,
+    quantizer: BlockScaled,
+    usage: str,
+    *,
+    into: Quantized | None = None,
+    noop_flag: torch.Tensor | None = None,
+    amax: torch.Tensor | None = None,
+    dbias: torch.Tensor | None = None,
+) -> Quantized:
+    """Cast a tensor in one launch; before it one more where an nvfp4 cast has to find its amax, after it one for dbias.
+
+    Args:
+        x: contiguous, or 2-dimensional and dense in its rows.
+        into: a record to write into and return, dense, with the copies that `usage` names.
+        noop_flag: float32 (1,): nonzero writes nothing.
+        amax: float32 (1,), nvfp4: the tensor's.
+        dbias: (columns,): receives the sums over rows, accumulated in fp32.
+    """
+    device, shape, scaling = x.device, tuple(x.shape), quantizer.scaling
+    columns, rows = shape[-1], 1
+    for size in shape[:-1]:
+        rows *= size
+    record = empty_record(shape, rows, columns, x.dtype, device, quantizer, usage) if into is None else into
+    epsilon, count, maxima, whole = 0.0, 1, None, None
+    if scaling == "nvfp4":
+        whole, maxima = record.global_scale_inv, amax
+        if amax is None:
+            maxima, count = find_maxima(x, rows, columns, noop_flag)
+    elif scaling != "mxfp8":
+        epsilon = quantizer.epsilon  # type: ignore[union-attr]
+    plan = _plan(device, quantizer, usage, count)
+    down = -(-rows // plan.height)
+    tiles = down * -(-columns // plan.width)
+    partial = None if dbias is None else sums.workspace(down, columns, device)
+    row = row_scale = column = column_scale = None
+    if usage != "column":
+        row, row_scale = record.row_data, record.row_scale_inv
+    if usage != "row":
+        column, column_scale = record.col_data, record.col_scale_inv
+    if tiles or whole is not None:
+        matrix = (x, x.stride(0) if x.ndim == 2 else columns, rows, columns, row, row_scale, column, column_scale)
+        rest = (epsilon, noop_flag, partial)
+        args = (*matrix, whole, maxima, *rest) if plan.kernel is _cast else (*matrix, *rest)
+        plan.kernel(device, (tiles * plan.programs or 1, 1, 1), args, plan.constants, plan.config)
+    if dbias is not None:
+        sums.finish(partial, down, dbias)
+    return record
+
+
+class _Plan(NamedTuple):
+    """How one kind of cast is launched; height and width of a tile, programs for each."""
+
+    kernel: Kernel
+    constants: tuple[Any, ...]
+    config: Config
+    height: int
+    width: int
+    programs: int
+
+
+_plans: dict[tuple[Any, ...], _Plan] = {}
+
+
+def _plan(device: torch.device, quantizer: Any, usage: str, count: int) -> _Plan:
+    scaling, target = quantizer.scaling, target_of(device)
+    two_d = scaling == "nvfp4" and quantizer.two_d
+    power_of_two = scaling[:5] == "block" and quantizer.power_of_two
+    form = scaling if scaling != "block_1d" or usage == "both" else f"block_1d_{usage}"
+    key = (target.arch, form, two_d, quantizer.encoding, quantizer.common, power_of_two, count)
+    found = _plans.get(key)
+    if found is None:
+        choice = configs.choose("quantize", form, target)
+        c = choice.constants
+        how = (quantizer.encoding, quantizer.common, target.conversion(quantizer.encoding), power_of_two)
+        if form == "block_2d":
+            found = _Plan(_squares, (*how, c["BM"]), choice.config, 128, 128, 1)
+        elif form == "block_1d":
+            found = _Plan(_crossed, (*how, c["SPAN"]), choice.config, 128, 128, 256 // c["SPAN"])
+        else:
+            found = _Plan(_cast, (scaling, two_d, *how, count, c["BM"], c["BN"]), choice.config, c["BM"], c["BN"], 1)
+        _plans[key] = found
+    return found
+
+
+def empty_record(
+    shape: tuple[int, ...],
+    rows: int,
+    columns: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    quantizer: BlockScaled,
+    usage: str,
+) -> Quantized:
+    """A block-scaled record with canonical scales, uninitialized; `rows` by `columns` is the matrix of `shape`."""
+    scaling = quantizer.scaling
+    scale_dtype = _F32 if scaling in ("block_1d", "block_2d") else _U8
+    data, scales = _SHAPES[scaling](shape, rows, columns)
+    row = column = row_scale = column_scale = whole = None
+    if usage != "column":
+        row = empty("row_data", data[0], _U8, device)
+        row_scale = empty("row_scale_inv", scales[0], scale_dtype, device)
+    if usage != "row":
+        column = empty("col_data", data[1], _U8, device)
+        column_scale = empty("col_scale_inv", scales[1], scale_dtype, device)
+    if scaling == "nvfp4":
+        whole = empty("global_scale_inv", (1,), _F32, device)
+    return Quantized(
+        row, column, row_scale, column_scale, quantizer.encoding, scaling, CANONICAL_SCALES, shape, dtype, device, whole
+    )
+
+
+#: (shape, rows, columns) -> shapes of the two copies' data, of their scales (`Quantized`'s table).
+_SHAPES = {
+    "block_1d": lambda s, m, k: ((s, (k, m)), ((m, -(-k // 128)), (k, -(-m // 128)))),
+    "block_2d": lambda s, m, k: ((s, (k, m)), ((-(-m // 128), -(-k // 128)), (-(-k // 128), -(-m // 128)))),
+    "mxfp8": lambda s, m, k: ((s, (m, k)), ((m, -(-k // 32)), (-(-m // 32), k))),
+    "nvfp4": lambda s, m, k: (((*s[:-1], -(-k // 2)), (k, -(-m // 2))), ((m, -(-k // 16)), (k, -(-m // 16)))),
+}

@@ -1,0 +1,64 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Block sizes, warps and stages of each kernel, from data: ``configs/<family>.json``.
+
+A file maps a kernel's name to arch -> list of entries, tried in order; ``default`` serves archs that are not listed,
+and ``interpreter`` Triton's interpreter. An entry holds
+
+``up_to``
+    sizes, by name, up to which it serves; absent for any;
+``constants``
+    values of ``tl.constexpr`` parameters that are a choice (block sizes), by name;
+``num_warps``, ``num_stages``, ``options``
+    as Triton's compilers take them.
+
+What `tuning` measured on this machine comes before the files.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from te_dispatch_triton.launch import Config
+from te_dispatch_triton.targets import Target
+
+FOLDER = Path(__file__).parent / "configs"
+
+
+class Choice(NamedTuple):
+    """Constants by name, and how to compile."""
+
+    constants: Mapping[str, Any]
+    config: Config
+
+
+@functools.cache
+def table(family: str) -> Mapping[str, Mapping[str, list[Mapping[str, Any]]]]:
+    """The file of a family."""
+    with open(FOLDER / f"{family}.json", encoding="utf-8") as file:
+        found: dict[str, Any] = json.load(file)
+    return found
+
+
+def choose(family: str, kernel: str, target: Target, fp_fusion: bool = False, **sizes: int) -> Choice:
+    """The configuration of a kernel for a target and sizes. Callers on a hot path keep what they got.
+
+    Raises:
+        KeyError: the file has no entry that serves.
+    """
+    rows = table(family)[kernel]
+    for entry in rows.get(target.arch) or rows["default"]:
+        if all(sizes[name] <= bound for name, bound in entry.get("up_to", {}).items()):
+            return as_choice(entry, fp_fusion)
+    raise KeyError(f"configs/{family}.json: {kernel} for {target.arch} has no entry without up_to")
+
+
+def as_choice(entry: Mapping[str, Any], fp_fusion: bool) -> Choice:
+    """An entry of a file."""
+    options = tuple(sorted(entry.get("options", {}).items()))
+    return Choice(
+        entry.get("constants", {}), Config(entry.get("num_warps", 4), entry.get("num_stages", 2), fp_fusion, options)
+    )

@@ -1,0 +1,72 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""The launches that operator calls would make on a chip, each form of a kernel once."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+
+from te_dispatch_triton import targets
+from te_dispatch_triton.crosscompile import calls
+from te_dispatch_triton.crosscompile.matrix import specialization_of
+from te_dispatch_triton.launch import Launch, recording
+from te_dispatch_triton.targets import Target
+
+_HOST = torch.device("cpu")
+
+
+class Variant(NamedTuple):
+    """A form of a kernel, and the first call that launches it."""
+
+    family: str
+    call: str
+    launch: Launch
+
+
+def families() -> tuple[str, ...]:
+    """Modules of `calls`, by name."""
+    return tuple(sorted(module.name for module in pkgutil.iter_modules(calls.__path__)))
+
+
+def variants(target: Target, family: str) -> list[Variant]:
+    """Every form of every kernel that a family's calls launch on a target.
+
+    To be called once in a process: host code keeps what it chose for a device.
+    """
+    found: dict[Any, Variant] = {}
+    targets.pretend(_HOST, target)
+    try:
+        for name, call in importlib.import_module(f"{calls.__name__}.{family}").calls():
+            launches: list[Launch] = []
+            with recording(launches):
+                call()
+            for launch in launches:
+                key = (launch.kernel.name, launch.config, *specialization_of(launch, target))
+                found.setdefault(key, Variant(family, name, launch))
+    finally:
+        targets.pretend(_HOST, None)
+    return list(found.values())
+
+
+def first_of_each(found: Iterable[Variant]) -> list[Variant]:
+    """One form of every kernel, and one of every pair of encodings that it multiplies."""
+    chosen: dict[Any, Variant] = {}
+    for variant in found:
+        chosen.setdefault((variant.launch.kernel.name, codes_of(variant.launch)), variant)
+    return list(chosen.values())
+
+
+def codes_of(launch: Launch) -> tuple[str, str] | None:
+    """The FP8 encodings that a launch multiplies, scaled by fp32 numbers; None where it multiplies none."""
+    from te_dispatch.numerics.encodings import FP8_ENCODINGS
+    from te_dispatch_triton.launch import constant_names
+
+    named = dict(zip(constant_names(launch.kernel), launch.constants))
+    pair = named.get("A_CODE"), named.get("B_CODE")
+    if pair[0] in FP8_ENCODINGS and pair[1] in FP8_ENCODINGS and named.get("SCALING") not in ("mx", "nv"):
+        return str(pair[0]), str(pair[1])
+    return None

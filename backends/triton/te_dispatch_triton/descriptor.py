@@ -1,0 +1,92 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""An operand that is loaded and stored in tiles by hardware (TMA)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+
+class Descriptor:
+    """A row-major matrix, loaded and stored in tiles by hardware.
+
+    Args:
+        base: holds the elements, from a multiple of 16 bytes on.
+        dtype: what they are, of base's element size.
+        shape: rows and columns, each at least 1.
+        strides: (elements between rows, 1); the rows lie a multiple of 16 bytes apart.
+        block_shape: of a tile, as the kernel loads it.
+    """
+
+    __slots__ = ("base", "dtype", "shape", "strides", "block_shape")
+    # What Triton's launchers read of a descriptor beyond the above.
+    padding = "zero"
+    round_f32_to_tf32 = False
+
+    def __init__(
+        self,
+        base: torch.Tensor,
+        dtype: torch.dtype,
+        shape: tuple[int, int],
+        strides: tuple[int, int],
+        block_shape: tuple[int, int],
+    ) -> None:
+        self.base = base
+        self.dtype = dtype
+        self.shape = shape
+        self.strides = strides
+        self.block_shape = block_shape
+
+    def data_ptr(self) -> int:
+        return self.base.data_ptr()
+
+    def of_triton(self) -> TensorDescriptor:
+        """Triton's own descriptor, which its full argument path takes."""
+        return TensorDescriptor(
+            self.base.view(self.dtype), list(self.shape), list(self.strides), list(self.block_shape)
+        )
+
+
+#: Tensor maps that one place of a kernel keeps. A model's weights and buffers come back at the same addresses.
+CAPACITY = 1024
+#: What the function closes over that Triton 3.5 and 3.6 put around the C launcher of a kernel with descriptors.
+_CLOSED_OVER = {"launcher", "tensordesc_indices", "tensordesc_meta"}
+
+
+def mapped(launch: Callable[..., None]) -> Callable[..., None]:
+    """A kernel's launcher with the tensor maps of its descriptors kept from call to call.
+
+    Triton makes them anew at every launch, in Python, which takes longer than the launch. A map depends on address,
+    sizes and strides alone. A launcher without descriptors, or one that looks otherwise, is returned as it is.
+    """
+    names = getattr(getattr(launch, "__code__", None), "co_freevars", ())
+    if set(names) != _CLOSED_OVER:
+        return launch
+    cells = dict(zip(names, (cell.cell_contents for cell in launch.__closure__ or ())))  # type: ignore[attr-defined]
+    module: dict[str, Any] = launch.__globals__  # type: ignore[attr-defined]
+    make, first = module.get("make_tensordesc_arg"), module.get("_BASE_ARGS_FORMAT_LEN")
+    described = [meta for meta in cells["tensordesc_meta"] if meta is not None]
+    places = sorted(first + i for i in cells["tensordesc_indices"]) if isinstance(first, int) else []
+    if make is None or not places or len(described) != len(places):
+        return launch
+    # From the last on, because a descriptor becomes several arguments.
+    kept = [(place, meta, {}) for place, meta in zip(places, described)][::-1]
+    launcher = cells["launcher"]
+
+    def run(*args: Any) -> None:
+        given = list(args)
+        for place, meta, maps in kept:
+            x = args[place]
+            key = (x.base.data_ptr(), x.shape, x.strides)
+            found = maps.get(key)
+            if found is None:
+                if len(maps) >= CAPACITY:
+                    maps.clear()
+                found = maps[key] = make(x, meta)
+            given[place : place + 1] = found
+        launcher(*given)
+
+    return run

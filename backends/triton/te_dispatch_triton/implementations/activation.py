@@ -1,0 +1,12 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""The entries of the activation family."""
+
+from __future__ import annotations
+
+from te_dispatch.core.manifest import Implementation
+from te_dispatch_triton.implementations.entry import kernel
+
+IMPLEMENTATIONS: tuple[Implementation, ...] = (
+    kernel("activation_fwd", "activation:activation_fwd"),
+    kernel("activation_bwd", "activation:activation_bwd"),
+)

@@ -1,0 +1,14 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""The entries of the norm family."""
+
+from __future__ import annotations
+
+from te_dispatch.core.manifest import Implementation
+from te_dispatch_triton.implementations.entry import ROWS, kernel
+
+IMPLEMENTATIONS: tuple[Implementation, ...] = (
+    kernel("layernorm_fwd", "norm:layernorm_fwd", claims=ROWS),
+    kernel("layernorm_bwd", "norm_gradients:layernorm_bwd"),
+    kernel("rmsnorm_fwd", "norm:rmsnorm_fwd", claims=ROWS),
+    kernel("rmsnorm_bwd", "norm_gradients:rmsnorm_bwd"),
+)

@@ -1,0 +1,207 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""What becomes of a tile of a fused operator's values, in any scaling: the values themselves, codes and scales of
+either copy, sums over rows.
+
+SCALING is "" for no cast, or a quantizer's: tensor, block_1d, block_2d, mxfp8, nvfp4. `begin` gives the scale of the
+whole tensor where there is one, and writes its inverse.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from te_dispatch_triton.kernels import blocks, cast, tile
+from te_dispatch_triton.kernels.codes import encode, narrow, scale_from_amax
+
+#: PTX for four values, a's in %1: Triton takes apart what the instruction puts together.
+_WORD = """{{
+    .reg .b16 low, high;
+    cvt.rn.satfinite.{type}x2.f32 low, $2, $1;
+    cvt.rn.satfinite.{type}x2.f32 high, $4, $3;
+    mov.b32 $0, {{low, high}};
+}}"""
+#: Of four columns of such, a's in $8 to $11: words in $4 to $7, and, transposed, the codes of a to d in $0 to $3.
+_COLUMN = """
+    cvt.rn.satfinite.{{type}}x2.f32 low, ${b}, ${a};
+    cvt.rn.satfinite.{{type}}x2.f32 high, ${d}, ${c};
+    mov.b32 ${word}, {{{{low, high}}}};"""
+_COLUMNS = "".join(_COLUMN.format(a=8 + i, b=12 + i, c=16 + i, d=20 + i, word=4 + i) for i in range(4))
+_FOUR = (
+    "{{ .reg .b16 low, high; .reg .b32 p, q, r, s;"
+    + _COLUMNS
+    + """
+    prmt.b32 p, $4, $5, 0x5140;
+    prmt.b32 q, $4, $5, 0x7362;
+    prmt.b32 r, $6, $7, 0x5140;
+    prmt.b32 s, $6, $7, 0x7362;
+    prmt.b32 $0, p, r, 0x5410;
+    prmt.b32 $1, p, r, 0x7632;
+    prmt.b32 $2, q, s, 0x5410;
+    prmt.b32 $3, q, s, 0x7632;
+}}"""
+)
+_WORD_E4M3, _WORD_E5M2 = (tl.constexpr(_WORD.format(type=name)) for name in ("e4m3", "e5m2"))
+_BLOCK_E4M3, _BLOCK_E5M2 = (tl.constexpr(_FOUR.format(type=name)) for name in ("e4m3", "e5m2"))
+_BLOCK = tl.constexpr(",".join(["=&r"] * 8 + ["f"] * 16))
+
+
+@triton.jit
+def begin(
+    scale, maxima, epsilon, inverse, program, SCALING: tl.constexpr, ENCODING: tl.constexpr, COMMON: tl.constexpr,
+    POWER_OF_TWO: tl.constexpr, COUNT: tl.constexpr,
+):  # fmt: skip
+    """tensor: the delayed scale, or where that is None the one of COUNT partial maxima; nvfp4: that of the maxima."""
+    factor = 0.0
+    if SCALING == "tensor":
+        factor = cast.scale_in_force(scale, maxima, epsilon, ENCODING, COMMON, POWER_OF_TWO, COUNT)
+        tile.put_inverse(inverse, factor, program == 0)
+    elif SCALING == "nvfp4":
+        factor = scale_from_amax(tile.maximum_of(maxima, COUNT), 2688.0, 0.0, False)  # 448 * 6
+        tile.put_inverse(inverse, factor, program == 0)
+    return factor
+
+
+@triton.jit
+def deliver(
+    v, out, row_data, row_scales, column_data, column_scales, sums, factor, epsilon, first_row, first_column, M, N,
+    bound,
+    SCALING: tl.constexpr, TWO_D: tl.constexpr, ENCODING: tl.constexpr, COMMON: tl.constexpr, HARD: tl.constexpr,
+    POWER_OF_TWO: tl.constexpr, INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """A tile at (first_row, first_column), int64, of an (M, N) result. None for what is not wanted.
+
+    bound: columns from there on are not the tile's to write; blocks need N, or that the tile ends before.
+    sums: fp32 (tiles down, N), partial sums over rows.
+    """
+    BM: tl.constexpr = v.shape[0]
+    BN: tl.constexpr = v.shape[1]
+    rows, columns = tile.span(first_row, BM), tile.span(first_column, BN)
+    places, mask = rows[:, None] * N + columns[None, :], tile.inside(rows, columns, M, bound)
+    if out is not None:
+        tl.store(out + places, narrow(v, out.dtype.element_ty, INTERPRETED), mask=mask)
+    if sums is not None:
+        tl.store(sums + first_row // BM * N + columns, tl.sum(v, axis=0), mask=columns < bound)
+    if SCALING == "tensor":
+        if row_data is not None:
+            tl.store(row_data + places, tile.scaled_codes(v, factor, ENCODING, COMMON, HARD), mask=mask)
+        if column_data is not None:
+            codes = tile.scaled_codes(v, tile.apart(factor, M), ENCODING, COMMON, HARD)
+            tile.put_transposed(codes, column_data, rows, columns, M, bound)
+    elif SCALING == "block_2d":
+        down, side = first_row // 128, first_column // 128
+        blocks.put_tile(
+            v, row_data, row_scales, column_data, column_scales, rows, columns, down, side, M, N, epsilon,
+            ENCODING, COMMON, HARD, POWER_OF_TWO,
+        )  # fmt: skip
+    elif SCALING != "":
+        if row_data is not None:
+            blocks.put_row_copy(
+                v, row_data, row_scales, rows, columns, first_column, M, N, factor, epsilon,
+                SCALING, TWO_D, ENCODING, COMMON, HARD, POWER_OF_TWO,
+            )  # fmt: skip
+        if column_data is not None:
+            blocks.put_column_copy(
+                v, column_data, column_scales, rows, columns, first_row, M, N, factor, epsilon,
+                SCALING, TWO_D, ENCODING, COMMON, HARD, POWER_OF_TWO,
+            )  # fmt: skip
+
+
+@triton.jit
+def _words(a, b, c, d, ENCODING: tl.constexpr, COMMON: tl.constexpr, HARD: tl.constexpr):
+    """Codes of four values in a word, a's lowest."""
+    if HARD == 2 and not COMMON and ENCODING == "e4m3fn":
+        words = tl.inline_asm_elementwise(_WORD_E4M3, "=r,f,f,f,f", [a, b, c, d], tl.uint32, True, 1)
+    elif HARD == 2 and not COMMON and ENCODING == "e5m2":
+        words = tl.inline_asm_elementwise(_WORD_E5M2, "=r,f,f,f,f", [a, b, c, d], tl.uint32, True, 1)
+    else:
+        e, f = encode(a, ENCODING, COMMON, HARD).to(tl.uint32), encode(b, ENCODING, COMMON, HARD).to(tl.uint32)
+        g, h = encode(c, ENCODING, COMMON, HARD).to(tl.uint32), encode(d, ENCODING, COMMON, HARD).to(tl.uint32)
+        words = (e | (f << 8)) | ((g << 16) | (h << 24))
+    return words
+
+
+@triton.jit
+def _codes_and_words(a, b, c, d, ENCODING: tl.constexpr, COMMON: tl.constexpr, HARD: tl.constexpr):
+    """Codes of a, b, c and d, uint8, and the same four to a word."""
+    if HARD == 2 and not COMMON and ENCODING == "e4m3fn":
+        e, f, g, h, words = tl.inline_asm_elementwise(
+            _BLOCK_E4M3, _BLOCK, [a, b, c, d], (tl.uint8, tl.uint8, tl.uint8, tl.uint8, tl.uint32), True, 4
+        )
+    elif HARD == 2 and not COMMON and ENCODING == "e5m2":
+        e, f, g, h, words = tl.inline_asm_elementwise(
+            _BLOCK_E5M2, _BLOCK, [a, b, c, d], (tl.uint8, tl.uint8, tl.uint8, tl.uint8, tl.uint32), True, 4
+        )
+    else:
+        words = _words(a, b, c, d, ENCODING, COMMON, HARD)
+        e, f = (words & 0xFF).to(tl.uint8), ((words >> 8) & 0xFF).to(tl.uint8)
+        g, h = ((words >> 16) & 0xFF).to(tl.uint8), (words >> 24).to(tl.uint8)
+    return e, f, g, h, words
+
+
+@triton.jit
+def _put_words(words, target, first_word, columns, words_down, bound):
+    """Codes of four rows each to an (N, M) copy, whose M = 4 words_down codes lie one after the other."""
+    places = tile.span(first_word, words.shape[0])
+    copy = target.to(tl.pointer_type(tl.uint32), bitcast=True)
+    mask = (columns < bound)[:, None] & (places < words_down)[None, :]
+    tl.store(copy + columns[:, None] * words_down + places[None, :], tl.trans(words), mask=mask)
+
+
+@triton.jit
+def _put_line(v, codes, out, row_data, rows, columns, M, N, bound, INTERPRETED: tl.constexpr):
+    places, mask = rows[:, None] * N + columns[None, :], tile.inside(rows, columns, M, bound)
+    if out is not None:
+        tl.store(out + places, narrow(v, out.dtype.element_ty, INTERPRETED), mask=mask)
+    if row_data is not None:
+        tl.store(row_data + places, codes, mask=mask)
+
+
+@triton.jit
+def deliver_four(
+    a, b, c, d, out, row_data, column_data, sums, factor, first_row, first_column, M, N, bound,
+    SCALING: tl.constexpr, ENCODING: tl.constexpr, COMMON: tl.constexpr, HARD: tl.constexpr, INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """`deliver` of rows 0, 4, 8, ... of a tile in a, the ones below them in b, c and d, cast to one scale per tensor.
+
+    What meets in a word of the copy by columns is then in one thread's registers, so that words and not codes are
+    transposed, and sums over rows begin there. M is a multiple of 4, and the copy by columns aligned to it.
+    """
+    BM: tl.constexpr = a.shape[0]
+    BN: tl.constexpr = a.shape[1]
+    rows, columns = first_row + 4 * tl.arange(0, BM), tile.span(first_column, BN)
+    e, f, g, h = a, b, c, d
+    if SCALING != "":
+        if row_data is None:
+            words = _words(a * factor, b * factor, c * factor, d * factor, ENCODING, COMMON, HARD)
+        else:
+            e, f, g, h, words = _codes_and_words(a * factor, b * factor, c * factor, d * factor, ENCODING, COMMON, HARD)
+    _put_line(a, e, out, row_data, rows, columns, M, N, bound, INTERPRETED)
+    _put_line(b, f, out, row_data, rows + 1, columns, M, N, bound, INTERPRETED)
+    _put_line(c, g, out, row_data, rows + 2, columns, M, N, bound, INTERPRETED)
+    _put_line(d, h, out, row_data, rows + 3, columns, M, N, bound, INTERPRETED)
+    if column_data is not None:
+        _put_words(words, column_data, first_row // 4, columns, M // 4, bound)
+    if sums is not None:
+        total = tl.sum((a + b) + (c + d), axis=0)
+        tl.store(sums + first_row // (4 * BM) * N + columns, total, mask=columns < bound)
+
+
+@triton.jit
+def largest_of(a, b, c, d):
+    """Magnitudes, the largest of four at each place; of NaN and a number the number."""
+    return tl.maximum(tl.maximum(tl.abs(a), tl.abs(b)), tl.maximum(tl.abs(c), tl.abs(d)))
+
+
+@triton.jit
+def record(found, program, maxima, history):
+    """The largest magnitude of what a program saw: into a delayed cast's history, or as its partial maximum.
+
+    found: magnitudes, of any shape; NaN not among them.
+    """
+    amax = tile.amax_of(found)
+    if history is None:
+        tile.put_maximum(maxima, program, amax)
+    elif amax > tl.load(history):
+        # Most programs have nothing new to say, and atomics on one address wait for each other.
+        tile.record_amax(history, amax)

@@ -1,0 +1,234 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Launching a kernel: what Triton's own argument path does, done once per kind of call.
+
+A `Kernel` wraps a ``@triton.jit`` function whose parameters stand in two groups: run-time ones, then ``tl.constexpr``
+ones. A call gives the first as a tuple (tensors, None for an absent one, numbers) and the second as a tuple too, with a
+`Config`. The first call of a kind goes through Triton, which compiles or finds it in its cache; later calls hand raw
+addresses to the compiled launcher. A kind is what Triton specializes on: types, alignment to 16, integers that are 1
+or wider than 32 bits.
+
+Where tiles are loaded by hardware (TMA), an operand is passed as a `Descriptor`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from triton import knobs
+
+from te_dispatch.core.errors import CaptureError
+from te_dispatch_triton.descriptor import Descriptor as Descriptor
+from te_dispatch_triton.descriptor import mapped
+from te_dispatch_triton.kinds import READERS, reader_of
+from te_dispatch_triton.targets import INTERPRETER, target_of
+
+Grid = tuple[int, int, int]
+
+
+class Config(NamedTuple):
+    """How a kernel is compiled, beside its constants. `fp_fusion`: products and sums may become one rounding."""
+
+    num_warps: int = 4
+    num_stages: int = 2
+    fp_fusion: bool = False
+    #: Further options of Triton's compilers, as (name, value): ``(("waves_per_eu", 2),)``.
+    options: tuple[tuple[str, Any], ...] = ()
+
+
+class Launch(NamedTuple):
+    """One call, as `recording` keeps it."""
+
+    kernel: Kernel
+    grid: Grid
+    args: tuple[Any, ...]
+    constants: tuple[Any, ...]
+    config: Config
+    device: torch.device
+
+
+class CompileFailure(RuntimeError):
+    """A kernel did not compile, or its binary does not fit the chip. Names kernel, target and configuration."""
+
+
+#: Triton's interpreter replaces functions of `triton.language` while a kernel runs: one thread at a time.
+_interpreter = threading.Lock()
+_recorder: Callable[[Launch], None] | None = None
+_raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+_current: Any = getattr(torch._C, "_cuda_getDevice", None)
+
+
+class Kernel:
+    """A jitted function with the launchers of what it was compiled to.
+
+    Args:
+        function: what ``@triton.jit`` made.
+    """
+
+    __slots__ = ("function", "name", "_compiled")
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+        self.name: str = function.__name__
+        self._compiled: dict[tuple[Any, ...], Any] = {}
+
+    def __repr__(self) -> str:
+        return f"Kernel({self.name})"
+
+    def __call__(
+        self, device: torch.device, grid: Grid, args: tuple[Any, ...], constants: tuple[Any, ...], config: Config
+    ) -> None:
+        """Launch on the current stream of a device.
+
+        Args:
+            grid: programs along three axes, each at least 1.
+            args: tensors of that device, descriptors of them, None, ints and floats; tuples of ints that Triton
+                specializes alike.
+        """
+        index = device.index
+        if _recorder is not None or index is None:
+            self._launch_slowly(device, grid, args, constants, config)
+            return None
+        classes = tuple(map(type, args))
+        read = READERS.get(classes)
+        if read is None:
+            read = READERS[classes] = reader_of(classes)
+        facts, values = read(*args)
+        key = (index, config, constants, read, facts)
+        compiled = self._compiled.get(key)
+        if compiled is None:
+            self._compiled[key] = self._compile(device, grid, args, constants, config)
+            return None
+        runtime = knobs.runtime
+        if _called(runtime.launch_enter_hook) or _called(runtime.launch_exit_hook):
+            # Profilers want to be told what only Triton's own path tells.
+            self._launch_slowly(device, grid, args, constants, config)
+            return None
+        run, given = compiled
+        if index == _current():
+            run(grid[0], grid[1], grid[2], _raw_stream(index), *given, *values, *constants)
+        else:
+            with torch.cuda.device(index):
+                run(grid[0], grid[1], grid[2], _raw_stream(index), *given, *values, *constants)
+        return None
+
+    def _compile(
+        self, device: torch.device, grid: Grid, args: tuple[Any, ...], constants: tuple[Any, ...], config: Config
+    ) -> tuple[Callable[..., None], tuple[Any, ...]]:
+        """Launch for the first time; returns what later calls of the kind need.
+
+        Raises:
+            CaptureError: a CUDA graph is being captured, which compiling would break.
+            CompileFailure: names kernel, chip and configuration.
+        """
+        if torch.cuda.is_current_stream_capturing():
+            raise CaptureError(
+                f"Triton kernel {self.name} is not compiled for this kind of call yet, and a CUDA graph is being "
+                "captured: make the same call once before the capture"
+            )
+        try:
+            return launcher_of(self._launch_slowly(device, grid, args, constants, config))
+        except Exception as error:
+            raise CompileFailure(
+                f"Triton kernel {self.name} for {target_of(device).arch} with {describe(self, constants, config)}: "
+                f"{reason_of(error)}"
+            ) from error
+
+    def _launch_slowly(
+        self, device: torch.device, grid: Grid, args: tuple[Any, ...], constants: tuple[Any, ...], config: Config
+    ) -> Any:
+        """Record the launch, interpret the kernel, or go through Triton's own path and return what it compiled."""
+        if _recorder is not None:
+            return _recorder(Launch(self, grid, args, constants, config, device))
+        if target_of(device) is INTERPRETER:
+            with _interpreter:
+                return self.function[grid](*args, *constants)
+        given = [x.of_triton() if x.__class__ is Descriptor else x for x in args]
+        with torch.cuda.device(device):
+            return self.function[grid](*given, *constants, **options_of(config))
+
+
+def launcher_of(compiled: Any) -> tuple[Callable[..., None], tuple[Any, ...]]:
+    """What launches a compiled kernel, and what it takes between the stream and the kernel's own arguments.
+
+    Triton's launcher is a Python object around a C function, which it hands scratch memory that hardly any kernel has:
+    where both look as in the release that this was measured with, the C function itself is called.
+    """
+    run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
+    unhooked = (None, None, None)  # metadata for hooks, and those before and after the launch
+    if (
+        _parameters_of(run.__class__) == _SHORT
+        and all(getattr(run, name, None) == 0 for name in ("global_scratch_size", "profile_scratch_size"))
+        and hasattr(run, "launch_pdl")
+    ):
+        no_scratch = (None, None)
+        return mapped(run.launch), (
+            function, run.launch_cooperative_grid, run.launch_pdl, *no_scratch, metadata, *unhooked
+        )  # fmt: skip
+    return run, (function, metadata, *unhooked)
+
+
+@functools.cache
+def _parameters_of(launcher: type) -> tuple[str, ...]:
+    return tuple(inspect.signature(launcher.__call__).parameters)
+
+
+#: Parameters of the CUDA launcher of Triton 3.5 and 3.6.
+_SHORT = ("self", "gridX", "gridY", "gridZ", "stream", "function", "args")
+
+
+def _called(hook: Any) -> bool:
+    """Whether a hook, or one of a chain of hooks, would be called at a launch."""
+    return hook is not None and bool(getattr(hook, "calls", True))
+
+
+def reason_of(error: BaseException) -> str:
+    """An error of Triton's compiler with what led to it: the innermost says what is wrong, the outermost where."""
+    told = [f"{type(error).__name__}: {error}"]
+    while error.__cause__ is not None:
+        error = error.__cause__
+        told.append(f"{type(error).__name__}: {error}")
+    return "\n".join(told)
+
+
+def options_of(config: Config) -> dict[str, Any]:
+    """A configuration as Triton's compilers take it."""
+    return {
+        "num_warps": config.num_warps,
+        "num_stages": config.num_stages,
+        "enable_fp_fusion": config.fp_fusion,
+        **dict(config.options),
+    }
+
+
+def describe(kernel: Kernel, constants: tuple[Any, ...], config: Config) -> str:
+    """A configuration for readers: ``BLOCK=128, num_warps=4, ...``."""
+    names = constant_names(kernel)
+    shown = {**dict(zip(names, constants)), **options_of(config)}
+    return ", ".join(f"{name}={value}" for name, value in shown.items())
+
+
+def constant_names(kernel: Kernel) -> list[str]:
+    """The names of a kernel's ``tl.constexpr`` parameters, which are its last."""
+    return [p.name for p in kernel.function.params if p.is_constexpr]
+
+
+@contextmanager
+def recording(into: list[Launch]) -> Iterator[None]:
+    """Launches are noted instead of done; results are then uninitialized."""
+    global _recorder
+    previous, _recorder = _recorder, into.append
+    try:
+        yield
+    finally:
+        _recorder = previous
+
+
+def blocks(size: int, block: int) -> int:
+    """Programs that cover a size."""
+    return -(-size // block)

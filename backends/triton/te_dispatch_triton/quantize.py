@@ -1,0 +1,191 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Casts to FP8 and FP4, and amaxes. Contracts: `te_dispatch.ops.quantize`."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized
+from te_dispatch.numerics.quantizers import Quantizer
+from te_dispatch.ops.checks import quantize as checks
+from te_dispatch.ops.results import QuantizeDbias
+from te_dispatch_triton import configs, sums
+from te_dispatch_triton.blocks import cast_blocks
+from te_dispatch_triton.kernels import cast as kernels
+from te_dispatch_triton.launch import Config, Kernel
+from te_dispatch_triton.maxima import compute_amax, find_maxima
+from te_dispatch_triton.memory import dense, empty
+from te_dispatch_triton.targets import target_of
+
+__all__ = ["cast", "compute_amax", "quantize", "quantize_dbias"]
+
+_F32, _U8 = torch.float32, torch.uint8
+_COPIES = ("row_data", "col_data", "row_scale_inv", "col_scale_inv", "global_scale_inv")
+_line, _tiles = Kernel(kernels.cast_line), Kernel(kernels.cast_tiles)
+
+
+def quantize(
+    x: torch.Tensor,
+    quantizer: Quantizer,
+    *,
+    usage: str,
+    out: Quantized | None = None,
+    noop_flag: torch.Tensor | None = None,
+    amax: torch.Tensor | None = None,
+    rng_state: torch.Tensor | None = None,
+) -> Quantized:
+    """Every cast of `te_dispatch.ops.quantize`; the manifest keeps `rng_state` away."""
+    checks.quantize(x, quantizer, usage, out, noop_flag, amax)
+    if out is None:
+        return cast(x, quantizer, usage, amax=amax)
+    target = _dense_record(out)
+    cast(x, quantizer, usage, into=target, noop_flag=noop_flag, amax=amax)
+    if target is not out:
+        for name in _COPIES:
+            written, asked = getattr(target, name), getattr(out, name)
+            if written is not asked:
+                asked.copy_(written)
+    return out
+
+
+def _dense_record(out: Quantized) -> Quantized:
+    """out, or one with copies of what does not lie dense, contents included: a cast may be skipped."""
+    tensors = [getattr(out, name) for name in _COPIES]
+    if all(t is None or t.is_contiguous() for t in tensors):
+        return out
+    row, column, row_scale, column_scale, whole = (None if t is None else dense(t) for t in tensors)
+    return Quantized(
+        row, column, row_scale, column_scale, out.encoding, out.scaling, out.scale_layout, out.shape, out.dtype,
+        out.device, whole,
+    )  # fmt: skip
+
+
+def quantize_dbias(
+    x: torch.Tensor, quantizer: Quantizer, *, usage: str, bias_dtype: torch.dtype | None = None
+) -> QuantizeDbias:
+    """A cast and the sum over rows, in one pass and a short one over partial sums."""
+    checks.quantize_dbias(x, quantizer, usage, bias_dtype)
+    dbias = empty("dbias", tuple(x.shape[-1:]), bias_dtype or x.dtype, x.device)
+    return QuantizeDbias(cast(x, quantizer, usage, dbias=dbias), dbias)
+
+
+def cast(
+    x: torch.Tensor,
+    quantizer: Quantizer,
+    usage: str,
+    *,
+    into: Quantized | None = None,
+    noop_flag: torch.Tensor | None = None,
+    amax: torch.Tensor | None = None,
+    dbias: torch.Tensor | None = None,
+) -> Quantized:
+    """`quantize` without its checks: what fused operators cast through where they do not cast themselves.
+
+    Args:
+        x: of any strides; its shape and dtype become the record's.
+        into: a record of dense tensors to write into and return.
+        dbias: (columns,): receives the values' sum over rows.
+    """
+    if not (x.is_contiguous() or (x.ndim == 2 and x.stride(1) == 1)):
+        x = dense(x)
+    if quantizer.scaling == "tensor":
+        return _cast_tensor(x, quantizer, usage, into, noop_flag, amax, dbias)
+    return cast_blocks(x, quantizer, usage, into=into, noop_flag=noop_flag, amax=amax, dbias=dbias)
+
+
+class _Plan(NamedTuple):
+    """How one kind of cast is launched. `last`: the constants after the encoding's."""
+
+    constants: tuple[Any, ...]
+    config: Config
+    height: int
+    width: int
+
+
+_plans: dict[tuple[Any, ...], _Plan] = {}
+
+
+def _plan(device: torch.device, form: str, encoding: str, common: bool, power_of_two: bool, count: int) -> _Plan:
+    target = target_of(device)
+    key = (target.arch, form, encoding, common, power_of_two, count)
+    found = _plans.get(key)
+    if found is None:
+        choice = configs.choose("quantize", form, target)
+        c = choice.constants
+        sizes = (c["BLOCK"],) if form == "line" else (c["BM"], c["BN"])
+        constants = (encoding, common, target.conversion(encoding), power_of_two, count, *sizes)
+        found = _plans[key] = _Plan(constants, choice.config, sizes[0], sizes[-1])
+    return found
+
+
+def _cast_tensor(
+    x: torch.Tensor,
+    quantizer: Any,
+    usage: str,
+    into: Quantized | None,
+    noop_flag: torch.Tensor | None,
+    amax: torch.Tensor | None,
+    dbias: torch.Tensor | None,
+) -> Quantized:
+    device, shape = x.device, tuple(x.shape)
+    columns = shape[-1]
+    size = x.numel()
+    rows = size // columns if columns else 0
+    row = column = row_inverse = column_inverse = None
+    if into is None:
+        # One tensor, one scale: both copies share it.
+        inverse = empty("col_scale_inv" if usage == "column" else "row_scale_inv", (1,), _F32, device)
+        if usage != "column":
+            row = empty("row_data", shape, _U8, device)
+        if usage != "row":
+            column = empty("col_data", (columns, _rows(shape)), _U8, device)
+        into = Quantized(
+            row, column, None if row is None else inverse, None if column is None else inverse, quantizer.encoding,
+            "tensor", CANONICAL_SCALES, shape, x.dtype, device,
+        )  # fmt: skip
+        row_inverse = inverse
+    else:
+        if usage != "column":
+            row, row_inverse = into.row_data, into.row_scale_inv
+        if usage != "row":
+            column, column_inverse = into.col_data, into.col_scale_inv
+    scale = history = maxima = None
+    epsilon, power_of_two, count = 0.0, False, 1
+    if quantizer.kind == "delayed":
+        scale, history = quantizer.scale, quantizer.amax
+    else:
+        epsilon, power_of_two, maxima = quantizer.epsilon, quantizer.power_of_two, amax
+        if amax is None:
+            maxima, count = find_maxima(x, rows, columns, noop_flag)
+    partial = None
+    if column is None and dbias is None and size and x.is_contiguous():
+        plan = _plan(device, "line", quantizer.encoding, quantizer.common, power_of_two, count)
+        _line(
+            device, (-(-size // plan.height), 1, 1),
+            (x, size, row, scale, maxima, epsilon, row_inverse, history, noop_flag), plan.constants, plan.config,
+        )  # fmt: skip
+        return into
+    plan = _plan(device, "tiles", quantizer.encoding, quantizer.common, power_of_two, count)
+    down = -(-rows // plan.height)
+    if dbias is not None:
+        partial = sums.workspace(down, columns, device)
+    _tiles(
+        device, (down * -(-columns // plan.width) or 1, 1, 1),
+        (
+            x, x.stride(0) if x.ndim == 2 else columns, rows, columns, row, column, scale, maxima, epsilon, row_inverse,
+            column_inverse, history, noop_flag, partial,
+        ),
+        plan.constants, plan.config,
+    )  # fmt: skip
+    if dbias is not None:
+        sums.finish(partial, down, dbias)
+    return into
+
+
+def _rows(shape: tuple[int, ...]) -> int:
+    rows = 1
+    for size in shape[:-1]:
+        rows *= size
+    return rows

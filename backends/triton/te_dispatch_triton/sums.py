@@ -1,0 +1,36 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Column sums in two stages: partial ones of tiles in a workspace, then their sums, in an order that sizes fix."""
+
+from __future__ import annotations
+
+import torch
+
+from te_dispatch_triton import configs
+from te_dispatch_triton.kernels.cast import sum_columns
+from te_dispatch_triton.launch import Kernel
+from te_dispatch_triton.memory import empty
+from te_dispatch_triton.targets import INTERPRETER, target_of
+
+_sum = Kernel(sum_columns)
+_choices: dict[str, configs.Choice] = {}
+
+
+def workspace(tiles: int, columns: int, device: torch.device) -> torch.Tensor:
+    """For partial sums of `tiles` tile rows (`kernels.tile.put_sums`)."""
+    return empty("workspace", (tiles, columns), torch.float32, device)
+
+
+def finish(partial: torch.Tensor, tiles: int, target: torch.Tensor) -> None:
+    """target (columns,), of any float dtype: the sums of the columns of partial (tiles, columns), rounded once."""
+    columns = target.shape[0]
+    if columns == 0:
+        return
+    chip = target_of(target.device)
+    choice = _choices.get(chip.arch)
+    if choice is None:
+        choice = _choices[chip.arch] = configs.choose("quantize", "sums", chip)
+    width = choice.constants["BN"]
+    _sum(
+        target.device, (-(-columns // width), 1, 1), (partial, tiles, columns, target),
+        (chip is INTERPRETER, choice.constants["BR"], width), choice.config,
+    )  # fmt: skip

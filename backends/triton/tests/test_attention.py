@@ -1,0 +1,135 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Attention beyond the conformance kit: blocks that find their sequences, several blocks of each kind, slopes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from te_dispatch.conformance.bounds import attention as bounds
+from te_dispatch.conformance.bounds.known import Known
+from te_dispatch.conformance.spread import Side, read_like_queries, spread
+
+
+def cumulative(*lengths: int) -> torch.Tensor:
+    return torch.tensor([0, *lengths]).cumsum(0).int()
+
+
+def operands(rows: int, columns: int, batch: int = 1, heads: int = 2, groups: int = 1) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(rows * 1000 + columns)
+    shapes = ((rows, batch, heads, 8), (columns, batch, groups, 8), (columns, batch, groups, 8))
+    return tuple(torch.randn(shape, generator=generator) for shape in shapes)
+
+
+def check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, backward: bool = True, **options: Any) -> None:
+    """Forward, and backward, against the kit's float64 attention."""
+    from te_dispatch_triton.attention.operators import attention_bwd, attention_fwd
+
+    call = spread({"q": q, "k": k, "v": v, **options})
+    known = bounds.forward(call, torch.float32)
+    made = attention_fwd(q, k, v, **options)
+    assert made.lse is not None and made.saved is not None
+    lse = call.rows_of(torch.where(known.empty, -torch.inf, known.lse.value)[..., 0])
+    torch.testing.assert_close(made.lse.double(), lse, rtol=1e-5, atol=1e-5)
+    close(call.queries, known.out, made.out)
+    if not backward:
+        return
+    dout = torch.randn(made.out.shape, generator=torch.Generator().manual_seed(0))
+    back = attention_bwd(dout, q, k, v, made.out, made.lse, made.saved, **options)
+    found, _ = bounds.backward(known, read_like_queries(call, dout), 2.0**-24)
+    close(call.queries, found.dq, back.dq)
+    close(call.keys, found.dk, back.dk)
+    close(call.keys, found.dv, back.dv)
+
+
+def close(side: Side, expected: Known, actual: torch.Tensor) -> None:
+    value = side.write(expected.value).reshape(actual.shape)
+    torch.testing.assert_close(actual.double(), value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize(
+    "mask, window, rows, columns",
+    [
+        ("none", None, 300, 280), ("causal", None, 300, 280), ("causal_bottom_right", None, 129, 385),
+        ("causal_bottom_right", (150, 20), 300, 70), ("none", (150, 20), 290, 300), ("none", (3, -1), 130, 270),
+    ],
+)  # fmt: skip
+def test_tiles_with_and_without_a_mask(mask: str, window: tuple[int, int] | None, rows: int, columns: int) -> None:
+    check(*operands(rows, columns, heads=1), mask=mask, window=window)
+
+
+@pytest.mark.interpreted
+def test_more_sequences_than_are_looked_at_together() -> None:
+    lengths = [(7 * i) % 3 for i in range(258)]
+    q, k, v = (x[:, 0] for x in operands(sum(lengths) + 11, sum(lengths) + 11, heads=1))
+    bounds_of = cumulative(*lengths)
+    check(q, k, v, layout="thd", mask="causal", cu_seqlens_q=bounds_of, cu_seqlens_kv=bounds_of, backward=False)
+
+
+@pytest.mark.interpreted
+def test_gaps_as_long_as_blocks() -> None:
+    lengths, starts = (130, 0, 5, 200), cumulative(400, 128, 133, 200)
+    q, k, v = (x[:, 0] for x in operands(1000, 1000, heads=1))
+    given = {"cu_seqlens_q": cumulative(*lengths), "cu_seqlens_q_padded": starts}
+    given |= {"cu_seqlens_kv": cumulative(*lengths), "cu_seqlens_kv_padded": starts}
+    check(q, k, v, layout="thd", mask="padding", **given)
+
+
+@pytest.mark.interpreted
+def test_no_sequences_at_all() -> None:
+    from te_dispatch_triton.attention.operators import attention_bwd, attention_fwd
+
+    q, k, v = (x[:, 0] for x in operands(5, 6))
+    none = cumulative()
+    options = {"layout": "thd", "mask": "padding", "cu_seqlens_q": none, "cu_seqlens_kv": none}
+    made = attention_fwd(q, k, v, with_max_logit=True, **options)
+    assert not made.out.any() and (made.lse == -torch.inf).all() and (made.max_logit == -torch.inf).all()
+    back = attention_bwd(torch.ones_like(q), q, k, v, made.out, made.lse, made.saved, **options)
+    assert not any(x.any() for x in back[:3])
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("scale", [-0.5, 0.0])
+def test_a_scale_that_is_not_positive(scale: float) -> None:
+    check(*operands(40, 30), mask="causal", softmax_scale=scale)
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("heads", [1, 12])
+def test_slopes_of_any_number_of_heads(heads: int) -> None:
+    check(*operands(9, 17, heads=heads), mask="none", bias_type="alibi")
+
+
+@pytest.mark.interpreted
+def test_what_rows_hold_that_see_nothing_does_not_matter() -> None:
+    """Bottom-right causal with more queries than keys: the first ones see no key."""
+    from te_dispatch_triton.attention.operators import attention_bwd, attention_fwd
+
+    q, k, v = operands(20, 12)
+    made = attention_fwd(q, k, v, mask="causal_bottom_right")
+    dout = torch.ones_like(made.out)
+    dout[:8] = torch.nan
+    back = attention_bwd(dout, q, k, v, made.out, made.lse, made.saved, mask="causal_bottom_right")
+    assert not made.out[:8].any() and not back.dq[:8].any()
+    assert all(x.isfinite().all() for x in back[:3])
+
+
+@pytest.mark.interpreted
+def test_dropout_is_one_mask_for_all_tiles() -> None:
+    """Ones as values show the kept share of each row; the backward's tiles are transposed and must agree."""
+    from te_dispatch_triton.attention.operators import attention_bwd, attention_fwd
+
+    q, k, v = operands(200, 150)
+    state = torch.tensor([3, 1 << 40])
+    options = {"mask": "none", "dropout_p": 0.25, "rng_state": state}
+    v = torch.ones_like(v)
+    made = attention_fwd(q, k, v, **options)
+    back = attention_bwd(torch.ones_like(made.out), q, k, v, made.out, made.lse, made.saved, **options)
+    # The sum of p over rows and columns, dropped alike, seen from either side.
+    torch.testing.assert_close(back.dv[..., 0].sum(), made.out[..., 0].sum(), rtol=1e-5, atol=1e-4)
+    assert abs(float(made.out.mean()) - 1.0) < 0.02
+    other = attention_fwd(q, k, v, mask="none", dropout_p=0.25, rng_state=torch.tensor([3, 1 << 41]))
+    assert not torch.equal(other.out, made.out)

@@ -1,0 +1,200 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Casts and the bookkeeping of scales, where the conformance kit's smoke calls do not reach."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from te_dispatch.core.errors import Declined
+from te_dispatch.numerics.encodings import FP8_ENCODINGS
+from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized
+from te_dispatch.numerics.quantizers import (
+    BlockQuantizer,
+    CurrentQuantizer,
+    DelayedQuantizer,
+    MXFP8Quantizer,
+    NVFP4Quantizer,
+    Quantizer,
+)
+from te_dispatch_triton import blocks, configs, launch, maxima, quantize, scales, targets
+from te_dispatch_triton.crosscompile.calls import quantize as calls
+
+CPU = torch.device("cpu")
+COPIES = ("row_data", "col_data", "row_scale_inv", "col_scale_inv", "global_scale_inv")
+
+
+def delayed(encoding: str = "e4m3fn", common: bool = False, scale: float = 3.0) -> DelayedQuantizer:
+    return DelayedQuantizer(encoding, common, scale=torch.full((1,), scale), amax=torch.zeros(1))
+
+
+QUANTIZERS: dict[str, Any] = {
+    "delayed": delayed,
+    "current": CurrentQuantizer,
+    "block_1d": BlockQuantizer,
+    "block_2d": lambda *a: BlockQuantizer(*a, two_d=True),
+    "mxfp8": MXFP8Quantizer,
+    "nvfp4": lambda *a: NVFP4Quantizer(),
+    "nvfp4_2d": lambda *a: NVFP4Quantizer(two_d=True),
+}
+
+
+def assert_same(a: Quantized, b: Quantized) -> None:
+    for name in COPIES:
+        left, right = getattr(a, name), getattr(b, name)
+        assert (left is None) == (right is None), name
+        assert left is None or torch.equal(left, right), name
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize(
+    "cast, encoding, common",
+    [
+        *itertools.product(("delayed", "block_1d"), FP8_ENCODINGS, (False, True)),
+        *itertools.product(("current", "block_2d", "mxfp8"), ("e4m3fnuz", "e5m2"), (False, True)),
+        ("nvfp4", "e2m1", False),
+        ("nvfp4_2d", "e2m1", False),
+    ],
+)
+def test_every_16_bit_value_has_the_portable_bytes(cast: str, encoding: str, common: bool) -> None:
+    portable = pytest.importorskip("te_dispatch_torch.quantize")
+    x = torch.arange(65536).to(torch.int16).view(torch.bfloat16).view(256, 256)
+    quantizer: Quantizer = QUANTIZERS[cast](encoding, common)
+    assert_same(quantize.quantize(x, quantizer, usage="both"), portable.quantize(x, quantizer, usage="both"))
+
+
+@pytest.mark.interpreted
+def test_a_delayed_cast_accumulates_the_amax() -> None:
+    quantizer = delayed()
+    assert quantizer.amax is not None
+    for value, expected in ((2.0, 2.0), (-5.0, 5.0), (1.0, 5.0), (float("nan"), 5.0)):
+        quantize.quantize(torch.full((3, 7), value), quantizer, usage="row")
+        assert quantizer.amax.item() == expected
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("cast", QUANTIZERS)
+def test_a_record_that_does_not_lie_dense_is_left_where_the_flag_says(cast: str) -> None:
+    portable = pytest.importorskip("te_dispatch_torch.quantize")
+    x = torch.randn(130, 96)
+    quantizer: Quantizer = QUANTIZERS[cast]()
+    new = portable.quantize(x, quantizer, usage="both")
+    kept: dict[str, Any] = {}
+    for name in COPIES:
+        part = getattr(new, name)
+        kept[name] = None if part is None else torch.full((*part.shape, 2), 7, dtype=part.dtype)[..., 0]
+    out = Quantized(
+        kept["row_data"], kept["col_data"], kept["row_scale_inv"], kept["col_scale_inv"], quantizer.encoding,
+        quantizer.scaling, CANONICAL_SCALES, (130, 96), x.dtype, CPU, kept["global_scale_inv"],
+    )  # fmt: skip
+    assert quantize.quantize(x, quantizer, usage="both", out=out, noop_flag=torch.ones(1)) is out
+    assert all(part is None or (part == 7).all() for part in kept.values())
+    quantize.quantize(x, quantizer, usage="both", out=out, noop_flag=torch.zeros(1))
+    assert_same(out, new)
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("amax", [4.0, 0.0, float("inf"), float("nan")])
+@pytest.mark.parametrize("quantizer", [CurrentQuantizer(), CurrentQuantizer(epsilon=1.5), NVFP4Quantizer()])
+def test_a_given_amax_is_taken(quantizer: Quantizer, amax: float) -> None:
+    portable = pytest.importorskip("te_dispatch_torch.quantize")
+    x, given = torch.randn(33, 40), torch.full((1,), amax)
+    made = quantize.quantize(x, quantizer, usage="both", amax=given)
+    assert_same(made, portable.quantize(x, quantizer, usage="both", amax=given))
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("count", [1, 3, 8, 40])
+@pytest.mark.parametrize("algorithm", ["max", "most_recent"])
+def test_any_number_of_histories_is_updated(count: int, algorithm: str) -> None:
+    portable = pytest.importorskip("te_dispatch_torch.state")
+
+    def make() -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
+        generator = torch.Generator().manual_seed(5)
+        histories = [torch.rand(70 + i, 1 + i % 5, generator=generator) for i in range(count)]
+        for history in histories:
+            history[0, 0] = 0.0  # no cast happened
+        sizes = [history.shape[1] for history in histories]
+        return histories, [torch.full((n,), 2.0) for n in sizes], [torch.full((n,), 3.0) for n in sizes]
+
+    maxima_of: Sequence[Sequence[float]] = [[448.0, 448.0, 57344.0, 57344.0, 448.0][: 1 + i % 5] for i in range(count)]
+    here, there = make(), make()
+    scales.update_delayed_scales(here[0], here[1], maxima_of, algorithm=algorithm, margin=2, amaxes=here[2])
+    portable.update_delayed_scales(there[0], there[1], maxima_of, algorithm=algorithm, margin=2, amaxes=there[2])
+    for left, right in zip(here, there):
+        for a, b in zip(left, right):
+            assert torch.equal(a, b)
+
+
+def test_a_history_that_no_entry_holds_is_declined() -> None:
+    history = torch.empty((1 << 31, 1), device="meta")
+    with pytest.raises(Declined, match=r"histories\[0\]"):
+        scales._entries([[history], [torch.empty(1)], []], [[448.0]], 0)
+
+
+@pytest.mark.parametrize(
+    "value, margin, bits", [(448.0, 0, 0x43E00000), (448.0, 3, 0x42600000), (448.0, -200, 0x7F800000)]
+)
+def test_numerators_are_rounded_once(value: float, margin: int, bits: int) -> None:
+    assert scales._numerator(value, margin) == bits
+
+
+def test_every_kernel_has_its_sizes_for_every_chip() -> None:
+    for kernel in configs.table("quantize"):
+        for arch in ("sm_80", "sm_90", "gfx942", "gfx1100", "interpreter"):
+            target = (
+                targets.INTERPRETER
+                if arch == "interpreter"
+                else targets.target_for("nvidia" if arch.startswith("sm") else "amd", arch)
+            )
+            choice = configs.choose("quantize", kernel, target)
+            for size in choice.constants.values():
+                assert size & (size - 1) == 0, f"{kernel}: {size} is not a power of two"
+
+
+def test_one_launch_casts_both_copies_and_records_the_amax() -> None:
+    launches: list[launch.Launch] = []
+    with launch.recording(launches):
+        quantize.quantize(torch.empty(256, 256), delayed(), usage="both")
+        quantize.quantize(torch.empty(256, 256), BlockQuantizer(), usage="both")
+        scales.update_delayed_scales([torch.empty(4, 3)] * 2, [torch.empty(3)] * 2, [[448.0] * 3] * 2)
+    assert [x.kernel.name for x in launches] == ["cast_tiles", "cast_crossed", "update_scales"]
+
+
+def test_only_a_current_cast_reads_twice() -> None:
+    launches: list[launch.Launch] = []
+    x = torch.empty(1024, 1024)
+    with launch.recording(launches):
+        quantize.quantize(x, CurrentQuantizer(), usage="row")
+        quantize.quantize(x, CurrentQuantizer(), usage="row", amax=torch.empty(1))
+    assert [x.kernel.name for x in launches] == ["maxima_line", "cast_line", "cast_line"]
+
+
+def test_calls_for_other_chips_launch_every_kernel() -> None:
+    seen = set()
+    for name, call in calls.calls():
+        launches: list[launch.Launch] = []
+        with launch.recording(launches):
+            call()
+        assert launches, name
+        seen |= {x.kernel.name for x in launches}
+    modules = (quantize, blocks, maxima, scales)
+    kernels = {k.name for module in modules for k in vars(module).values() if isinstance(k, launch.Kernel)}
+    assert kernels <= seen
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"usage": "rows"}, "usage"),
+        ({"usage": "row", "noop_flag": torch.zeros(1)}, "noop_flag"),
+        ({"usage": "row", "amax": torch.zeros(1)}, "amax"),
+    ],
+)
+def test_mistakes_name_the_argument(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        quantize.quantize(torch.empty(4, 4), delayed(), **arguments)
