@@ -24,7 +24,7 @@ class _DropoutAdd(torch.autograd.Function):
         x: torch.Tensor,
         residual: torch.Tensor | None,
         dropout_p: float,
-        rng_state: torch.Tensor | None,
+        rng_state: torch.Tensor,
     ) -> torch.Tensor:
         out, mask = ops.dropout_add_fwd(x, residual, dropout_p=dropout_p, rng_state=rng_state)
         ctx.save_for_backward(mask)
@@ -36,7 +36,7 @@ class _DropoutAdd(torch.autograd.Function):
     @in_forward_scope
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (mask,) = ctx.saved_tensors
-        dx = dy if mask is None else ops.dropout_add_bwd(dy.contiguous(), mask, dropout_p=ctx.dropout_p)
+        dx = ops.dropout_add_bwd(dy.contiguous(), mask, dropout_p=ctx.dropout_p)
         return dx, (dy if ctx.needs_input_grad[1] else None), None, None
 
 

@@ -268,14 +268,11 @@ class GemmModule(ScaledModule):
 
         What is compared is all that it looks at: class, shape, strides, dtype and device, and those of the weight.
         """
-        if not autocast_off():
+        if not isinstance(inp, torch.Tensor) or not autocast_off():
             return False
-        try:
-            for fits, known in self._looks:
-                if fits(inp, weight):
-                    return known == features  # type: ignore[no-any-return]
-        except Exception:  # no tensor: `_checked_input` shall say
-            pass
+        for fits, known in self._looks:
+            if fits(inp, weight):
+                return known == features
         return False
 
     def _checked_input(self, inp: torch.Tensor, weight: torch.Tensor, features: int) -> torch.Tensor:

@@ -7,20 +7,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized
-from te_dispatch.numerics.quantizers import BlockQuantizer, MXFP8Quantizer, NVFP4Quantizer
+from te_dispatch.numerics.quantized import Quantized
+from te_dispatch.ops.shapes import rows_of
 from te_dispatch_triton import configs, sums
 from te_dispatch_triton.kernels import blocks_cast as kernels
 from te_dispatch_triton.launch import Config, Kernel
 from te_dispatch_triton.maxima import find_maxima
-from te_dispatch_triton.memory import empty
+from te_dispatch_triton.records import BlockScaled, empty_record
 from te_dispatch_triton.targets import target_of
 
-_F32, _U8 = torch.float32, torch.uint8
 _cast = Kernel(kernels.cast_blocks)
 _squares, _crossed = Kernel(kernels.cast_squares), Kernel(kernels.cast_crossed)
-
-BlockScaled = BlockQuantizer | MXFP8Quantizer | NVFP4Quantizer
 
 
 def cast_blocks(
@@ -43,9 +40,7 @@ def cast_blocks(
         dbias: (columns,): receives the sums over rows, accumulated in fp32.
     """
     device, shape, scaling = x.device, tuple(x.shape), quantizer.scaling
-    columns, rows = shape[-1], 1
-    for size in shape[:-1]:
-        rows *= size
+    rows, columns = rows_of(shape), shape[-1]
     record = empty_record(shape, rows, columns, x.dtype, device, quantizer, usage) if into is None else into
     epsilon, count, maxima, whole = 0.0, 1, None, None
     if scaling == "nvfp4":
@@ -106,39 +101,3 @@ def _plan(device: torch.device, quantizer: Any, usage: str, count: int) -> _Plan
             found = _Plan(_cast, (scaling, two_d, *how, count, c["BM"], c["BN"]), choice.config, c["BM"], c["BN"], 1)
         _plans[key] = found
     return found
-
-
-def empty_record(
-    shape: tuple[int, ...],
-    rows: int,
-    columns: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    quantizer: BlockScaled,
-    usage: str,
-) -> Quantized:
-    """A block-scaled record with canonical scales, uninitialized; `rows` by `columns` is the matrix of `shape`."""
-    scaling = quantizer.scaling
-    scale_dtype = _F32 if scaling in ("block_1d", "block_2d") else _U8
-    data, scales = _SHAPES[scaling](shape, rows, columns)
-    row = column = row_scale = column_scale = whole = None
-    if usage != "column":
-        row = empty("row_data", data[0], _U8, device)
-        row_scale = empty("row_scale_inv", scales[0], scale_dtype, device)
-    if usage != "row":
-        column = empty("col_data", data[1], _U8, device)
-        column_scale = empty("col_scale_inv", scales[1], scale_dtype, device)
-    if scaling == "nvfp4":
-        whole = empty("global_scale_inv", (1,), _F32, device)
-    return Quantized(
-        row, column, row_scale, column_scale, quantizer.encoding, scaling, CANONICAL_SCALES, shape, dtype, device, whole
-    )
-
-
-#: (shape, rows, columns) -> shapes of the two copies' data, of their scales (`Quantized`'s table).
-_SHAPES = {
-    "block_1d": lambda s, m, k: ((s, (k, m)), ((m, -(-k // 128)), (k, -(-m // 128)))),
-    "block_2d": lambda s, m, k: ((s, (k, m)), ((-(-m // 128), -(-k // 128)), (-(-k // 128), -(-m // 128)))),
-    "mxfp8": lambda s, m, k: ((s, (m, k)), ((m, -(-k // 32)), (-(-m // 32), k))),
-    "nvfp4": lambda s, m, k: (((*s[:-1], -(-k // 2)), (k, -(-m // 2))), ((m, -(-k // 16)), (k, -(-m // 16)))),
-}

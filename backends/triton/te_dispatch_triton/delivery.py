@@ -7,14 +7,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized
+from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.numerics.quantizers import Quantizer
 from te_dispatch.ops.shapes import rows_of
-from te_dispatch_triton.blocks import empty_record
-from te_dispatch_triton.memory import empty
+from te_dispatch_triton.records import empty_record, empty_tensor_record
 from te_dispatch_triton.targets import Target
 
-_F32, _U8 = torch.float32, torch.uint8
 #: SCALING, TWO_D, ENCODING, COMMON, HARD, POWER_OF_TWO of no cast.
 NO_CAST = ("", False, "", False, 0, False)
 #: row_data, row_scales, column_data, column_scales of no cast.
@@ -49,18 +47,10 @@ def deliver_to(
 ) -> Delivery:
     """The cast of values of a shape; `dtype` is the record's nominal one."""
     scaling, encoding, kind = quantizer.scaling, quantizer.encoding, quantizer.kind
-    row = column = row_scales = column_scales = None
+    row_scales = column_scales = None
     if scaling == "tensor":
-        # One tensor, one scale: both copies share it.
-        inverse = empty("col_scale_inv" if usage == "column" else "row_scale_inv", (1,), _F32, device)
-        if usage != "column":
-            row = empty("row_data", shape, _U8, device)
-        if usage != "row":
-            column = empty("col_data", (shape[-1], rows_of(shape)), _U8, device)
-        record = Quantized(
-            row, column, None if row is None else inverse, None if column is None else inverse, encoding, scaling,
-            CANONICAL_SCALES, shape, dtype, device,
-        )  # fmt: skip
+        record, inverse = empty_tensor_record(shape, dtype, device, quantizer, usage)
+        row, column = record.row_data, record.col_data
     else:
         record = empty_record(shape, rows_of(shape), shape[-1], dtype, device, quantizer, usage)  # type: ignore[arg-type]
         row, column = record.row_data, record.col_data

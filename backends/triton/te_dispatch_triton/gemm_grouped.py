@@ -33,23 +33,7 @@ def grouped_gemm(
     out_dtype: torch.dtype | None = None,
     split_accumulator: bool | None = None,
 ) -> list[torch.Tensor]:
-    """Plain operands, or codes for the chip's units; a tensor per group, or splits in host integers."""
-    return _known(a, b, splits, layout, out, accumulate, bias, out_dtype, bool(split_accumulator), False)
-
-
-def grouped_gemm_read_back(
-    a: Sequence[Operand],
-    b: Sequence[Operand],
-    splits: Sequence[int] | torch.Tensor | None = None,
-    *,
-    layout: str,
-    out: Sequence[torch.Tensor] | None = None,
-    accumulate: bool = False,
-    bias: Sequence[torch.Tensor] | None = None,
-    out_dtype: torch.dtype | None = None,
-    split_accumulator: bool | None = None,
-) -> list[torch.Tensor]:
-    """Plain operands, or codes for the chip's units; splits on the device, which are read back."""
+    """Plain operands, or codes for the chip's units; a tensor per group, or splits; a device's are read back."""
     return _known(a, b, splits, layout, out, accumulate, bias, out_dtype, bool(split_accumulator), False)
 
 
@@ -81,23 +65,7 @@ def grouped_gemm_decoded(
     out_dtype: torch.dtype | None = None,
     split_accumulator: bool | None = None,
 ) -> list[torch.Tensor]:
-    """Codes that are decoded; a tensor per group, or splits in host integers."""
-    return _known(a, b, splits, layout, out, accumulate, bias, out_dtype, bool(split_accumulator), True)
-
-
-def grouped_gemm_read_back_decoded(
-    a: Sequence[Operand],
-    b: Sequence[Operand],
-    splits: Sequence[int] | torch.Tensor | None = None,
-    *,
-    layout: str,
-    out: Sequence[torch.Tensor] | None = None,
-    accumulate: bool = False,
-    bias: Sequence[torch.Tensor] | None = None,
-    out_dtype: torch.dtype | None = None,
-    split_accumulator: bool | None = None,
-) -> list[torch.Tensor]:
-    """Codes that are decoded; splits on the device, which are read back."""
+    """Codes that are decoded; a tensor per group, or splits; a device's are read back."""
     return _known(a, b, splits, layout, out, accumulate, bias, out_dtype, bool(split_accumulator), True)
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import torch
 
 from te_dispatch.ops import alloc
-from te_dispatch.ops.shapes import rows_of
 
 empty = alloc.empty
 
@@ -18,8 +17,3 @@ def dense(x: torch.Tensor) -> torch.Tensor:
     target = empty("workspace", tuple(x.shape), x.dtype, x.device)
     target.copy_(x)
     return target
-
-
-def matrix_shape(x: torch.Tensor) -> tuple[int, int]:
-    """(M, K) of the matrix that leading dimensions flatten to."""
-    return rows_of(x.shape), x.shape[-1]

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized
+from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.numerics.quantizers import Quantizer
 from te_dispatch.ops.checks import quantize as checks
 from te_dispatch.ops.results import QuantizeDbias
@@ -17,11 +17,11 @@ from te_dispatch_triton.kernels import cast as kernels
 from te_dispatch_triton.launch import Config, Kernel
 from te_dispatch_triton.maxima import compute_amax, find_maxima
 from te_dispatch_triton.memory import dense, empty
+from te_dispatch_triton.records import empty_tensor_record
 from te_dispatch_triton.targets import target_of
 
 __all__ = ["cast", "compute_amax", "quantize", "quantize_dbias"]
 
-_F32, _U8 = torch.float32, torch.uint8
 _COPIES = ("row_data", "col_data", "row_scale_inv", "col_scale_inv", "global_scale_inv")
 _line, _tiles = Kernel(kernels.cast_line), Kernel(kernels.cast_tiles)
 
@@ -133,20 +133,12 @@ def _cast_tensor(
     columns = shape[-1]
     size = x.numel()
     rows = size // columns if columns else 0
-    row = column = row_inverse = column_inverse = None
+    row_inverse = column_inverse = None
     if into is None:
-        # One tensor, one scale: both copies share it.
-        inverse = empty("col_scale_inv" if usage == "column" else "row_scale_inv", (1,), _F32, device)
-        if usage != "column":
-            row = empty("row_data", shape, _U8, device)
-        if usage != "row":
-            column = empty("col_data", (columns, _rows(shape)), _U8, device)
-        into = Quantized(
-            row, column, None if row is None else inverse, None if column is None else inverse, quantizer.encoding,
-            "tensor", CANONICAL_SCALES, shape, x.dtype, device,
-        )  # fmt: skip
-        row_inverse = inverse
+        into, row_inverse = empty_tensor_record(shape, x.dtype, device, quantizer, usage)
+        row, column = into.row_data, into.col_data
     else:
+        row = column = None
         if usage != "column":
             row, row_inverse = into.row_data, into.row_scale_inv
         if usage != "row":
@@ -182,10 +174,3 @@ def _cast_tensor(
     if dbias is not None:
         sums.finish(partial, down, dbias)
     return into
-
-
-def _rows(shape: tuple[int, ...]) -> int:
-    rows = 1
-    for size in shape[:-1]:
-        rows *= size
-    return rows

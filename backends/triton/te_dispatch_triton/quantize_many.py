@@ -14,19 +14,18 @@ from typing import Any, NamedTuple
 import torch
 import triton.language as tl
 
-from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized
+from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.numerics.quantizers import Quantizer
 from te_dispatch.ops.checks import quantize as checks
-from te_dispatch_triton.blocks import empty_record
 from te_dispatch_triton.configs import choose
 from te_dispatch_triton.kernels import forms_many as kernels
 from te_dispatch_triton.launch import Config, Kernel
-from te_dispatch_triton.memory import dense, empty
+from te_dispatch_triton.memory import dense
 from te_dispatch_triton.quantize import cast
+from te_dispatch_triton.records import empty_record, empty_tensor_record
 from te_dispatch_triton.targets import target_of
 from te_dispatch_triton.training_tables import FEW, MANY, write
 
-_F32, _U8 = torch.float32, torch.uint8
 _maxima = Kernel(kernels.find_maxima)
 _tensors, _blocks = Kernel(kernels.cast_tensors), Kernel(kernels.cast_blocks)
 _tiles_of_128 = Kernel(kernels.cast_tiles_of_128)
@@ -231,21 +230,9 @@ def _empty(
             record.row_data, record.row_scale_inv, record.col_data, record.col_scale_inv, record.global_scale_inv,
         )  # fmt: skip
         return record, tuple(tensor for tensor in made if tensor is not None)
-    # One tensor, one scale: both copies share it.
-    inverse = empty("col_scale_inv" if usage == "column" else "row_scale_inv", (1,), _F32, device)
-    row = column = None
-    targets: tuple[torch.Tensor, ...] = ()
-    if usage != "column":
-        row = empty("row_data", shape, _U8, device)
-        targets = (row,)
-    if usage != "row":
-        column = empty("col_data", (columns, rows), _U8, device)
-        targets = (*targets, column)
-    record = Quantized(
-        row, column, None if row is None else inverse, None if column is None else inverse, quantizer.encoding,
-        "tensor", CANONICAL_SCALES, shape, dtype, device,
-    )  # fmt: skip
-    return record, (*targets, inverse)
+    record, inverse = empty_tensor_record(shape, dtype, device, quantizer, usage)
+    targets = (record.row_data, record.col_data, inverse)
+    return record, tuple(tensor for tensor in targets if tensor is not None)
 
 
 def _bits(epsilon: float) -> int:

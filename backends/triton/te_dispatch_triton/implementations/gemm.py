@@ -58,7 +58,7 @@ _DEALT: tuple[tuple[str, str, tuple[Condition, ...], frozenset[str]], ...] = (
     ),
     (
         "_read_back",
-        "grouped_gemm_read_back",
+        "grouped_gemm",
         (OneOf("splits", "device"), OneOf("out", False), OneOf("layout", "NT", "NN")),
         _READS_BACK,
     ),
