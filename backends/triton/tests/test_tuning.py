@@ -61,7 +61,7 @@ def test_what_is_kept_is_found_again(cache: Path) -> None:
         {"codes": ("e4m3fnuz", "e4m3fnuz")},
         {"sizes": (8192, 4096, 8192)},
     ],
-    ids=str,
+    ids=["kernel", "processors", "arch", "code", "fnuz", "sizes"],
 )
 def test_an_entry_serves_nothing_else(cache: Path, other: dict[str, Any]) -> None:
     keep()

@@ -1,0 +1,14 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""What every test of the repository answers to."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Refuse names that differ from one process to the next, for a set's order or an address: workers that run side by
+    side then disagree about what there is to run, and nothing runs."""
+    unsteady = [item.nodeid for item in items if "set(" in item.nodeid or " at 0x" in item.nodeid]
+    if unsteady:
+        raise pytest.UsageError("give these cases ids of their own, theirs may change: " + ", ".join(unsteady))
