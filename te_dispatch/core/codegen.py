@@ -182,6 +182,42 @@ def guarding(
     return local["make"](bound, declined)  # type: ignore[no-any-return]
 
 
+def repeating(
+    operator: Operator,
+    namespace: ModuleType,
+    varying: Sequence[str],
+    fixed: dict[str, Any],
+    bound: Callable[..., Any],
+    declined: Callable[..., Any],
+    prepared: Callable[..., Any] | None,
+) -> Callable[..., Any]:
+    """A function of the `varying` arguments that makes a call in which the others are those of `fixed`.
+
+    Args:
+        prepared: takes the varying arguments alone and makes the call; None where `bound` is given all.
+        declined: goes on where either has declined; is given the exception and all arguments.
+    """
+    makers = namespace.__dict__.setdefault("_repeaters", {})
+    key = (operator.name, tuple(varying), prepared is None)
+    make = makers.get(key)
+    if make is None:  # compiled once: a model has thousands of such calls
+        arguments, some = _arguments(operator), ", ".join(varying)
+        call = f"_bound({arguments})" if prepared is None else f"_prepared({some})"
+        source = (
+            f"def make(_bound, _prepared, _on_declined, {', '.join(fixed)}):\n"
+            f"    def {operator.name}_repeated({some}):\n"
+            f"        try:\n"
+            f"            return {call}\n"
+            f"        except Declined as declined:\n"
+            f"            return _on_declined(declined, {arguments})\n"
+            f"    return {operator.name}_repeated\n"
+        )
+        local: dict[str, Any] = {}
+        _exec_in(source, f"{operator.name} repeated", namespace, local)
+        make = makers[key] = local["make"]
+    return make(bound, prepared, declined, *fixed.values())  # type: ignore[no-any-return]
+
+
 def sampling(
     operator: Operator,
     namespace: ModuleType,

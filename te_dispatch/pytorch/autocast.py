@@ -18,7 +18,8 @@ from te_dispatch.pytorch.compile.recipes import default_name, intern_group, inte
 
 
 class AutocastState:
-    """What modules read: one per `autocast`, immutable."""
+    """What modules read: immutable, and in eager one for all `autocast` of the same arguments, so that it is compared
+    with ``is`` (`_states`)."""
 
     __slots__ = ("enabled", "calibrating", "recipe", "process_group", "names")
 
@@ -46,6 +47,10 @@ register_call(_LEFTOVERS, scale_update.update_leftover_backward_scales)
 
 #: Names of recipes that this version can carry out.
 _usable: set[str] = set()
+
+#: What autocasts were given, in eager: enabled, calibrating, the ids of recipe and process group. Both live as long as
+#: the state, so no others get their ids; recipes are immutable.
+_states: dict[tuple[bool, bool, int, int], AutocastState] = {}
 
 
 def _require_usable(recipe: Recipe) -> None:
@@ -101,6 +106,12 @@ class autocast:
         amax_reduction_group: Any = None,
         _graph: bool = False,
     ) -> None:
+        self._previous: list[AutocastState | None] = []
+        if not torch.compiler.is_dynamo_compiling() and not _graph:
+            found = _states.get((bool(enabled), bool(calibrating), id(recipe), id(amax_reduction_group)))
+            if found is not None:
+                self._state = found
+                return
         if _graph:
             raise NotImplementedError("autocast: _graph=True is not supported yet, only _graph=False")
         if recipe is None:
@@ -114,8 +125,11 @@ class autocast:
             elif name not in _usable:
                 _require_usable(recipe)
                 _usable.add(name)
-        self._state = AutocastState(bool(enabled), bool(calibrating), name, amax_reduction_group)
-        self._previous: list[AutocastState | None] = []
+        state = AutocastState(bool(enabled), bool(calibrating), name, amax_reduction_group)
+        if not torch.compiler.is_compiling():
+            key = (state.enabled, state.calibrating, id(state.recipe), id(amax_reduction_group))
+            state = _states.setdefault(key, state)
+        self._state = state
 
     def __enter__(self) -> None:
         previous = thread.state
@@ -134,7 +148,9 @@ class autocast:
         thread.state = previous = self._previous.pop()
         if previous is not None:
             return
-        traced, thread.traced = thread.traced, None
+        traced = thread.traced
+        if traced is not None:
+            thread.traced = None
         if kind is not None:
             return
         if torch.compiler.is_compiling():

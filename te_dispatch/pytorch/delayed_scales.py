@@ -38,7 +38,7 @@ class DelayedScales:
 
     __slots__ = (
         "history", "scale", "scale_amax", "_max_values", "margin", "amax_views", "scale_views", "group", "_frozen",
-        "__weakref__",
+        "_frozen_at", "__weakref__",
     )  # fmt: skip
 
     def __init__(
@@ -73,6 +73,7 @@ class DelayedScales:
             self.amax_views = [history[0, i : i + 1] for i in range(scale.numel())]
             self.scale_views = [scale[i : i + 1] for i in range(scale.numel())]
         self._frozen: list[torch.Tensor] | None = None
+        self._frozen_at = 0
         self._regroup()
         keep_static(history, scale, scale_amax)
 
@@ -104,10 +105,11 @@ class DelayedScales:
 
     def frozen_scales(self) -> list[torch.Tensor]:
         """Copies of the scales in force, for a recompute after the next update; one copy per update, then shared."""
-        if self._frozen is None:
+        updates = 0 if self.group is None else self.group.updates
+        if self._frozen is None or self._frozen_at != updates:
             with torch.inference_mode(False), torch.no_grad():
                 copy = self.scale.clone()
-                self._frozen = [copy[i : i + 1] for i in range(self.count)]
+                self._frozen, self._frozen_at = [copy[i : i + 1] for i in range(self.count)], updates
         return self._frozen
 
     def operands(self) -> tuple[torch.Tensor, torch.Tensor, tuple[float, ...], torch.Tensor]:
@@ -118,7 +120,7 @@ class DelayedScales:
         return self.history.data, self.scale.data, self.max_values, self.scale_amax.data
 
     def updated(self) -> None:
-        """The scales were changed in place."""
+        """The scales were changed in place, other than by an update of the group, which counts those itself."""
         self._frozen = None
 
     def move(self, device: torch.device) -> None:

@@ -6,6 +6,7 @@ The steps take the casts of one weight, or None for high precision: operands are
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -78,7 +79,13 @@ def product(
 
 
 def product_gradients(
-    casts: GemmCasts | None, dy: torch.Tensor, x: Any, weight: Any, wanted: Wanted, leaves: Leaves | None = None
+    casts: GemmCasts | None,
+    dy: torch.Tensor,
+    x: Any,
+    weight: Any,
+    wanted: Wanted,
+    leaves: Leaves | None = None,
+    learn: Callable[..., None] | None = None,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
     """Gradients of `product`: of x, weight and bias.
 
@@ -86,6 +93,7 @@ def product_gradients(
         dy: contiguous, may be a `QuantizedTensor`.
         leaves: how the gradient of x leaves the module, if quantized.
         x, weight: as the product read them, or a plain weight in its own dtype; None where no wanted gradient reads it.
+        learn: `LinearSteps.learn`, of what has run here.
     """
     x_dtype, weight_dtype, bias_dtype = wanted
     if casts is None:
@@ -97,7 +105,10 @@ def product_gradients(
         return None, None, None if bias_dtype is None else column_sums(dy, bias_dtype)
     dyq, db = quantize_gradient(casts.grad, casts.grad_usage[usage], dy, bias_dtype)
     dx = None if x_dtype is None else dgrad(casts, dyq, weight, x_dtype, leaves, dy)
-    return dx, None if weight_dtype is None else wgrad(casts, dyq, x, weight_dtype), db
+    dw = None if weight_dtype is None else wgrad(casts, dyq, x, weight_dtype)
+    if learn is not None:
+        learn(dy, dyq, x, weight, bias_dtype is not None)
+    return dx, dw, db
 
 
 def _laid_out(casts: GemmCasts, formats: Any, a: Quantized, b: Quantized) -> tuple[Quantized, Quantized]:

@@ -10,6 +10,7 @@ import torch
 
 from te_dispatch.pytorch.arguments import reject_unsupported
 from te_dispatch.pytorch.boundary import arrived, detached, leaving, outgoing
+from te_dispatch.pytorch.casts import Plan
 from te_dispatch.pytorch.compile import returned, snapshot
 from te_dispatch.pytorch.functions import applied
 from te_dispatch.pytorch.linear_module import LinearModule
@@ -31,6 +32,7 @@ from te_dispatch.pytorch.norm_steps import (
 from te_dispatch.pytorch.parameters import UNSUPPORTED, InitMethod, empty_result, parameter_factory
 from te_dispatch.pytorch.quantized_tensor import plain
 from te_dispatch.pytorch.scoped import in_forward_scope_as_is
+from te_dispatch.pytorch.settled import NormSteps
 
 
 class _LayerNormLinear(torch.autograd.Function):
@@ -50,9 +52,13 @@ class _LayerNormLinear(torch.autograd.Function):
         options: LinearOptions,
         *parameters: torch.Tensor,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        plan, trains, norm = options.plan, options.trains, options.norm
+        plan, trains, norm, steps = options.plan, options.trains, options.norm, options.steps
         assert norm is not None
         needs = ctx.needs_input_grad
+        if steps is not None and steps.needs == needs:
+            ctx.scope, ctx.options, ctx.steps = steps.scope, options, steps
+            out = steps.run_normed(ctx, x, gamma, beta, weight, bias)
+            return (out, x.view_as(x)) if options.passes_input else out
         needs_dgrad = trains and (needs[0] or needs[1] or needs[2])
         needs_wgrad = trains and options.trained(needs, 3)[0]
         if plan is None:
@@ -65,17 +71,9 @@ class _LayerNormLinear(torch.autograd.Function):
             normed = norm_forward(x, gamma, beta, norm, quantizer, usage, options.returns_norm)
             assert normed.y_quantized is not None
             out, saved = quantized_product(
-                ctx,
-                casts,
-                x,
-                normed.y_quantized,
-                weight,
-                options.weight,
-                bias,
-                needs_dgrad,
-                needs_wgrad,
-                options.output,
-            )
+                ctx, options, x, normed.y_quantized, weight, bias, needs_dgrad, needs_wgrad, options.output,
+                lambda scope: NormSteps.of(scope, norm, x, gamma, beta, casts.input, usage),
+            )  # fmt: skip
         if trains:
             stats = (x, gamma, normed.mean, normed.rstd) if needs_dgrad else (None, None, None, None)
             ctx.save_for_backward(*stats, *saved)
@@ -103,7 +101,10 @@ class _LayerNormLinear(torch.autograd.Function):
         residual = beside[-1] if options.passes_input else None
         if residual is not None:
             residual = detached(residual).contiguous()
-        grads = norm_backward(dz, x, gamma, mean, rstd, options.norm, residual)
+        if ctx.steps is None:
+            grads = norm_backward(dz, x, gamma, mean, rstd, options.norm, residual)
+        else:
+            grads = ctx.steps.norm.gradients(dz, x, gamma, mean, rstd, residual)
         dx = leaving(grads.dx, options.input_grad) if needs[0] and options.input_grad is not None else grads.dx
         return dx, grads.dgamma, grads.dbeta if needs[2] else None, *of_linear
 
@@ -213,6 +214,8 @@ class LayerNormLinear(LinearModule):
         options = LinearOptions(
             plan, kept, torch.is_grad_enabled(), self._norm, returns_norm, output, input_grad, self.passes_input, rows
         )
+        if is_first_microbatch is None and not returns_norm and output is None and input_grad is None:
+            self._learn_normed(options, plan, x, gamma, beta, weight, bias)
         result = self._run_function(_run_layernorm_linear, plan, x, gamma, beta, weight, bias, options, *parameters)
         out, *beside = result if isinstance(result, tuple) else (result,)
         passed = [beside.pop()] if self.passes_input else []
@@ -222,6 +225,32 @@ class LayerNormLinear(LinearModule):
         if norms and not self.return_layernorm_output:
             self._calibrate(0, norms.pop(), weight)
         return (out, *norms, *passed) if norms or passed else out
+
+    def _learn_normed(self, options: LinearOptions, plan: Plan | None, x: torch.Tensor, *tensors: Any) -> None:
+        gamma, beta = tensors[:2]
+        # Others would have to be cast in every call.
+        if gamma is self._parameters.get("layer_norm_weight") and beta is self._parameters.get("layer_norm_bias"):
+            self._learn(options, plan, (x, *tensors))
+
+    def _run_known(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        parameters: tuple[torch.Tensor, ...],
+    ) -> Any:
+        found = self._parameters
+        gamma, beta = found.get("layer_norm_weight"), found.get("layer_norm_bias")
+        if gamma is None or self.return_layernorm_output or not self._known:
+            return None
+        options = self._recognized(*[t for t in (x, gamma, beta, weight, bias) if t is not None])
+        if (
+            options is None
+            or options.passes_input is not self.passes_input
+            or (parameters and options.rows != self._split.weights.rows)
+        ):
+            return None
+        return _run_layernorm_linear(x, gamma, beta, weight, bias, options, *parameters)
 
     def _run_empty(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
         out = empty_result(x, self.out_features, (self.layer_norm_weight, self.layer_norm_bias, weight, bias))

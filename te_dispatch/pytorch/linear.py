@@ -39,17 +39,18 @@ class _Linear(torch.autograd.Function):
         options: LinearOptions,
         *parameters: torch.Tensor,
     ) -> torch.Tensor | tuple[torch.Tensor, ...]:
-        plan, trains = options.plan, options.trains
+        plan, trains, steps = options.plan, options.trains, options.steps
         needs = ctx.needs_input_grad
+        if steps is not None and steps.needs == needs:
+            ctx.scope, ctx.options, ctx.steps = steps.scope, options, steps
+            return steps.run(ctx, x, weight, bias)
         needs_dgrad, needs_wgrad = trains and needs[0], trains and options.trained(needs, 1)[0]
         if plan is None:
             out, saved = plain_product(x, weight, bias, needs_dgrad, needs_wgrad)
         else:
             casts = plan.gemms[0]
             xq = operand(x, casts.input, casts.input_usage[1 if needs_wgrad else 0])
-            out, saved = quantized_product(
-                ctx, casts, x, xq, weight, options.weight, bias, needs_dgrad, needs_wgrad, options.output
-            )
+            out, saved = quantized_product(ctx, options, x, xq, weight, bias, needs_dgrad, needs_wgrad, options.output)
         if trains:
             ctx.save_for_backward(*saved)
             note_forward(ctx, options, x, weight, bias)
@@ -161,8 +162,22 @@ class Linear(LinearModule):
         output, input_grad = self._leaves(plan, fp8_output, fp8_grad)
         rows = self._split.weights.rows if parameters else ()
         options = LinearOptions(plan, kept, torch.is_grad_enabled(), output=output, input_grad=input_grad, rows=rows)
+        if is_first_microbatch is None and output is None and input_grad is None:
+            self._learn(options, plan, (x, weight, bias))
         out = self._run_function(_run_linear, plan, x, weight, bias, options, *parameters)
         return arrived(out[0], out[1:], output) if isinstance(out, tuple) else out
+
+    def _run_known(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        parameters: tuple[torch.Tensor, ...],
+    ) -> torch.Tensor | None:
+        options = self._recognized(x, weight) if bias is None else self._recognized(x, weight, bias)
+        if options is None or (parameters and options.rows != self._split.weights.rows):
+            return None
+        return _run_linear(x, weight, bias, options, *parameters)  # type: ignore[no-any-return]
 
     def _run_empty(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return empty_result(x, self.out_features, (weight, bias))

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,8 +12,9 @@ import torch
 from te_dispatch.core import scopes
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.pytorch.boundary import Leaves
-from te_dispatch.pytorch.casts import GemmCasts, Plan
+from te_dispatch.pytorch.casts import Plan
 from te_dispatch.pytorch.gemm_steps import (
+    Wanted,
     as_dtype,
     note_backward,
     product,
@@ -21,6 +23,7 @@ from te_dispatch.pytorch.gemm_steps import (
 )
 from te_dispatch.pytorch.norm_steps import NormOptions
 from te_dispatch.pytorch.saved import PARTS, keep, restored
+from te_dispatch.pytorch.settled import LinearSteps, NormSteps
 
 Saved = tuple[Any, ...]
 Gradients = tuple["torch.Tensor | None", "torch.Tensor | None", "torch.Tensor | None"]
@@ -39,9 +42,14 @@ class LinearOptions:
         output, input_grad: how the output and the input's gradient leave the module, None for plain.
         rows: where weight and bias are several parameters and come without gradient: rows of each. The parameters
             themselves then follow the options among the Function's arguments, weights first. Else ().
+        steps: of calls of this kind, settled; None where they are worked out in every call.
+        learn: takes the steps of the call it is given to, or None where there are none; None where nobody asks.
     """
 
-    __slots__ = ("plan", "weight", "trains", "norm", "returns_norm", "output", "input_grad", "passes_input", "rows")
+    __slots__ = (
+        "plan", "weight", "trains", "norm", "returns_norm", "output", "input_grad", "passes_input", "rows", "steps",
+        "learn",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -54,6 +62,7 @@ class LinearOptions:
         input_grad: Leaves | None = None,
         passes_input: bool = False,
         rows: tuple[int, ...] = (),
+        learn: Callable[[LinearSteps | None], None] | None = None,
     ) -> None:
         self.plan = plan
         self.weight = weight
@@ -64,6 +73,14 @@ class LinearOptions:
         self.input_grad = input_grad
         self.passes_input = passes_input
         self.rows = rows
+        self.learn = learn
+        self.steps: LinearSteps | None = None
+
+    def settled(self, steps: LinearSteps | None) -> LinearOptions:
+        """These options for all calls of a kind."""
+        found = copy.copy(self)
+        found.learn, found.steps = None, steps
+        return found
 
     def trained(self, needs: Sequence[bool], at: int) -> tuple[bool, bool]:
         """Whether a gradient of the weight is needed, and of the bias.
@@ -99,24 +116,36 @@ def plain_product(
 
 def quantized_product(
     ctx: Any,
-    casts: GemmCasts,
+    options: LinearOptions,
     inp: torch.Tensor,
     x: Quantized,
     weight: torch.Tensor,
-    kept: Quantized | None,
     bias: torch.Tensor | None,
     needs_dgrad: bool,
     needs_wgrad: bool,
     leaves: Leaves | None = None,
+    norm: Callable[[Any], NormSteps | None] | None = None,
 ) -> tuple[torch.Tensor, Saved]:
-    """As `plain_product`, of x quantized already and the weight quantized here unless it was `kept`.
+    """As `plain_product`, of x quantized already and the weight quantized here unless the module has it cached.
 
-    The result has the dtype of the Function's input `inp`, and is quantized where it `leaves` so.
+    The result has the dtype of the Function's input `inp`, and is quantized where it `leaves` so. `norm`: as of
+    `LinearSteps.of`.
     """
-    kept = weight_operand(casts, weight, kept, inp, needs_dgrad)
-    out = product(casts, x, kept, bias, inp.dtype, leaves, inp)
+    plan = options.plan
+    assert plan is not None
+    casts = plan.gemms[0]
+    quantized = weight_operand(casts, weight, options.weight, inp, needs_dgrad)
+    out = product(casts, x, quantized, bias, inp.dtype, leaves, inp)
     ctx.x_header, x_parts = keep(x, casts.wgrad[1][0], needs_wgrad)
-    ctx.w_header, w_parts = keep(kept, casts.dgrad[1][0], needs_dgrad)
+    ctx.w_header, w_parts = keep(quantized, casts.dgrad[1][0], needs_dgrad)
+    if options.learn is not None:
+        options.learn(
+            LinearSteps.of(
+                scopes.capture(), plan, ctx.needs_input_grad, inp, x, weight, quantized, bias, needs_dgrad, norm
+            )
+            if needs_wgrad
+            else None
+        )
     return out, (*x_parts, *w_parts)
 
 
@@ -126,6 +155,7 @@ def note_forward(
     """Keep on `ctx` what the backward needs to know besides tensors."""
     ctx.scope = scopes.capture()
     ctx.options = options
+    ctx.steps = None
     # A later recomputation of the same plan would replace it.
     ctx.root = None if options.plan is None else options.plan.root
     ctx.dtypes = (x.dtype, weight.dtype, None if bias is None else bias.dtype)
@@ -141,11 +171,11 @@ def product_backward(
     leaves: Leaves | None = None,
 ) -> Gradients:
     """Gradients of x, weight and bias, each where it is needed, else None; x's is quantized where it `leaves` so."""
+    steps: LinearSteps | None = ctx.steps
+    if steps is not None:
+        return _settled_backward(steps, ctx, dy, saved, (needs_dgrad, needs_wgrad, needs_bgrad))
     plan: Plan | None = ctx.options.plan
-    x_dtype, weight_dtype, bias_dtype = ctx.dtypes
-    wanted = (
-        x_dtype if needs_dgrad else None, weight_dtype if needs_wgrad else None, bias_dtype if needs_bgrad else None
-    )  # fmt: skip
+    wanted = _wanted(ctx.dtypes, needs_dgrad, needs_wgrad, needs_bgrad)
     dy = dy.contiguous()
     if plan is None:
         return product_gradients(None, dy, *saved, wanted)
@@ -153,3 +183,28 @@ def product_backward(
         note_backward(plan, ctx.root, dy)
     x, weight = restored(ctx.x_header, saved[:PARTS]), restored(ctx.w_header, saved[PARTS:])
     return product_gradients(plan.gemms[0], dy, x, weight, wanted, leaves)
+
+
+def _wanted(dtypes: Any, needs_dgrad: bool, needs_wgrad: bool, needs_bgrad: bool) -> Wanted:
+    x_dtype, weight_dtype, bias_dtype = dtypes
+    return (
+        x_dtype if needs_dgrad else None, weight_dtype if needs_wgrad else None, bias_dtype if needs_bgrad else None
+    )  # fmt: skip
+
+
+def _settled_backward(
+    steps: LinearSteps, ctx: Any, dy: torch.Tensor, saved: Saved, needs: tuple[bool, bool, bool]
+) -> Gradients:
+    """`product_backward` of a forward whose steps are settled."""
+    x, weight = steps.operands(saved)
+    whole = ctx.needs_input_grad == steps.needs
+    if whole:
+        gradients = steps.gradients(dy, x, weight)
+        if gradients is not None:
+            return gradients
+    wanted = _wanted(steps.dtypes, *needs)
+    dy = dy.contiguous()
+    if needs[0] or needs[1]:
+        note_backward(steps.plan, None, dy)
+    learn = steps.learn if whole else None
+    return product_gradients(steps.casts, dy, x, weight, wanted, None, learn)

@@ -21,12 +21,9 @@ from te_dispatch.pytorch.casts import Plan, build_plan
 from te_dispatch.pytorch.compile import call_outside_graph, constant, refuse_recomputation, register_call
 from te_dispatch.pytorch.compile.recipes import group_numbered, recipe_named
 from te_dispatch.pytorch.gemm_steps import as_dtype
-from te_dispatch.pytorch.module_state import ScaledModule
+from te_dispatch.pytorch.known_calls import LOOKS, KnowingModule
 from te_dispatch.pytorch.quantized_tensor import plain
 from te_dispatch.pytorch.scoped import autocast_off
-
-#: How many kinds of input a module keeps in mind.
-_LOOKS = 4
 
 _current_graph_task = torch._C._current_graph_task_id
 
@@ -54,7 +51,7 @@ class TracedPlans:
     """
 
 
-class GemmModule(ScaledModule):
+class GemmModule(KnowingModule):
     """Base of `Linear`, `LayerNormLinear` and `LayerNormMLP`."""
 
     #: Whether the module's Function multiplies with a `QuantizedTensor` as it is; others are given its values.
@@ -182,6 +179,7 @@ class GemmModule(ScaledModule):
             forward, backward = self._scales_for(recipe, device)
             scale_update.scale_group(recipe, process_group, device, True).add(forward)
             scale_update.scale_group(recipe, process_group, device, False).add(backward)
+        self._known = ()
         self._plan = plan = build_plan(recipe, device, process_group, self.gemm_count, forward, backward)
         if self._scales_identity() != before:
             self._traced_plans = TracedPlans()
@@ -298,7 +296,7 @@ class GemmModule(ScaledModule):
         if not self.takes_quantized:
             inp = plain(inp)
         x = inp.contiguous()
-        if x is given and x.numel() and len(self._looks) < _LOOKS and autocast_off() and type(x) is torch.Tensor:
+        if x is given and x.numel() and len(self._looks) < LOOKS and autocast_off() and type(x) is torch.Tensor:
             self._looks = (*self._looks, (alike((x, weight), (True, False)), features))
         return x
 
@@ -336,6 +334,7 @@ class GemmModule(ScaledModule):
 
     def _forget_plan(self) -> None:
         self._plan = None
+        self._known = ()
         self._traced_plans = TracedPlans()
         self._forget_weights()
 
@@ -346,5 +345,7 @@ class GemmModule(ScaledModule):
     def __getstate__(self) -> dict[str, Any]:
         # Copies and pickles bind anew: a plan refers to a policy and a process group of this process.
         state = dict(self.__dict__)
-        state.update(_plan=None, _traced_plans=TracedPlans(), _cached_weights=None, _cached_for=None, _looks=())
+        state.update(
+            _plan=None, _traced_plans=TracedPlans(), _cached_weights=None, _cached_for=None, _looks=(), _known=()
+        )
         return state

@@ -8,16 +8,18 @@ is one all-reduce and one launch, whatever the number of modules.
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 from te_dispatch import ops
 from te_dispatch.common.recipe import DelayedScaling
 from te_dispatch.core import scopes
+from te_dispatch.core.repeating import repeating
 from te_dispatch.pytorch.compile import call_outside_graph, refuse_recomputation, register_call
 from te_dispatch.pytorch.delayed_scales import DelayedScales, scale_amax_unknown
 
@@ -29,6 +31,9 @@ _groups: dict[tuple[Any, ...], ScaleGroup] = {}
 _forward_groups: tuple[ScaleGroup, ...] = ()
 _backward_groups: tuple[ScaleGroup, ...] = ()
 
+#: Of the autograd engine, which is one for the process: calls a function when the running graph task ends.
+_queue_callback: Callable[[Callable[[], None]], None] = torch.autograd.Variable._execution_engine.queue_callback  # type: ignore[attr-defined]
+
 #: Graph tasks whose end-of-backward callback is queued and has not run.
 _open_tasks: set[int] = set()
 
@@ -36,16 +41,33 @@ _open_tasks: set[int] = set()
 _training_threads: set[int] = set()
 
 
-class Members(NamedTuple):
+class Members:
     """States of a group.
 
     Attributes:
         states: of those alive.
         operands: histories, scales, maxima and amaxes of all, as `ops.update_delayed_scales` takes them.
+        call: the bindings that an update ran under, and its call of the operator; None before the first.
     """
 
-    states: list[weakref.ref[DelayedScales]]
-    operands: tuple[Any, ...]
+    __slots__ = ("states", "operands", "call")
+
+    def __init__(self, states: list[weakref.ref[DelayedScales]], operands: tuple[Any, ...]) -> None:
+        self.states = states
+        self.operands = operands
+        self.call: tuple[Any, Callable[[], Any]] | None = None
+
+    def prepare(self, scope: Any, recipe: DelayedScaling) -> tuple[Any, Callable[[], Any]]:
+        """`call` for these operands, whose memory and maxima stay: another `Members` is made where they do not."""
+        histories, scales, maxima, amaxes = self.operands
+        rescale = repeating(
+            scope, "update_delayed_scales", (), histories=histories, scales=scales, max_values=maxima,
+            algorithm=recipe.amax_compute_algo, margin=recipe.margin, amaxes=amaxes,
+        )  # fmt: skip
+        if rescale is None:
+            rescale = functools.partial(_rescale, histories, scales, maxima, amaxes, recipe)
+        self.call = call = scope, rescale
+        return call
 
 
 class ScaleGroup:
@@ -54,6 +76,7 @@ class ScaleGroup:
     Attributes:
         dirty: a cast recorded an amax since the last update. A state whose row 0 is 0 is left alone by the update
             itself, so that the flag need not be kept per module.
+        updates: how many there were: what a member copied of its scales is of before the next one.
         cast_call: what compiled graphs call before they record amaxes.
     """
 
@@ -63,7 +86,10 @@ class ScaleGroup:
         "device",
         "forward",
         "dirty",
+        "updates",
         "cast_call",
+        "_reduces",
+        "_by_callables",
         "_states",
         "_members",
         "_changes",
@@ -75,6 +101,9 @@ class ScaleGroup:
         self.device = device
         self.forward = forward
         self.dirty = False
+        self.updates = 0
+        self._reduces = recipe.reduce_amax and _HAS_DISTRIBUTED
+        self._by_callables = computed_by_callables(recipe)
         self.cast_call = f"{'forward' if forward else 'backward'}_cast_{len(_groups)}"
         if forward:
             register_call(self.cast_call, lambda: _note_compiled_forward_cast(self))
@@ -117,6 +146,7 @@ class ScaleGroup:
                 state.group._states = [ref for ref in state.group._states if ref() is not state]
                 state.group.regroup()
             state.group = self
+            state.updated()  # other updates are counted from here on
             self._states.append(weakref.ref(state, self.regroup))
             self.regroup()
 
@@ -133,18 +163,18 @@ class ScaleGroup:
             self._update(members)
 
     def _update(self, members: Members) -> None:
-        if self.recipe.reduce_amax and _distributed():
+        if self._reduces and torch.distributed.is_initialized():
             _reduce_amaxes(members.operands[0], self.process_group)
-        if computed_by_callables(self.recipe):
+        if self._by_callables:
             with torch.no_grad():
                 for state in self.states():
                     _rescale_by_callables(state, self.recipe)
         else:
-            _rescale(*members.operands, self.recipe)
-        for ref in members.states:
-            state = ref()
-            if state is not None:
-                state.updated()
+            scope, call = scopes.capture(), members.call
+            if call is None or call[0] is not scope:
+                call = members.prepare(scope, self.recipe)
+            call[1]()
+        self.updates += 1
 
 
 def scale_group(recipe: DelayedScaling, process_group: Any, device: torch.device, forward: bool) -> ScaleGroup:
@@ -300,7 +330,7 @@ def open_task(task: int) -> None:
         with scopes.reenter(scope):
             update_backward_scales()
 
-    torch.autograd.Variable._execution_engine.queue_callback(finish)  # type: ignore[attr-defined]
+    _queue_callback(finish)
 
 
 def _note_compiled_forward_cast(group: ScaleGroup) -> None:

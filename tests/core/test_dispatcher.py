@@ -18,7 +18,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from te_dispatch.core.decision import Decision
 from te_dispatch.core.errors import Declined, DispatchError, NoImplementation
 from te_dispatch.core.manager import OpManager
-from te_dispatch.core.policy import Policy
+from te_dispatch.core.policy import Policy, Shadow
+from te_dispatch.core.repeating import repeating
 from te_dispatch.core.requirements import Compare, MultipleOf, OneOf
 from te_dispatch.core.resolve import resolve
 from te_dispatch.core.snapshot import InstalledBackend, Snapshot
@@ -409,3 +410,65 @@ def test_deny_and_require_reach_the_call() -> None:
             assert m.ops.mix(T, T) == "c", "denies accumulate"
     with m.policy(Policy(name="z", allow=())), pytest.raises(NoImplementation, match="not among the allowed: nothing"):
         m.ops.mix(T, T)
+
+
+# -- calls that are made again and again ------------------------------------------------------------------------------
+
+
+def test_a_repeated_call_is_the_call_it_was_made_of() -> None:
+    calls: list[Any] = []
+
+    def run(a, b, *, mode="plain", out=None, alpha=1.0, fast=None):  # type: ignore[no-untyped-def]
+        calls.append((a, b, mode, out, alpha, fast))
+        return "ran"
+
+    m = manager(backend("a", kernel("mix", "k", run)))
+    call = repeating(m.capture(), "mix", ("b", "a"), a=T, b=T, mode="odd", fast=True)
+    other = torch.ones(4, 16)
+    assert call(other, T) == "ran"
+    ((a, b, *rest),) = calls
+    assert a is T and b is other and rest == ["odd", None, 1.0, True]
+
+
+def test_a_repeated_call_that_declines_goes_on_as_any_other() -> None:
+    run, _ = counting(lambda a, mode: bool(a.sum()))
+    m = manager(backend("a", kernel("mix", "k", run)), *answers("mix", ["b"]))
+    with m.policy(preferring("a")):
+        call = repeating(m.capture(), "mix", ("a",), a=T, b=T)
+        assert [call(T), call(T + 1), call(T)] == ["first", "b", "first"]
+        assert repeating(m.capture(), "mix", ("a",), a=T, b=T) is None, "from now on each is looked at"
+
+
+def test_an_implementation_may_prepare_repeated_calls() -> None:
+    run, seen = counting(lambda a, mode: False)
+    asked: list[Any] = []
+
+    def prepared(varying: Any, **given: Any) -> Any:
+        asked.append((varying, given))
+        return None if given["mode"] == "odd" else lambda a: ("prepared", a.sum().item())
+
+    run.prepared = prepared  # type: ignore[attr-defined]
+    m = manager(backend("a", kernel("mix", "k", run)), *answers("mix", ["b"]))
+    with m.policy(preferring("a")):
+        assert repeating(m.capture(), "mix", ("a",), a=T, b=T)(T + 1) == ("prepared", 64.0)
+        assert repeating(m.capture(), "mix", ("a",), a=T, b=T, mode="odd")(T) == "first"
+        assert seen == [((4, 16), "odd")]
+    assert [varying for varying, _ in asked] == [("a",)] * 2
+    assert asked[0][1] == {"a": T, "b": T, "mode": "plain", "out": None, "alpha": 1.0, "fast": None}
+
+
+def test_calls_that_must_be_seen_are_not_repeated() -> None:
+    m = manager(*answers("mix", ["b"]))
+    with m.observe(lambda *told: None):
+        assert repeating(m.capture(), "mix", ("a",), a=T, b=T) is None
+    with m.policy(Policy(name="compared", shadow=Shadow(against="b"))):
+        assert repeating(m.capture(), "mix", ("a",), a=T, b=T) is None
+    with m.policy(Policy(name="other")):
+        assert repeating(m.capture(), "mix", ("a",), a=T, b=T)(T) == "b"
+
+
+def test_a_repeated_composite_runs_its_pieces() -> None:
+    plain = kernel("fuse", "k", answering("fuse", "fused"), requires=(OneOf("cast", None),))
+    m = manager(backend("b", plain, kernel("pack", "l", answering("pack", "packed"))))
+    call = repeating(m.capture(), "fuse", ("x",), x=T, cast="tight")
+    assert call(T) == m.ops.fuse(T, cast="tight") == ("fuse_then_pack", "fused", "packed")

@@ -24,6 +24,7 @@ from te_dispatch.ops.results import Gemm
 from te_dispatch_cuda.codes import DTYPES, cast_code, cast_facts
 from te_dispatch_cuda.gemm_calls import dense_out, placed, prepare_fused, prepare_product
 from te_dispatch_cuda.gemm_plans import CALLS, LAID_OUT, NONE, UNALIGNED, type_code
+from te_dispatch_cuda.gemm_repeated import repeated
 from te_dispatch_cuda.memory import dense
 
 Operand = torch.Tensor | Quantized
@@ -126,6 +127,45 @@ def gemm_codes(
     )  # fmt: skip
 
 
+def _repeated_gemm(varying: tuple[str, ...], **given: Any) -> Any:
+    """`gemm` of operands that look like these (`te_dispatch.core.repeating`)."""
+
+    def key_of(a: torch.Tensor, b: torch.Tensor, shape: tuple[int, ...], given: dict[str, Any]) -> Any:
+        # Whether fp32 is multiplied in TF32 is asked at every call.
+        if a.dtype is torch.float32 or not (a.is_contiguous() and b.is_contiguous()):
+            return None
+        dtype = given["out_dtype"] or a.dtype
+        return _product_key(
+            a, b, given["layout"], a.dtype, shape, given["alpha"], True, given["accumulate"], given["bias"], dtype
+        )
+
+    return repeated(gemm, key_of, varying, given)
+
+
+def _repeated_codes(varying: tuple[str, ...], **given: Any) -> Any:
+    """`gemm_codes` of operands that look like these, with one scale per tensor."""
+
+    def key_of(a: Quantized, b: Quantized, shape: tuple[int, ...], given: dict[str, Any]) -> Any:
+        layout = given["layout"]
+        a_data = a.row_data if layout[0] == "N" else a.col_data
+        b_data = b.row_data if layout[1] == "T" else b.col_data
+        if a.scaling != "tensor" or a_data is None or b_data is None:
+            return None
+        if not (a_data.is_contiguous() and b_data.is_contiguous()):
+            return None
+        kind = (a.encoding, b.encoding, not given["split_accumulator"])
+        dtype = given["out_dtype"] or a.dtype
+        return _product_key(
+            a_data, b_data, "NT", kind, shape, given["alpha"], True, given["accumulate"], given["bias"], dtype
+        )
+
+    return repeated(gemm_codes, key_of, varying, given)
+
+
+gemm.prepared = _repeated_gemm  # type: ignore[attr-defined]
+gemm_codes.prepared = _repeated_codes  # type: ignore[attr-defined]
+
+
 def operand_format(layout: str, operand: str, scaling: str) -> tuple[str, str]:
     """The default's copies; scales of mxfp8 and nvfp4 in the library's tiles. It turns those of blocks over itself."""
     usage, scales = default_format(layout, operand, scaling)
@@ -161,22 +201,9 @@ def _product(
     dtype: torch.dtype,
 ) -> Gemm:
     """The product without an epilogue."""
-    # alpha's sign: 0.0 and -0.0 are equal keys.
-    key: Any = (
-        a.shape,
-        b.shape,
-        shape,
-        layout,
-        kind,
-        dtype,
-        accumulate,
-        a.get_device(),
-        out is None,
-        alpha or str(alpha),
-    )
     if bias is not None:
         bias = dense(bias)
-        key += (bias.dtype, bias.data_ptr() & 15)
+    key = _product_key(a, b, layout, kind, shape, alpha, out is None, accumulate, bias, dtype)
     target = None if out is None else dense_out(out, accumulate)
     call = CALLS.get(key)
     result = None if call is None else call(a, b, a_scale, b_scale, bias, target)
@@ -184,6 +211,23 @@ def _product(
         prepared = partial(prepare_product, a, b, layout, kind, shape, alpha, target is None, accumulate, bias, dtype)
         result = placed(key, (a, b, target), (a, b, a_scale, b_scale, bias, target), prepared)
     return result if target is out else result._replace(out=out.copy_(target))  # type: ignore[union-attr,no-any-return]
+
+
+def _product_key(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    layout: str,
+    kind: Any,
+    shape: tuple[int, ...],
+    alpha: float,
+    fresh: bool,
+    accumulate: bool,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> tuple[Any, ...]:
+    # alpha's sign: 0.0 and -0.0 are equal keys.
+    key = (a.shape, b.shape, shape, layout, kind, dtype, accumulate, a.get_device(), fresh, alpha or str(alpha))
+    return key if bias is None else (*key, bias.dtype, bias.data_ptr() & 15)
 
 
 def _fused(

@@ -64,7 +64,17 @@ class Record(NamedTuple):
 
 
 class Calls(dict[Hashable, Any]):
-    """The prepared calls of one operator, by key; forgets all where there are too many."""
+    """The prepared calls of one operator, by key; forgets all where there are too many.
+
+    Attributes:
+        generation: how often all were forgotten: whoever keeps a call drops it when this has changed.
+    """
+
+    generation = 0
+
+    def clear(self) -> None:
+        self.generation += 1
+        super().clear()
 
     def keep(self, key: Hashable, call: Any) -> Any:
         if len(self) >= CAPACITY:

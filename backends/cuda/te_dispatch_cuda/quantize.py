@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -109,6 +110,40 @@ def quantize_dbias(
     return call(x, *state)  # type: ignore[no-any-return]
 
 
+# What follows serves `te_dispatch.core.repeating`: calls that were just made, so that each is kept. A call for an x
+# that looks like theirs has their key; the quantizer's tensors are the same ones.
+
+
+def _repeated_quantize(
+    varying: tuple[str, ...], x: torch.Tensor, quantizer: Quantizer, usage: str, out: Any, noop_flag: Any, amax: Any,
+    rng_state: Any,
+) -> Any:  # fmt: skip
+    if varying != ("x",) or out is not None or amax is not None or noop_flag is not None or not x.is_contiguous():
+        return None
+    facts, state = cast_facts(quantizer)
+    return _of_x(_QUANTIZE.get((x.shape, x.dtype, x.get_device(), usage, facts, True, True, None)), state)
+
+
+def _repeated_quantize_dbias(
+    varying: tuple[str, ...], x: torch.Tensor, quantizer: Quantizer, usage: str, bias_dtype: torch.dtype | None
+) -> Any:
+    if varying != ("x",) or not x.is_contiguous():
+        return None
+    facts, state = cast_facts(quantizer)
+    return _of_x(_QUANTIZE_DBIAS.get((x.shape, x.dtype, x.get_device(), usage, facts, bias_dtype, None)), state)
+
+
+def _of_x(call: Any, state: tuple[torch.Tensor | None, ...]) -> Any:
+    if call is None or not state:
+        return call
+    scale, amax = state
+    return lambda x: call(x, scale, amax)
+
+
+quantize.prepared = _repeated_quantize  # type: ignore[attr-defined]
+quantize_dbias.prepared = _repeated_quantize_dbias  # type: ignore[attr-defined]
+
+
 def compute_amax(x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
     """max |x| as float32 (1,)."""
     checks.compute_amax(x, out)
@@ -133,15 +168,38 @@ def update_delayed_scales(
     checks.update_delayed_scales(histories, scales, max_values, algorithm, margin, amaxes)
     targets = (*histories, *scales) if amaxes is None else (*histories, *scales, *amaxes)
     held = [x if x.is_contiguous() else _with_columns_together(x) for x in targets]
-    lie = [(x.shape, x.stride()) for x in held[: len(histories)]]
-    key = (algorithm, margin, targets[0].get_device(), amaxes is None, *lie, *map(tuple, max_values))
-    call = _UPDATES.get(key) or _UPDATES.keep(
-        key, _prepare_update(held, max_values, algorithm, margin, amaxes is not None)
-    )
-    call(*held)
+    _update_call(held, max_values, algorithm, margin, amaxes is not None)(*held)
     for target, copy in zip(targets, held, strict=True):
         if copy is not target:
             target.copy_(copy)
+
+
+def _update_call(
+    held: Sequence[torch.Tensor], max_values: Sequence[Sequence[float]], algorithm: str, margin: int, amaxes: bool
+) -> Any:
+    lie = [(x.shape, x.stride()) for x in held[: len(max_values)]]
+    key = (algorithm, margin, held[0].get_device(), not amaxes, *lie, *map(tuple, max_values))
+    return _UPDATES.get(key) or _UPDATES.keep(key, _prepare_update(held, max_values, algorithm, margin, amaxes))
+
+
+def _repeated_update(
+    varying: tuple[str, ...],
+    histories: Sequence[torch.Tensor],
+    scales: Sequence[torch.Tensor],
+    max_values: Sequence[Sequence[float]],
+    algorithm: str,
+    margin: int,
+    amaxes: Sequence[torch.Tensor] | None,
+) -> Any:
+    """The update of these very tensors (`te_dispatch.core.repeating`): looked at once, because they stay."""
+    checks.update_delayed_scales(histories, scales, max_values, algorithm, margin, amaxes)
+    held = (*histories, *scales) if amaxes is None else (*histories, *scales, *amaxes)
+    if varying or not held or not all(x.is_contiguous() for x in held):
+        return None
+    return partial(_update_call(held, max_values, algorithm, margin, amaxes is not None), *held)
+
+
+update_delayed_scales.prepared = _repeated_update  # type: ignore[attr-defined]
 
 
 def _with_columns_together(x: torch.Tensor) -> torch.Tensor:

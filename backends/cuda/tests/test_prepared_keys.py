@@ -7,8 +7,11 @@ The native function must get the same arguments. No GPU: a native call is record
 
 from __future__ import annotations
 
+import importlib
 import itertools
+import sys
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -223,3 +226,126 @@ def test_a_call_is_found_for_its_own_kind_only(
     anew = [noted(variant) for variant in every]
     assert len(set(map(tuple, anew))) > 50 and all(anew)
     assert [i for i in range(len(every)) if kept[i] != anew[i]] == []
+
+
+def test_a_repeated_cast_is_the_cast(recorder: Recorder) -> None:
+    """What `te_dispatch.core.repeating` gets for calls like one that was made: it calls the same with other tensors."""
+    from te_dispatch_cuda import quantize as q
+
+    served = 0
+    for x, quantizer, usage, dtype in itertools.product(_tensors(FP32, BF16), QUANTIZERS, USAGES, (None, FP16)):
+        other = torch.ones_like(x)
+        options: dict[str, Any] = {"quantizer": quantizer, "usage": usage}
+        nothing = {"out": None, "noop_flag": None, "amax": None, "rng_state": None}
+        for operator, rest, more in ((q.quantize, nothing, {}), (q.quantize_dbias, {}, {"bias_dtype": dtype})):
+            prepare = operator.prepared
+            operator(x, **options, **more)
+            expected, recorder.noted = recorder.noted[-1:], []
+            call = prepare(("x",), x=x, **options, **rest, **more)
+            assert (call is None) == (not x.is_contiguous())
+            if call is not None:
+                served += 1
+                result = call(other)
+                assert recorder.noted == expected and result.__class__ is operator(x, **options, **more).__class__
+            assert prepare(("x", "quantizer"), x=x, **options, **rest, **more) is None
+        for given in ({"amax": ONE}, {"noop_flag": ONE}, {"out": q.quantize(x, **options)}):
+            assert q.quantize.prepared(("x",), x=x, **options, **(nothing | given)) is None
+    assert served > 100
+
+
+def test_a_repeated_update_is_of_the_same_tensors(recorder: Recorder) -> None:
+    from te_dispatch_cuda import quantize as q
+
+    histories, scales = [torch.zeros(4, 3), torch.zeros(5, 2)], [torch.ones(3), torch.ones(2)]
+    given = {
+        "histories": histories, "scales": scales, "max_values": [(448.0,) * 3, (448.0, 57344.0)], "algorithm": "max",
+        "margin": 1, "amaxes": scales,
+    }  # fmt: skip
+    q.update_delayed_scales(**given)
+    expected, recorder.noted = recorder.noted[-1:], []
+    call = q.update_delayed_scales.prepared((), **given)
+    assert recorder.noted == []
+    call(), call()
+    assert recorder.noted == expected * 2
+    assert q.update_delayed_scales.prepared((), **{**given, "amaxes": None}) is not None
+    apart = [torch.zeros(4, 6)[:, :3], histories[1]]
+    assert q.update_delayed_scales.prepared((), **{**given, "histories": apart}) is None
+    with pytest.raises(ValueError, match="max_values"):
+        q.update_delayed_scales.prepared((), **{**given, "max_values": [(448.0,) * 3]})
+
+
+def _record(rows: int, columns: int) -> Quantized:
+    row, column = torch.zeros(rows, columns, dtype=torch.uint8), torch.zeros(columns, rows, dtype=torch.uint8)
+    return Quantized(row, column, ONE, TWO, "e4m3fn", "tensor", "canonical", (rows, columns), BF16, row.device)
+
+
+@pytest.fixture
+def products(native: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """(what a product was prepared for, its tensors) of every product that is made."""
+    from te_dispatch_cuda import libraries
+
+    # Imported as if the library were here: no product is launched.
+    monkeypatch.setattr(libraries, "cublaslt", lambda: SimpleNamespace(path="nowhere"))
+    for name in ("gemm_plans", "gemm_calls", "gemm_repeated", "gemm"):
+        monkeypatch.delitem(sys.modules, f"te_dispatch_cuda.{name}", raising=False)
+    stub = SimpleNamespace(**{name: getattr(native, name) for name in dir(native) if not name.startswith("__")})
+    stub.open_cublaslt = lambda path: None
+    monkeypatch.setitem(sys.modules, "te_dispatch_cuda._native", stub)
+    gemm = importlib.import_module("te_dispatch_cuda.gemm")
+    monkeypatch.setattr(sys.modules["te_dispatch_cuda"], "gemm", gemm, raising=False)
+    made: list[Any] = []
+
+    def prepare(*facts: Any) -> Any:
+        def call(*tensors: Any) -> Any:
+            made.append((facts, tensors))
+            return gemm.Gemm(torch.zeros(1), None, None)
+
+        return call
+
+    monkeypatch.setattr(gemm, "prepare_product", prepare)
+    monkeypatch.setattr(sys.modules["te_dispatch_cuda.gemm_calls"], "address", lambda x: 0)  # as the device aligns
+    gemm.CALLS.clear()
+    yield made
+    gemm.CALLS.clear()
+
+
+@pytest.mark.parametrize("codes", [True, False])
+@pytest.mark.parametrize("layout", ["NT", "NN", "TN"])
+def test_a_repeated_product_is_the_product(products: list[Any], codes: bool, layout: str) -> None:
+    from te_dispatch_cuda import gemm
+
+    operator = gemm.gemm_codes if codes else gemm.gemm
+    options: dict[str, Any] = {
+        "layout": layout, "alpha": 1.0, "out": None, "accumulate": False, "epilogue": None, "aux": None,
+        "aux_quantizer": None, "out_dtype": BF16, "out_quantizer": None, "split_accumulator": False,
+    }  # fmt: skip
+
+    def operands() -> tuple[Any, Any]:
+        pair = _record(32, 32), _record(32, 32)
+        return pair if codes else tuple(r.row_data.bfloat16() for r in pair)  # type: ignore[union-attr]
+
+    bias = torch.zeros(32, dtype=BF16)
+    for given_bias in (None, bias):
+        varying = ("a", "b") if given_bias is None else ("a", "b", "bias")
+        tensors = () if given_bias is None else (given_bias,)
+        a, b = operands()
+        arguments = {"a": a, "b": b, "bias": given_bias, **options}
+        assert operator.prepared(varying, **arguments) is None  # not made yet
+        operator(a, b, bias=given_bias, **options)
+        call = operator.prepared(varying, **arguments)
+        assert operator.prepared(("a",), **arguments) is None
+        assert operator.prepared(varying, **{**arguments, "epilogue": "gelu"}) is None
+        c, d = operands()
+        products.clear()
+        operator(c, d, bias=given_bias, **options)
+        call(c, d, *tensors)
+        (facts, expected), (same, found) = products
+        assert facts is same and all(x is y for x, y in zip(expected, found, strict=True))
+    elsewhere = torch.zeros(33, dtype=BF16)[1:]  # the bias less aligned: another key
+    products.clear()
+    call(c, d, elsewhere)
+    assert products[0][1][4] is elsewhere and products[0][0] is not facts
+    gemm.CALLS.clear()  # as tuning does
+    products.clear()
+    call(c, d, bias)
+    assert products[0][0] is not facts

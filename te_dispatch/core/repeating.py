@@ -1,0 +1,53 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""A call that is made again and again, past the lookup: what a caller keeps who makes the same call in every step.
+
+Such calls differ from one another in tensors that look alike. They have the same facts, so the same winner, for as
+long as the bindings they were resolved under are in force. An implementation may do better than being called: its
+function may have an attribute
+
+    prepared(varying, **arguments) -> a function of the varying arguments, by position, or None
+
+which is given the names of what varies and one call's arguments, and returns a function that makes the call for
+whatever looks like them: a tensor of the same class, shape, strides, dtype and device, a record with the same tags and
+copies, each tensor of it alike. What does not vary is the same object in every call, whatever it holds by then. The
+function may raise `Declined` as the implementation may, before anything is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from te_dispatch.core import codegen
+from te_dispatch.core.operator import OPERATORS
+from te_dispatch.core.policy import COMPOSITE
+
+if TYPE_CHECKING:
+    from te_dispatch.core.bindings import Bindings
+
+
+def repeating(bindings: Bindings, name: str, varying: Sequence[str], **arguments: Any) -> Callable[..., Any] | None:
+    """A function of the `varying` parameters of the operator `name`, for calls like the one with these arguments.
+
+    It serves while `bindings` are in force, which the caller makes sure of.
+
+    Returns:
+        None where every call must be seen: an observer watches, a policy compares some, or one has declined before.
+    """
+    if bindings.observer is not None or bindings.policy.shadow is not None:
+        return None
+    operator = OPERATORS[name]
+    call = operator.signature.bind(**arguments)
+    call.apply_defaults()
+    dispatcher = bindings.dispatcher(operator)
+    entry = dispatcher.entry(tuple(call.arguments.values()))
+    if entry.memory:
+        return None
+    fixed = {parameter: value for parameter, value in call.arguments.items() if parameter not in varying}
+    prepared = None
+    if not entry.chosen.id.startswith(f"{COMPOSITE}."):
+        prepare = bindings.manager.attribute(operator, entry.chosen.id, "prepared")
+        prepared = None if prepare is None else prepare(tuple(varying), **call.arguments)
+    return codegen.repeating(
+        operator, bindings.manager.namespace, varying, fixed, entry.bound, dispatcher.declined, prepared
+    )

@@ -1,0 +1,117 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Calls of a module that are like an earlier one: what a call follows from is compared, instead of worked out again.
+
+Two things are kept for each kind of call: the options of the module's Function, and inside them, where the call is
+quantized, the steps that the Function takes (`settled`). Whatever no kind covers takes the way on which these were
+found: checkpoints, cached weights, quantized inputs and outputs, compiled graphs, torch.autocast, no_grad.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import is_grad_enabled
+from torch._C import _current_graph_task_id
+from torch._C._autograd import _top_saved_tensors_default_hooks as saved_tensors_hooks
+from torch.compiler import is_dynamo_compiling
+
+from te_dispatch.core import scopes
+from te_dispatch.ops.checks.likeness import Likeness, alike
+from te_dispatch.pytorch.autocast import thread
+from te_dispatch.pytorch.module_state import ScaledModule
+from te_dispatch.pytorch.scoped import autocast_off
+from te_dispatch.pytorch.settled import PLAIN
+
+if TYPE_CHECKING:
+    from te_dispatch.pytorch.casts import Plan
+
+#: How many kinds of input a module keeps in mind.
+LOOKS = 4
+
+
+class Known:
+    """A kind of call of one module.
+
+    Attributes:
+        state: the autocast's, None outside any. scope: the bindings.
+        fits: whether tensors look like those of the first such call.
+        group: forward scales that such a call records amaxes for, or None.
+        options: of the module's Function.
+    """
+
+    __slots__ = ("state", "scope", "fits", "group", "options")
+
+    def __init__(self, state: Any, scope: Any, fits: Likeness, group: Any, options: Any) -> None:
+        self.state = state
+        self.scope = scope
+        self.fits = fits
+        self.group = group
+        self.options = options
+
+
+class KnowingModule(ScaledModule):
+    """A module that knows kinds of calls."""
+
+    _plan: Plan | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: They rest on the plan: they go where it goes.
+        self._known: tuple[Known, ...] = ()
+
+    def _recognized(self, *tensors: torch.Tensor) -> Any:
+        """The Function's options for a call with these tensors, the input first; None if it is of no known kind.
+
+        Compared is what `_begin`, `_checked_input` and `check_alignment` look at: the tensors' looks, the autocast, the
+        policy, and that nothing is compiled, recomputed, checkpointed, cast by torch.autocast or run without gradients.
+        """
+        if (
+            is_dynamo_compiling()
+            or not self._known
+            or not autocast_off()
+            or _current_graph_task_id() != -1
+            or not is_grad_enabled()
+            or saved_tensors_hooks(True) is not None
+        ):
+            return None
+        state, scope = thread.state, scopes.capture()
+        for known in self._known:
+            if known.state is state and known.scope is scope and known.fits(*tensors):
+                if known.group is not None:
+                    known.group.dirty = True
+                return known.options
+        return None
+
+    def _learn(self, options: Any, plan: Plan | None, tensors: Sequence[torch.Tensor | None]) -> None:
+        """Let `_recognized` know calls like this one, which the module is about to make with these options.
+
+        Args:
+            tensors: what `_recognized` will be given, the input as it came; None for those that are absent.
+        """
+        if is_dynamo_compiling() or len(self._known) >= LOOKS or not autocast_off() or not options.trains:
+            return
+        state, scope = thread.state, scopes.capture()
+        outside = plan is None and state is None
+        inside = plan is not None and plan is self._plan and not plan.replay and state is not None and state.enabled
+        present = [x for x in tensors if x is not None]
+        if (
+            not (outside or inside)
+            or scope.observer is not None
+            or _current_graph_task_id() != -1
+            or saved_tensors_hooks(True) is not None
+            or any(x.__class__ not in PLAIN for x in present)
+            or not present[0].is_contiguous()
+        ):
+            return
+        fits, group = alike(present, [True] * len(present)), None if plan is None else plan.forward_group
+
+        def learn(steps: Any) -> None:
+            if plan is None or plan is self._plan:  # else another thread has forgotten it meanwhile
+                self._known = (*self._known, Known(state, scope, fits, group, options.settled(steps)))
+
+        if plan is None:
+            learn(None)  # what a Function does without a plan takes no longer than finding out what to do
+        else:
+            options.learn = learn
