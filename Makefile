@@ -49,7 +49,7 @@ $(STAMP): pyproject.toml backends/reference/pyproject.toml backends/torch/pyproj
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --upgrade pip
 	$(BIN)/python -m pip install -e ".[dev]" $(PORTABLE)
-	$(BIN)/python -c "import triton" 2>/dev/null || $(BIN)/python -m pip install --no-deps "triton>=3.5" || \
+	$(BIN)/python -c "import triton" 2>/dev/null || $(BIN)/python -m pip install --no-deps "triton>=3.6" || \
 		echo "no triton for this machine: backends/triton is unavailable"
 	touch $(STAMP)
 

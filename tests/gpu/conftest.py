@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gc
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -36,3 +37,18 @@ def torch_first(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     te_dispatch.set_policy(file)
     yield
     te_dispatch.set_policy(None)
+
+
+@pytest.fixture
+def room() -> Iterator[Callable[[int], None]]:
+    """``room(gib)`` skips the test where less device memory is free. What it took goes back to the device afterwards:
+    PyTorch would keep it from the processes beside this one."""
+
+    def needed(gib: int) -> None:
+        torch.cuda.empty_cache()
+        if torch.cuda.mem_get_info()[0] < gib << 30:
+            pytest.skip(f"needs {gib} GiB of free device memory")
+
+    yield needed
+    gc.collect()
+    torch.cuda.empty_cache()

@@ -83,10 +83,9 @@ def test_a_replay_reads_what_its_operands_hold_then() -> None:
 
 
 @pytest.mark.parametrize("make", [delayed, CurrentQuantizer, BlockQuantizer], ids=["delayed", "current", "block_1d"])
-def test_beyond_2_to_the_31_elements(make: Any) -> None:
+def test_beyond_2_to_the_31_elements(make: Any, room: Any) -> None:
     rows, columns = (1 << 17) + 1, 1 << 14
-    if torch.cuda.mem_get_info()[0] < rows * columns * 8:
-        pytest.skip("needs 17 GB of device memory")
+    room(18)
     x = torch.empty((rows, columns), dtype=torch.bfloat16, device=DEVICE)
     for part in x.split(1 << 13):
         part.normal_()

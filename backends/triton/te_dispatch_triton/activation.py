@@ -14,10 +14,12 @@ from te_dispatch.ops.checks import rows as checks
 from te_dispatch.ops.results import ActivationBackward, ActivationForward
 from te_dispatch.ops.shapes import rows_of
 from te_dispatch_triton import configs, sums
+from te_dispatch_triton.argument_facts import NUMBERS, OPERAND, QUANTIZER, TENSOR
 from te_dispatch_triton.delivery import NO_CAST, NO_COPIES, Delivery, deliver_to
 from te_dispatch_triton.kernels import activation_tiles as kernels
 from te_dispatch_triton.launch import Config, Kernel
 from te_dispatch_triton.memory import dense, empty
+from te_dispatch_triton.prepared import prepared
 from te_dispatch_triton.quantize import cast
 from te_dispatch_triton.targets import INTERPRETER, Target, target_of
 
@@ -58,6 +60,7 @@ class _Form(NamedTuple):
     config: Config
 
 
+@prepared(x=OPERAND, params=NUMBERS, quantizer=QUANTIZER)
 def activation_fwd(
     x: torch.Tensor | Quantized,
     *,
@@ -77,6 +80,7 @@ def activation_fwd(
     return ActivationForward(out, _run(read, shape, dtype, device, quantizer, usage, out, None))
 
 
+@prepared(dy=TENSOR, x=OPERAND, params=NUMBERS, quantizer=QUANTIZER)
 def activation_bwd(
     dy: torch.Tensor,
     x: torch.Tensor | Quantized,

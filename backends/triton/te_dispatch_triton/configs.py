@@ -2,7 +2,8 @@
 """Block sizes, warps and stages of each kernel, from data: ``configs/<family>.json``.
 
 A file maps a kernel's name to arch -> list of entries, tried in order; ``default`` serves archs that are not listed,
-and ``interpreter`` Triton's interpreter. An entry holds
+and ``interpreter`` Triton's interpreter. In place of a list may stand the name of the arch whose list serves. An entry
+holds
 
 ``up_to``
     sizes, by name, up to which it serves; absent for any;
@@ -36,11 +37,18 @@ class Choice(NamedTuple):
 
 
 @functools.cache
-def table(family: str) -> Mapping[str, Mapping[str, list[Mapping[str, Any]]]]:
+def table(family: str) -> Mapping[str, Mapping[str, list[Mapping[str, Any]] | str]]:
     """The file of a family."""
     with open(FOLDER / f"{family}.json", encoding="utf-8") as file:
         found: dict[str, Any] = json.load(file)
     return found
+
+
+def entries(family: str, kernel: str, arch: str) -> list[Mapping[str, Any]]:
+    """The entries that serve an arch, in order."""
+    rows = table(family)[kernel]
+    found = rows.get(arch) or rows["default"]
+    return rows[found] if isinstance(found, str) else found  # type: ignore[return-value]
 
 
 def choose(family: str, kernel: str, target: Target, fp_fusion: bool = False, **sizes: int) -> Choice:
@@ -49,8 +57,7 @@ def choose(family: str, kernel: str, target: Target, fp_fusion: bool = False, **
     Raises:
         KeyError: the file has no entry that serves.
     """
-    rows = table(family)[kernel]
-    for entry in rows.get(target.arch) or rows["default"]:
+    for entry in entries(family, kernel, target.arch):
         if all(sizes[name] <= bound for name, bound in entry.get("up_to", {}).items()):
             return as_choice(entry, fp_fusion)
     raise KeyError(f"configs/{family}.json: {kernel} for {target.arch} has no entry without up_to")

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
@@ -50,6 +50,22 @@ class Descriptor:
         )
 
 
+class Maps(NamedTuple):
+    """The parts of a launcher that keeps tensor maps.
+
+    Attributes:
+        launcher: takes a map where there was a descriptor.
+        make: (descriptor, meta) -> what the launcher takes for it.
+        kept: (place among the launcher's arguments, meta, address, sizes and strides -> what was made), last first.
+        most: how many maps a place keeps.
+    """
+
+    launcher: Callable[..., None]
+    make: Callable[[Any, Any], Any]
+    kept: list[tuple[int, Any, dict[Any, Any]]]
+    most: int
+
+
 #: Tensor maps that one place of a kernel keeps. A model's weights and buffers come back at the same addresses.
 CAPACITY = 1024
 #: What the function closes over that Triton 3.5 and 3.6 put around the C launcher of a kernel with descriptors.
@@ -73,7 +89,7 @@ def mapped(launch: Callable[..., None]) -> Callable[..., None]:
     if make is None or not places or len(described) != len(places):
         return launch
     # From the last on, because a descriptor becomes several arguments.
-    kept = [(place, meta, {}) for place, meta in zip(places, described)][::-1]
+    kept: list[tuple[int, Any, dict[Any, Any]]] = [(place, meta, {}) for place, meta in zip(places, described)][::-1]
     launcher = cells["launcher"]
 
     def run(*args: Any) -> None:
@@ -89,4 +105,5 @@ def mapped(launch: Callable[..., None]) -> Callable[..., None]:
             given[place : place + 1] = found
         launcher(*given)
 
+    run.parts = Maps(launcher, make, kept, CAPACITY)  # type: ignore[attr-defined]  # for calls that are prepared
     return run

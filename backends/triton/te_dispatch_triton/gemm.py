@@ -19,8 +19,10 @@ from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized
 from te_dispatch.numerics.quantizers import Quantizer
 from te_dispatch.ops.checks import gemm as checks
 from te_dispatch.ops.results import Gemm
+from te_dispatch_triton.argument_facts import NUMBER, OPERAND, QUANTIZER, TENSOR
 from te_dispatch_triton.gemm_plans import candidates, force
 from te_dispatch_triton.gemm_product import run, run_plain
+from te_dispatch_triton.prepared import prepared
 
 __all__ = ["allows_tf32", "candidates", "force", "gemm", "gemm_codes", "gemm_decoded"]
 
@@ -33,6 +35,10 @@ def allows_tf32() -> bool:
     return bool(_fp32_setting("cuda", "matmul") == "tf32")
 
 
+@prepared(
+    also=allows_tf32, a=OPERAND, b=OPERAND, alpha=NUMBER, out=TENSOR, bias=TENSOR, aux=OPERAND,
+    aux_quantizer=QUANTIZER, out_quantizer=QUANTIZER,
+)  # fmt: skip
 def gemm(
     a: Operand,
     b: Operand,
@@ -66,6 +72,10 @@ def gemm(
     )  # fmt: skip
 
 
+@prepared(
+    a=OPERAND, b=OPERAND, alpha=NUMBER, out=TENSOR, bias=TENSOR, aux=OPERAND, aux_quantizer=QUANTIZER,
+    out_quantizer=QUANTIZER,
+)  # fmt: skip
 def gemm_codes(
     a: Operand,
     b: Operand,
@@ -95,6 +105,10 @@ def gemm_codes(
     )  # fmt: skip
 
 
+@prepared(
+    a=OPERAND, b=OPERAND, alpha=NUMBER, out=TENSOR, bias=TENSOR, aux=OPERAND, aux_quantizer=QUANTIZER,
+    out_quantizer=QUANTIZER,
+)  # fmt: skip
 def gemm_decoded(
     a: Operand,
     b: Operand,

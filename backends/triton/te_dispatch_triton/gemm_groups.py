@@ -17,7 +17,7 @@ from te_dispatch_triton.gemm_plans import Problem, kind_of, planned
 from te_dispatch_triton.gemm_product import Side, pair_of, side_of
 from te_dispatch_triton.kernels import gemm_grouped as kernels
 from te_dispatch_triton.launch import Config, Kernel
-from te_dispatch_triton.memory import dense, empty
+from te_dispatch_triton.memory import address, dense, empty
 from te_dispatch_triton.targets import INTERPRETER, target_of
 
 _FILL, _GROUPED = Kernel(kernels.fill), Kernel(kernels.grouped)
@@ -175,9 +175,9 @@ def _row(group: Group, base: Side | None) -> Row:
     m, n, k = group.sizes
     stride = left.stride if base is None else base.stride
     return Row(
-        (left if base is None else base).data.data_ptr(), right.data.data_ptr(), group.target.data_ptr(),
-        *(0 if x is None else x.data_ptr() for x in (group.bias, left.scale, right.scale)), m, n, k, stride,
-        right.stride, *(0 if x is None else x.data_ptr() for x in (left.whole, right.whole)),
+        address((left if base is None else base).data), address(right.data), address(group.target),
+        *(0 if x is None else address(x) for x in (group.bias, left.scale, right.scale)), m, n, k, stride,
+        right.stride, *(0 if x is None else address(x) for x in (left.whole, right.whole)),
     )  # fmt: skip
 
 

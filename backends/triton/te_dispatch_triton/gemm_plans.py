@@ -25,6 +25,7 @@ import torch
 from te_dispatch_triton import configs, tuning_cache
 from te_dispatch_triton.configs import Choice
 from te_dispatch_triton.launch import Config, blocks
+from te_dispatch_triton.prepared import forget
 from te_dispatch_triton.targets import INTERPRETER, Target, target_of
 
 FAMILY = "gemm"
@@ -40,6 +41,7 @@ class _Plans(dict[Any, Any]):
     def clear(self) -> None:
         super().clear()
         READY.clear()
+        forget()
 
 
 PLANS = _Plans()
@@ -200,10 +202,9 @@ def plan_of(problem: Problem, target: Target) -> Plan:
 
 def candidates(name: str, target: Target) -> Iterator[Choice]:
     """The configurations of a table that a tuner may try, the default ones first."""
-    rows = configs.table(FAMILY)
-    for entry in rows[name].get(target.arch) or rows[name]["default"]:
+    for entry in configs.entries(FAMILY, name, target.arch):
         yield configs.as_choice(entry, True)
-    more: Any = rows.get("candidates", {})
+    more: Any = configs.table(FAMILY).get("candidates", {})
     for entry in more.get(name, {}).get(target.arch, ()):
         yield configs.as_choice(entry, True)
 

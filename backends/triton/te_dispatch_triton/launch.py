@@ -23,9 +23,11 @@ import torch
 from triton import knobs
 
 from te_dispatch.core.errors import CaptureError
+from te_dispatch_triton import assembler
 from te_dispatch_triton.descriptor import Descriptor as Descriptor
 from te_dispatch_triton.descriptor import mapped
 from te_dispatch_triton.kinds import READERS, reader_of
+from te_dispatch_triton.tape import ACTIVE
 from te_dispatch_triton.targets import INTERPRETER, target_of
 
 Grid = tuple[int, int, int]
@@ -59,6 +61,7 @@ class CompileFailure(RuntimeError):
 #: Triton's interpreter replaces functions of `triton.language` while a kernel runs: one thread at a time.
 _interpreter = threading.Lock()
 _recorder: Callable[[Launch], None] | None = None
+_runtime = knobs.runtime
 _raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 _current: Any = getattr(torch._C, "_cuda_getDevice", None)
 
@@ -102,13 +105,16 @@ class Kernel:
         key = (index, config, constants, read, facts)
         compiled = self._compiled.get(key)
         if compiled is None:
-            self._compiled[key] = self._compile(device, grid, args, constants, config)
+            compiled = self._compiled[key] = self._compile(device, grid, args, constants, config)
+            if ACTIVE:
+                _note(compiled, grid, args, constants)
             return None
-        runtime = knobs.runtime
-        if _called(runtime.launch_enter_hook) or _called(runtime.launch_exit_hook):
+        if observed():
             # Profilers want to be told what only Triton's own path tells.
             self._launch_slowly(device, grid, args, constants, config)
             return None
+        if ACTIVE:
+            _note(compiled, grid, args, constants)
         run, given = compiled
         if index == _current():
             run(grid[0], grid[1], grid[2], _raw_stream(index), *given, *values, *constants)
@@ -149,8 +155,18 @@ class Kernel:
             with _interpreter:
                 return self.function[grid](*args, *constants)
         given = [x.of_triton() if x.__class__ is Descriptor else x for x in args]
-        with torch.cuda.device(device):
-            return self.function[grid](*given, *constants, **options_of(config))
+        target = target_of(device)
+        with torch.cuda.device(device), assembler.chosen(target.backend, target.triton_arch) as more:
+            return self.function[grid](*given, *constants, **options_of(config), **more)
+
+
+def _note(
+    compiled: tuple[Callable[..., None], tuple[Any, ...]], grid: Grid, args: tuple[Any, ...], constants: tuple[Any, ...]
+) -> None:
+    """Write a launch down where this thread's call is watched."""
+    tape = ACTIVE.get(threading.get_ident())
+    if tape is not None:
+        tape.launched(*compiled, grid, args, constants)
 
 
 def launcher_of(compiled: Any) -> tuple[Callable[..., None], tuple[Any, ...]]:
@@ -182,9 +198,14 @@ def _parameters_of(launcher: type) -> tuple[str, ...]:
 _SHORT = ("self", "gridX", "gridY", "gridZ", "stream", "function", "args")
 
 
-def _called(hook: Any) -> bool:
-    """Whether a hook, or one of a chain of hooks, would be called at a launch."""
-    return hook is not None and bool(getattr(hook, "calls", True))
+def observed() -> bool:
+    """Whether launches are recorded, or a hook of Triton's (or one of a chain of hooks) would be called at one."""
+    enter, leave = _runtime.launch_enter_hook, _runtime.launch_exit_hook
+    return (
+        _recorder is not None
+        or (enter is not None and bool(getattr(enter, "calls", True)))
+        or (leave is not None and bool(getattr(leave, "calls", True)))
+    )
 
 
 def reason_of(error: BaseException) -> str:

@@ -13,11 +13,13 @@ from te_dispatch.ops.checks import rows as checks
 from te_dispatch.ops.results import NormForward
 from te_dispatch.ops.shapes import rows_of
 from te_dispatch_triton import configs
+from te_dispatch_triton.argument_facts import NUMBER, QUANTIZER, TENSOR
 from te_dispatch_triton.delivery import NO_CAST, NO_COPIES, Delivery, deliver_to
 from te_dispatch_triton.kernels import norm as kernels
 from te_dispatch_triton.kernels import norm_casts
 from te_dispatch_triton.launch import Config, Kernel
 from te_dispatch_triton.memory import dense, empty
+from te_dispatch_triton.prepared import prepared
 from te_dispatch_triton.targets import INTERPRETER, Target, target_of
 
 _F32 = torch.float32
@@ -53,6 +55,7 @@ class _Form(NamedTuple):
     config: Config
 
 
+@prepared(x=TENSOR, gamma=TENSOR, beta=TENSOR, eps=NUMBER, residual=TENSOR, quantizer=QUANTIZER)
 def layernorm_fwd(
     x: torch.Tensor,
     gamma: torch.Tensor,
@@ -71,6 +74,7 @@ def layernorm_fwd(
     return _forward(x, gamma, beta, eps, zero_centered_gamma, residual, quantizer, usage, with_y, out_dtype, True)
 
 
+@prepared(x=TENSOR, gamma=TENSOR, eps=NUMBER, residual=TENSOR, quantizer=QUANTIZER)
 def rmsnorm_fwd(
     x: torch.Tensor,
     gamma: torch.Tensor,

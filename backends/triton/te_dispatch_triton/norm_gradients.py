@@ -12,10 +12,12 @@ from te_dispatch.ops.checks import rows as checks
 from te_dispatch.ops.results import NormBackward
 from te_dispatch.ops.shapes import rows_of
 from te_dispatch_triton import configs
+from te_dispatch_triton.argument_facts import TENSOR
 from te_dispatch_triton.kernels import norm_gradients as kernels
 from te_dispatch_triton.launch import Config, Kernel
 from te_dispatch_triton.memory import dense, empty
 from te_dispatch_triton.norm import affordable
+from te_dispatch_triton.prepared import prepared
 from te_dispatch_triton.targets import INTERPRETER, Target, target_of
 
 _F32 = torch.float32
@@ -37,6 +39,7 @@ class _Form(NamedTuple):
     sum_config: Config
 
 
+@prepared(dy=TENSOR, x=TENSOR, gamma=TENSOR, mean=TENSOR, rstd=TENSOR, add=TENSOR)
 def layernorm_bwd(
     dy: torch.Tensor,
     x: torch.Tensor,
@@ -52,6 +55,7 @@ def layernorm_bwd(
     return _backward(dy, x, gamma, dense(mean), rstd, zero_centered_gamma, add)
 
 
+@prepared(dy=TENSOR, x=TENSOR, gamma=TENSOR, rstd=TENSOR, add=TENSOR)
 def rmsnorm_bwd(
     dy: torch.Tensor,
     x: torch.Tensor,

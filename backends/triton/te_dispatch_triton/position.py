@@ -6,10 +6,12 @@ from __future__ import annotations
 import torch
 
 from te_dispatch.ops.checks import rows as checks
+from te_dispatch_triton.argument_facts import TENSOR
 from te_dispatch_triton.configs import choose
 from te_dispatch_triton.kernels import rope as kernels
 from te_dispatch_triton.launch import Config, Kernel
 from te_dispatch_triton.memory import dense, empty
+from te_dispatch_triton.prepared import prepared
 from te_dispatch_triton.targets import INTERPRETER, target_of
 
 _rotate = Kernel(kernels.rotate)
@@ -21,6 +23,7 @@ _Choice = tuple[tuple[bool, int, int, int, int], Config]
 _chosen: dict[tuple[torch.device, int, int, int], _Choice] = {}
 
 
+@prepared(x=TENSOR, freqs=TENSOR, cu_seqlens=TENSOR, offsets=TENSOR)
 def rope_fwd(
     x: torch.Tensor,
     freqs: torch.Tensor,
@@ -35,6 +38,7 @@ def rope_fwd(
     return _rotated(x, freqs, layout, interleaved, cu_seqlens, offsets, False)
 
 
+@prepared(dy=TENSOR, freqs=TENSOR, cu_seqlens=TENSOR, offsets=TENSOR)
 def rope_bwd(
     dy: torch.Tensor,
     freqs: torch.Tensor,

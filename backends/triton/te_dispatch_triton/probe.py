@@ -13,8 +13,9 @@ from pathlib import Path
 from te_dispatch.core.facts import UNKNOWN, DeviceFacts, FactValue
 from te_dispatch_triton.archs import ARCHS
 
-#: The oldest release that the kernels are compiled and run with.
-OLDEST = (3, 5)
+#: The oldest release that the kernels are compiled and run with. 3.5 has no assembler for NVIDIA's chips but one that
+#: makes wrong binaries of some of them (`te_dispatch_triton.assembler`).
+OLDEST = (3, 6)
 INTERPRET = "TRITON_INTERPRET"
 
 

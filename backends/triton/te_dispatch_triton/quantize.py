@@ -12,11 +12,13 @@ from te_dispatch.numerics.quantizers import Quantizer
 from te_dispatch.ops.checks import quantize as checks
 from te_dispatch.ops.results import QuantizeDbias
 from te_dispatch_triton import configs, sums
+from te_dispatch_triton.argument_facts import OPERAND, QUANTIZER, TENSOR
 from te_dispatch_triton.blocks import cast_blocks
 from te_dispatch_triton.kernels import cast as kernels
 from te_dispatch_triton.launch import Config, Kernel
 from te_dispatch_triton.maxima import compute_amax, find_maxima
 from te_dispatch_triton.memory import dense, empty
+from te_dispatch_triton.prepared import prepared
 from te_dispatch_triton.records import empty_tensor_record
 from te_dispatch_triton.targets import target_of
 
@@ -26,6 +28,7 @@ _COPIES = ("row_data", "col_data", "row_scale_inv", "col_scale_inv", "global_sca
 _line, _tiles = Kernel(kernels.cast_line), Kernel(kernels.cast_tiles)
 
 
+@prepared(x=TENSOR, quantizer=QUANTIZER, out=OPERAND, noop_flag=TENSOR, amax=TENSOR, rng_state=TENSOR)
 def quantize(
     x: torch.Tensor,
     quantizer: Quantizer,
@@ -62,6 +65,7 @@ def _dense_record(out: Quantized) -> Quantized:
     )  # fmt: skip
 
 
+@prepared(x=TENSOR, quantizer=QUANTIZER)
 def quantize_dbias(
     x: torch.Tensor, quantizer: Quantizer, *, usage: str, bias_dtype: torch.dtype | None = None
 ) -> QuantizeDbias:

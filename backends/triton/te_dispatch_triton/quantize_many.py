@@ -17,10 +17,12 @@ import triton.language as tl
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.numerics.quantizers import Quantizer
 from te_dispatch.ops.checks import quantize as checks
+from te_dispatch_triton.argument_facts import NUMBERS, OPERANDS, QUANTIZERS, TENSOR
 from te_dispatch_triton.configs import choose
 from te_dispatch_triton.kernels import forms_many as kernels
 from te_dispatch_triton.launch import Config, Kernel
-from te_dispatch_triton.memory import dense
+from te_dispatch_triton.memory import address, dense
+from te_dispatch_triton.prepared import prepared
 from te_dispatch_triton.quantize import cast
 from te_dispatch_triton.records import empty_record, empty_tensor_record
 from te_dispatch_triton.targets import target_of
@@ -38,6 +40,7 @@ _LEAST = 3
 _Part = tuple[int, tuple[int, ...], int, int]
 
 
+@prepared(x=TENSOR, splits=NUMBERS, quantizers=QUANTIZERS)
 def split_quantize(
     x: torch.Tensor, splits: Sequence[int], quantizers: Sequence[Quantizer], *, usage: str
 ) -> list[Quantized]:
@@ -47,14 +50,15 @@ def split_quantize(
         return [cast(part, q, usage) for part, q in zip(x.split_with_sizes(list(splits)), quantizers)]
     x = _readable(x)
     columns, stride = x.shape[1], x.stride(0)
-    address, step = x.data_ptr(), stride * x.element_size()
+    at, step = address(x), stride * x.element_size()
     parts: list[_Part] = []
     for rows in splits:
-        parts.append((address, (rows, columns), rows, stride))
-        address += rows * step
+        parts.append((at, (rows, columns), rows, stride))
+        at += rows * step
     return _cast_many(parts, x.dtype, x.device, quantizers, usage)
 
 
+@prepared(xs=OPERANDS, quantizers=QUANTIZERS)
 def multi_tensor_quantize(
     xs: Sequence[torch.Tensor], quantizers: Sequence[Quantizer], *, usage: str
 ) -> list[Quantized]:
@@ -69,7 +73,7 @@ def multi_tensor_quantize(
         columns, rows = shape[-1], 1
         for size in shape[:-1]:
             rows *= size
-        parts.append((x.data_ptr(), shape, rows, columns if x.is_contiguous() else x.stride(0)))
+        parts.append((address(x), shape, rows, columns if x.is_contiguous() else x.stride(0)))
     return _cast_many(parts, held[0].dtype, held[0].device, quantizers, usage)
 
 
@@ -124,27 +128,27 @@ def _cast_alike(
     words: list[int] = []
     entries = programs = together = 0
     for part, q in zip(parts, quantizers):
-        address, shape, rows, apart = part
+        at, shape, rows, apart = part
         across = -(-shape[-1] // bn)
         record, targets = _empty(shape, rows, shape[-1], dtype, device, q, usage)
         records.append(record)
         tiles = -(-rows // bm) * across or least
         if tiles == 0:
             continue
-        words.append(address)
+        words.append(at)
         if not uniform:
             words += (apart, shape[-1])
             together |= apart | shape[-1]
         for tensor in targets:
-            place = tensor.data_ptr()
+            place = address(tensor)
             together |= place
             words.append(place)
         if delayed:
-            words += (q.scale.data_ptr(), 0 if q.amax is None else q.amax.data_ptr())
+            words += (address(q.scale), 0 if q.amax is None else address(q.amax))
         elif found:
             words.append(0)
         words += (rows, programs, _bits(q.epsilon) if computed and q.epsilon else 0)
-        together |= address | rows
+        together |= at | rows
         entries += 1
         programs += tiles
     if entries:

@@ -13,9 +13,11 @@ import torch
 from te_dispatch.core.errors import Declined
 from te_dispatch.ops.checks import quantize as checks
 from te_dispatch_triton import configs
+from te_dispatch_triton.argument_facts import NUMBER, NUMBER_LISTS, OPERANDS
 from te_dispatch_triton.kernels import cast_scales as kernels
 from te_dispatch_triton.launch import Kernel
-from te_dispatch_triton.memory import dense
+from te_dispatch_triton.memory import address, dense
+from te_dispatch_triton.prepared import prepared
 from te_dispatch_triton.targets import target_of
 
 _update = Kernel(kernels.update_scales)
@@ -26,6 +28,7 @@ _WIDEST = 1 << 31
 Entry = tuple[int, int, int, int, int]
 
 
+@prepared(histories=OPERANDS, scales=OPERANDS, max_values=NUMBER_LISTS, margin=NUMBER, amaxes=OPERANDS)
 def update_delayed_scales(
     histories: Sequence[torch.Tensor],
     scales: Sequence[torch.Tensor],
@@ -78,8 +81,8 @@ def _entries(
         length, columns = history.shape
         if length >= _WIDEST or columns >= _WIDEST:
             raise Declined(f"histories[{i}]: {length}x{columns}, at most 2^31 - 1 either way")
-        base, scale = history.data_ptr(), scales[i].data_ptr()
-        amax = amaxes[i].data_ptr() if amaxes else scale
+        base, scale = address(history), address(scales[i])
+        amax = address(amaxes[i]) if amaxes else scale
         for first, count, maximum in _runs(tuple(max_values[i])):
             offset = 4 * first
             entries.append((

@@ -8,10 +8,12 @@ import math
 import torch
 
 from te_dispatch.ops.checks import rows as checks
+from te_dispatch_triton.argument_facts import NUMBER, TENSOR
 from te_dispatch_triton.configs import choose
 from te_dispatch_triton.kernels import softmax as kernels
 from te_dispatch_triton.launch import Config, Kernel, blocks
 from te_dispatch_triton.memory import dense, empty
+from te_dispatch_triton.prepared import prepared
 from te_dispatch_triton.targets import INTERPRETER, target_of
 
 _forward, _backward = Kernel(kernels.forward), Kernel(kernels.backward)
@@ -36,6 +38,7 @@ def _choice(kernel: str, device: torch.device, columns: int) -> _Choice:
     return found
 
 
+@prepared(x=TENSOR, mask=TENSOR, scale=NUMBER)
 def softmax_fwd(
     x: torch.Tensor,
     mask: torch.Tensor | None = None,
@@ -74,6 +77,7 @@ def _mask_strides(mask: torch.Tensor, shape: torch.Size) -> tuple[torch.Tensor, 
     return mask, (*(0,) * (4 - len(strides)), *strides)
 
 
+@prepared(dy=TENSOR, y=TENSOR, scale=NUMBER)
 def softmax_bwd(
     dy: torch.Tensor, y: torch.Tensor, *, scale: float = 1.0, out_dtype: torch.dtype | None = None
 ) -> torch.Tensor:

@@ -11,10 +11,12 @@ import triton.language as tl
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.ops.checks import training as checks
 from te_dispatch.ops.results import DropoutAddForward, MoePermute, MoeUnpermuteBackward
+from te_dispatch_triton.argument_facts import NUMBER, OPERAND, OPERANDS, TENSOR
 from te_dispatch_triton.configs import Choice, choose
 from te_dispatch_triton.kernels import dropout, moe, moe_sort, optimizer
 from te_dispatch_triton.launch import Config, Kernel, blocks
 from te_dispatch_triton.memory import dense, empty
+from te_dispatch_triton.prepared import prepared
 from te_dispatch_triton.targets import INTERPRETER, target_of
 from te_dispatch_triton.training_tables import CODES, contiguous, returned, tables, write
 
@@ -42,6 +44,7 @@ def _choice(kernel: str, device: torch.device, columns: int = 0) -> tuple[tuple[
     return found
 
 
+@prepared(x=TENSOR, residual=TENSOR, bias=TENSOR, dropout_p=NUMBER, rng_state=TENSOR)
 def dropout_add_fwd(
     x: torch.Tensor,
     residual: torch.Tensor | None = None,
@@ -85,6 +88,7 @@ def _threshold(p: float) -> int:
     return min(round(p * 4294967296.0), 4294967295) - 2147483648
 
 
+@prepared(dy=TENSOR, mask=TENSOR, dropout_p=NUMBER)
 def dropout_add_bwd(dy: torch.Tensor, mask: torch.Tensor | None = None, *, dropout_p: float = 0.0) -> torch.Tensor:
     """dy * mask / (1 - p)."""
     checks.dropout_add_bwd(dy, mask, dropout_p)
@@ -138,6 +142,7 @@ def multi_tensor_adam(
         returned(targets, sources)
 
 
+@prepared(tensors=OPERANDS)
 def multi_tensor_l2norm(tensors: Sequence[torch.Tensor], *, per_tensor: bool = False) -> torch.Tensor:
     """The square root of sums of squares, in fp32: of chunks, then of these."""
     checks.multi_tensor_l2norm(tensors)
@@ -179,6 +184,7 @@ def multi_tensor_scale(
     returned(outputs, targets)
 
 
+@prepared(x=OPERAND, indices=TENSOR, probs=TENSOR, capacity=NUMBER)
 def moe_permute(
     x: torch.Tensor | Quantized,
     indices: torch.Tensor,
@@ -249,6 +255,7 @@ def _spread_rows(
     return target
 
 
+@prepared(x=TENSOR, row_map=TENSOR, probs=TENSOR)
 def moe_unpermute(x: torch.Tensor, row_map: torch.Tensor, *, probs: torch.Tensor | None = None) -> torch.Tensor:
     """Gather and sum in fp32, in the order of the choices."""
     checks.moe_unpermute(x, row_map, probs)
@@ -264,6 +271,7 @@ def moe_unpermute(x: torch.Tensor, row_map: torch.Tensor, *, probs: torch.Tensor
     return out
 
 
+@prepared(dy=TENSOR, x=TENSOR, row_map=TENSOR, probs=TENSOR)
 def moe_unpermute_bwd(
     dy: torch.Tensor, x: torch.Tensor, row_map: torch.Tensor, *, probs: torch.Tensor | None = None
 ) -> MoeUnpermuteBackward:

@@ -9,7 +9,7 @@ import torch
 
 from te_dispatch_triton.kernels import optimizer_table as kernels
 from te_dispatch_triton.launch import Config, Kernel
-from te_dispatch_triton.memory import dense, empty
+from te_dispatch_triton.memory import address, dense, empty
 
 Tensors = Sequence[torch.Tensor]
 CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -53,9 +53,9 @@ def tables(lists: Sequence[Tensors], chunk: int, code: Callable[[int], int] | No
             yield Table(write(words, x.device), entries, most, programs, addresses & 15 == 0)
             words, entries, programs, addresses = [], 0, 0, 0
         for tensors in lists:
-            address = tensors[place].data_ptr() if tensors else 0
-            addresses |= address
-            words.append(address)
+            at = address(tensors[place]) if tensors else 0
+            addresses |= at
+            words.append(at)
         words += (count, programs, 0 if code is None else code(place))
         entries += 1
         programs += -(-count // chunk)

@@ -23,7 +23,7 @@ def _lists(family: str) -> Iterator[tuple[str, str, list[dict[str, Any]]]]:
     """(table, chip, entries) of a file, without the tuner's candidates."""
     for kernel, rows in json.loads((FOLDER / f"{family}.json").read_text()).items():
         if kernel != CANDIDATES:
-            yield from ((kernel, chip, entries) for chip, entries in rows.items())
+            yield from ((kernel, chip, entries) for chip, entries in rows.items() if not isinstance(entries, str))
 
 
 FAMILIES = sorted(file.stem for file in FOLDER.glob("*.json"))
@@ -57,6 +57,14 @@ def test_every_table_serves_every_chip(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+def test_chips_that_borrow_a_list_name_one_that_has_it(family: str) -> None:
+    for kernel, rows in json.loads((FOLDER / f"{family}.json").read_text()).items():
+        for chip, entries in rows.items():
+            if isinstance(entries, str):
+                assert chip in CHIPS and isinstance(rows.get(entries), list), f"{family}.json: {kernel} for {chip}"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_blocks_are_powers_of_two(family: str) -> None:
     for kernel, chip, entries in _lists(family):
         for entry in entries:
@@ -72,6 +80,7 @@ def configs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         "kernel": {
             "default": [{"up_to": {"columns": 64}, "constants": {"BLOCK": 64}}, {"constants": {"BLOCK": 512}}],
             "sm_90": [{"constants": {"BLOCK": 1024}, "num_warps": 8, "options": {"maxnreg": 96}}],
+            "sm_100": "sm_90",
         },
         "bounded": {"default": [{"up_to": {"columns": 64}, "constants": {}}]},
     }
@@ -91,6 +100,7 @@ def test_the_first_entry_that_serves_is_chosen(configs: Any) -> None:
     chosen = configs.choose("planted", "kernel", hopper, True, columns=1)
     assert chosen.constants == {"BLOCK": 1024}
     assert chosen.config == (8, 2, True, (("maxnreg", 96),))
+    assert configs.choose("planted", "kernel", target_for("nvidia", "sm_100"), True, columns=1) == chosen
 
 
 def test_a_size_that_nothing_serves_is_named(configs: Any) -> None:

@@ -61,7 +61,7 @@ metadata.version = lambda name: "3.2.0" if name == "triton" else told(name)
     ("fault", "environment", "reason"),
     [
         (_MISSING, {"TRITON_INTERPRET": "1"}, "Triton missing Triton is not installed: pip install triton"),
-        (_OLD, {"TRITON_INTERPRET": "1"}, "Triton missing Triton 3.2.0 is too old, needs 3.5: pip install -U triton"),
+        (_OLD, {"TRITON_INTERPRET": "1"}, "Triton missing Triton 3.2.0 is too old, needs 3.6: pip install -U triton"),
         ("", {"TRITON_CACHE_DIR": "/proc/none"}, "cache directory missing Triton cannot write its cache directory"),
     ],
     ids=["missing", "old", "cache"],
@@ -91,7 +91,15 @@ def test_the_command_names_the_cache_directory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("version", "expected"),
-    [("3.4.0", True), ("3.5.0", False), ("3.6.0+git1234", False), ("3.10.1", False), ("2.9", True), ("4.0rc1", False)],
+    [
+        ("3.4.0", True),
+        ("3.5.1", True),
+        ("3.6.0", False),
+        ("3.6.0+git1234", False),
+        ("3.10.1", False),
+        ("2.9", True),
+        ("4.0rc1", False),
+    ],
 )
 def test_releases_are_compared_by_number(version: str, expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe.importlib.util, "find_spec", lambda name: object())

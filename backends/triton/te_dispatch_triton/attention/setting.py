@@ -162,8 +162,9 @@ class Plan(NamedTuple):
         found = self.forms.get(kernel)
         if found is None:
             choice = configs.choose(
-                "attention", kernel, self.target, True, width=max(self.width[2:]), bytes=self.size, rows=self.longest
-            )
+                "attention", kernel, self.target, True, width=max(self.width[2:]), bytes=self.size, rows=self.longest,
+                beside=sum(self.extra[place] is not None for place in (0, 4)),
+            )  # fmt: skip
             tile = choice.constants["BM"], choice.constants["BN"], choice.constants.get("SPLIT", True)
             found = self.forms[kernel] = _FORMS[kernel](self, tile, choice.config)
         return found

@@ -37,6 +37,9 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="one form of each kernel, and of each pair of encodings")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every row, with its configuration")
     parser.add_argument("--record", action="store_true", help="take the spills that are found as bounds")
+    parser.add_argument(
+        "--cache", metavar="FOLDER", default=os.environ.get(run.CACHE), help="keep what is compiled here"
+    )
     asked = parser.parse_args(given)
 
     begun, left = time.monotonic(), len(asked.targets) * len(asked.families)
@@ -48,7 +51,7 @@ def main(given: Sequence[str] | None = None) -> int:
         told = f"{chip:8} {family:16} {len(rows):4} compiled, {failed} with problems, {left} tasks left"
         print(f"[{time.monotonic() - begun:6.1f} s] {told}", file=sys.stderr, flush=True)
 
-    rows = run.compiled(asked.targets, asked.families, asked.jobs, not asked.quick, done)
+    rows = run.compiled(asked.targets, asked.families, asked.jobs, not asked.quick, done, asked.cache)
     if asked.record:
         run.record(rows)
         known = run.bounds()

@@ -28,7 +28,8 @@ _AMD = re.compile(r"\b(v_(?:s?mfmac?|wmma)\w*)")
 class Facts(NamedTuple):
     """Attributes:
     registers: per thread; AMD's vector registers, accumulation ones included.
-    spills: bytes of stack per thread on NVIDIA; vector and scalar registers spilled on AMD.
+    spills: bytes of stack per thread on NVIDIA; vector registers that go to memory on AMD, where scalar ones go to
+        lanes of vector registers.
     shared: bytes of shared memory per program.
     instructions: matrix instructions, sorted.
     """
@@ -62,10 +63,9 @@ def amd_instructions(text: str) -> tuple[str, ...]:
 
 
 def amd_resources(text: str) -> tuple[int, int]:
-    """(vector registers, registers spilled)."""
+    """(vector registers, those spilled)."""
     found = {name: int(value) for name, value in re.findall(r"\.(\w+_count):\s+(\d+)", text)}
-    spilled = found.get("vgpr_spill_count", 0) + found.get("sgpr_spill_count", 0)
-    return found["vgpr_count"] + found.get("agpr_count", 0), spilled
+    return found["vgpr_count"] + found.get("agpr_count", 0), found.get("vgpr_spill_count", 0)
 
 
 def _cuda_resources(cubin: bytes) -> tuple[int, int]:

@@ -10,6 +10,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from te_dispatch_triton import assembler
 from te_dispatch_triton.kinds import in_reach
 from te_dispatch_triton.launch import (
     CompileFailure,
@@ -40,7 +41,8 @@ def compile_for(launch: Launch, target: Target) -> Any:
     source = source_of(launch, target)
     gpu = GPUTarget(target.backend, target.triton_arch, target.warp_size)
     try:
-        return triton.compile(source, target=gpu, options=options_of(launch.config))
+        with assembler.chosen(target.backend, target.triton_arch) as more:
+            return triton.compile(source, target=gpu, options={**options_of(launch.config), **more})
     except Exception as error:
         raise CompileFailure(
             f"Triton kernel {launch.kernel.name} for {target.arch} with "

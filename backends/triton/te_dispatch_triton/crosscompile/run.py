@@ -19,6 +19,10 @@ from te_dispatch_triton.crosscompile.gather import codes_of, first_of_each, vari
 from te_dispatch_triton.crosscompile.matrix import compile_for
 from te_dispatch_triton.launch import CompileFailure, Launch, describe
 
+#: Names a folder that keeps what is compiled, for `python -m te_dispatch_triton.crosscompile` and the test of it.
+CACHE = "TE_DISPATCH_CROSSCOMPILE_CACHE"
+#: Families whose kernels take longest to compile.
+_LONG = ("attention", "gemm", "norm")
 BOUNDS = Path(__file__).parent / "bounds.json"
 
 
@@ -59,20 +63,24 @@ def compiled(
     jobs: int,
     each_form: bool = True,
     done: Callable[[str, str, list[Row]], None] | None = None,
+    cache: str | None = None,
 ) -> list[Row]:
     """Compile what the families' calls launch on the chips.
 
     Args:
         each_form: every form, else one of each kernel and of each pair of encodings.
         done: called with chip, family and rows as they are there.
+        cache: a folder that keeps what was compiled for the next time; None for one that is thrown away.
     """
-    tasks = list(itertools.product(chips, families))
+    # What takes longest first, so that no processor is left with it in the end.
+    tasks = sorted(itertools.product(chips, families), key=lambda task: task[1] not in _LONG)
     rows: list[Row] = []
-    with tempfile.TemporaryDirectory(prefix="te_dispatch_triton_") as cache:
+    with tempfile.TemporaryDirectory(prefix="te_dispatch_triton_") as folder:
         # Forked, because importing PyTorch takes seconds, and one task to a process, because host code keeps its
         # choices for a device, which here stands for many.
         context = multiprocessing.get_context("fork")
-        with context.Pool(min(jobs, len(tasks)), initializer=_cache_in, initargs=(cache,), maxtasksperchild=1) as pool:
+        jobs, kept = min(jobs, len(tasks)), (cache or folder,)
+        with context.Pool(jobs, initializer=_cache_in, initargs=kept, maxtasksperchild=1) as pool:
             for chip, family, found in pool.imap_unordered(_task, [(c, f, each_form) for c, f in tasks]):
                 rows += found
                 if done is not None:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from te_dispatch.core.manifest import Implementation
-from te_dispatch.core.requirements import All, AnyOf, Compare, Condition, MultipleOf, OneOf
+from te_dispatch.core.requirements import AnyOf, Compare, Condition, OneOf
 from te_dispatch_triton.implementations.entry import FLOATS, ROWS, kernel
 
 _TRAITS = frozenset({"fused", "flash"})
@@ -15,9 +15,6 @@ _SERVED: tuple[Condition, ...] = (
     *(OneOf(f"{x}.scaling", "none") for x in ("q", "k", "v")),
     OneOf("s_quantizer", None),
     AnyOf(OneOf("attn_mask", False), OneOf("layout", "sbhd", "bshd")),
-    # 16-bit operands of 24 and 8 features gave wrong results on an H200, for a reason not known yet; in fp32 they are
-    # right. What was seen to be right there has multiples of 16.
-    AnyOf(OneOf("q.dtype", "fp32"), All(MultipleOf("head_dim", 16), MultipleOf("head_dim_v", 16))),
     Compare("head_dim", "<=", 256),
     Compare("head_dim_v", "<=", 256),
 )

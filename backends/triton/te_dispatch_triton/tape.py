@@ -1,0 +1,308 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""What an operator's call did, written down as Python source that does it again with other addresses.
+
+A `Tape` watches one call of an operator's host function: what `memory.empty` allocated, what was launched with which
+arguments, what came back. `Tape.source` is a function that allocates and launches the same: sizes, grids and constants
+are written out, addresses are taken anew. It takes PyTorch's entry for allocations (None: `alloc.empty` is asked), the
+stream, and the call's tensors with their addresses; it returns NotImplemented, before any launch, where memory that it
+got does not begin at a multiple of 16. It holds for every call that the host function could not tell from the watched
+one (`prepared` sees to that).
+
+A call that did anything else (a PyTorch operation that computes, a launch through Triton's own path, an address within
+a number) gives no source: `Tape.spoiled` says why.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from te_dispatch.numerics.quantized import Quantized
+from te_dispatch.ops import alloc
+from te_dispatch.ops.results import Saved
+from te_dispatch_triton.descriptor import Descriptor
+
+#: Tapes by the thread whose call they watch; mostly there is none.
+ACTIVE: dict[int, Tape] = {}
+#: Operations of PyTorch that look at memory otherwise and do nothing to it.
+_VIEWS = frozenset((
+    "alias", "as_strided", "detach", "expand", "permute", "select", "slice", "split_with_sizes", "squeeze", "t",
+    "transpose", "unbind", "unsqueeze", "view",
+))  # fmt: skip
+_CONSTANT = (str, float, bool, torch.dtype, torch.device)
+
+
+class Given(NamedTuple):
+    """A tensor of the call. `tensor` and `pointer`: the variables that hold it and its address."""
+
+    tensor: str
+    pointer: str
+    value: torch.Tensor
+
+
+class Address(int):
+    """An address in a watched call. What is added to it, multiplied or set in it is written down with it."""
+
+    code: str
+
+    @classmethod
+    def told(cls, value: int, code: str) -> Address:
+        made = cls(value)
+        made.code = code
+        return made
+
+    def __add__(self, other: int) -> int:
+        return self._with(int(self) + other, "+", other)
+
+    def __mul__(self, other: int) -> int:
+        return self._with(int(self) * other, "*", other)
+
+    def __or__(self, other: int) -> int:
+        return self._with(int(self) | other, "|", other)
+
+    __radd__, __rmul__, __ror__ = __add__, __mul__, __or__
+
+    def _with(self, value: int, operator: str, other: int) -> int:
+        return value if isinstance(other, Address) else Address.told(int(value), f"({self.code} {operator} {other})")
+
+
+class Spoiled(Exception):
+    """A call that cannot be written down."""
+
+
+class _Watch(TorchDispatchMode):
+    """Spoils a tape where PyTorch computes."""
+
+    def __init__(self, tape: Tape) -> None:
+        super().__init__()
+        self.tape = tape
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.__name__.partition(".")[0]
+        if name not in _VIEWS and not self.tape.allocating:
+            self.tape.spoil(f"PyTorch's {name}")
+        return func(*args, **(kwargs or {}))
+
+
+class Tape:
+    """Attributes:
+    spoiled: why the call cannot be written down, None while it can.
+    names: the source's constants.
+    """
+
+    def __init__(self, given: Sequence[Given], others: dict[str, Any]) -> None:
+        """Args:
+        given: the call's tensors, each once.
+        others: its further arguments that may come back as they are (records), by the variable that holds them.
+        """
+        self.spoiled: str | None = None
+        self.allocating = False
+        self.names: dict[str, Any] = {
+            "Quantized": Quantized,
+            "Saved": Saved,
+            "Descriptor": Descriptor,
+            "ask": alloc.empty,
+        }
+        self._fast: list[str] = []  # allocations, by PyTorch's entry and by `alloc.empty`
+        self._asked: list[str] = []
+        self._lines: list[str] = []  # addresses and launches
+        self._tensors = {id(x.value): x for x in given}
+        self._kept = list(given)  # an id belongs to one object only while that lives
+        self._others = {id(value): name for name, value in others.items()}
+        self._read: set[str] = {x.pointer for x in given}
+        addresses = [x.value.data_ptr() for x in given if x.value.numel()]
+        if len(self._tensors) < len(given) or len(set(addresses)) < len(addresses):
+            self.spoil("two arguments that lie at one address")
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        thread = threading.get_ident()
+        ACTIVE[thread] = self
+        try:
+            with _Watch(self):
+                yield
+        finally:
+            del ACTIVE[thread]
+
+    def spoil(self, reason: str) -> None:
+        self.spoiled = self.spoiled or reason
+
+    def allocated(
+        self, empty: Callable[..., torch.Tensor], role: str, shape: Any, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """Allocate, and write it down."""
+        self.allocating = True
+        try:
+            made = empty(role, shape, dtype, device)
+        finally:
+            self.allocating = False
+        name, told = f"a{len(self._kept)}", f"{tuple(made.shape)}"
+        if made.data_ptr() & 15 or not made.is_contiguous():
+            self.spoil("an allocator of another kind")
+        self._fast.append(f"{name} = empty({told}, {_strides(made.shape)}, {self._constant(dtype)})")
+        self._asked.append(f"{name} = ask({role!r}, {told}, {self._constant(dtype)}, {self._constant(device)})")
+        self._tensors[id(made)] = found = Given(name, f"p{name}", made)
+        self._kept.append(found)
+        return made
+
+    def launched(
+        self, run: Any, given: tuple[Any, ...], grid: Sequence[int], args: Sequence[Any], constants: Sequence[Any]
+    ) -> None:
+        """Write a launch down.
+
+        Args:
+            run, given: what `launch.launcher_of` returned.
+        """
+        try:
+            parts = getattr(run, "parts", None)
+            maps = {} if parts is None else {meta[0]: meta for meta in parts.kept}
+            before = 4 + len(given)
+            told = [self._argument(x, parts, maps.get(before + place)) for place, x in enumerate(args)]
+            target = self._constant(run if parts is None else parts.launcher)
+            fixed = [self._constant(x) for x in given]
+            numbers = [str(int(n)) for n in grid]
+            compiled_in = [self._constant(x) for x in constants]
+            self._lines.append(f"{target}({', '.join([*numbers, 'stream', *fixed, *told, *compiled_in])})")
+        except Spoiled as error:
+            self.spoil(str(error))
+
+    def address(self, x: torch.Tensor) -> int:
+        """An address that may go into numbers."""
+        try:
+            return Address.told(x.data_ptr(), self._address(x))
+        except Spoiled as error:
+            self.spoil(str(error))
+            return x.data_ptr()
+
+    def source(self, name: str, parameters: str, result: Any) -> str | None:
+        """The function's text, None where the call was spoiled. Its globals are `names`."""
+        try:
+            returned = self._result(result)
+        except Spoiled as error:
+            self.spoil(str(error))
+        if self.spoiled is not None:
+            return None
+        low = " | ".join(f"{line.partition(' ')[0]}.data_ptr()" for line in self._asked)
+        made = (
+            ["if empty is not None:", *(f"    {x}" for x in self._fast), "else:", *(f"    {x}" for x in self._asked)]
+            + [f"    if ({low}) & 15:", "        return NotImplemented"]
+        )  # fmt: skip
+        lines = [f"def {name}({parameters}):", *(made if self._asked else ()), *self._lines, f"return {returned}", ""]
+        return "\n    ".join(lines)
+
+    def _constant(self, value: Any) -> str:
+        """An expression for something that is the same in every call."""
+        if value is None or value.__class__ in (bool, int, str):
+            return repr(value)
+        for name, known in self.names.items():
+            if known is value:
+                return name
+        name = f"c{len(self.names)}"
+        self.names[name] = value
+        return name
+
+    def _place(self, x: torch.Tensor) -> tuple[Given, int]:
+        """The tensor whose memory x looks at, and how many bytes behind its beginning x begins."""
+        found = self._tensors.get(id(x))
+        if found is not None:
+            return found, 0
+        storage = x.untyped_storage().data_ptr()
+        owners = [one for one in self._kept if storage and one.value.untyped_storage().data_ptr() == storage]
+        if len(owners) != 1:
+            raise Spoiled("a tensor that is neither an argument nor allocated")
+        return owners[0], x.data_ptr() - owners[0].value.data_ptr()
+
+    def _address(self, x: torch.Tensor) -> str:
+        owner, behind = self._place(x)
+        if owner.pointer not in self._read:
+            self._read.add(owner.pointer)
+            self._lines.append(f"{owner.pointer} = {owner.tensor}.data_ptr()")
+        return f"{owner.pointer} + {behind}" if behind else owner.pointer
+
+    def _argument(self, x: Any, parts: Any, mapping: Any) -> str:
+        if x is None or isinstance(x, _CONSTANT):
+            return self._constant(x)
+        if x.__class__ is Address:
+            return x.code
+        if x.__class__ is tuple:
+            return f"({''.join(f'{self._argument(one, None, None)}, ' for one in x)})"
+        if x.__class__ is int:
+            if any(x == one.value.data_ptr() for one in self._kept if x):
+                raise Spoiled("an address among the numbers")
+            return repr(x)
+        if x.__class__ is Descriptor:
+            return self._described(x, parts, mapping)
+        if not isinstance(x, torch.Tensor):
+            raise Spoiled(f"a {type(x).__name__} among a launch's arguments")
+        return self._address(x)
+
+    def _described(self, x: Descriptor, parts: Any, mapping: Any) -> str:
+        owner, behind = self._place(x.base)
+        if behind:
+            raise Spoiled("a descriptor of a part of a tensor")
+        fixed = (x.dtype, x.shape, x.strides, x.block_shape)
+        if parts is None:
+            return f"Descriptor({owner.tensor}, *{self._constant(fixed)})"
+        if mapping is None:
+            raise Spoiled("a descriptor at an unknown place")
+        address = self._address(x.base)
+        kept = self._constant({})  # constants are told apart by identity: a dictionary of this place's own
+        fresh = self._constant(functools.partial(_mapped, self.names[kept], parts.make, mapping[1], fixed, parts.most))
+        return f"*({kept}.get({address}) or {fresh}({address}, {owner.tensor}))"
+
+    def _result(self, x: Any) -> str:
+        if x is None or isinstance(x, (*_CONSTANT, int)):
+            return self._constant(x)
+        if id(x) in self._others:
+            return self._others[id(x)]
+        if isinstance(x, torch.Tensor):
+            owner, behind = self._place(x)
+            if x is owner.value:
+                return owner.tensor
+            if behind % x.element_size() or x.dtype is not owner.value.dtype:
+                raise Spoiled("a result that reads memory otherwise")
+            first = f"{owner.tensor}.storage_offset() + {behind // x.element_size()}"
+            return f"{owner.tensor}.as_strided({tuple(x.shape)}, {x.stride()}, {first})"
+        if x.__class__ is Quantized:
+            return f"Quantized({', '.join(self._result(getattr(x, name)) for name in _RECORD)})"
+        if x.__class__ is Saved:
+            parts = (x.implementation, x.format, x.tensors, x.options)
+            return f"Saved({', '.join(map(self._result, parts))})"
+        if x.__class__ is list:
+            return f"[{', '.join(map(self._result, x))}]"
+        if isinstance(x, tuple):
+            members = "".join(f"{self._result(member)}, " for member in x)
+            return f"({members})" if x.__class__ is tuple else f"{self._constant(type(x))}({members})"
+        raise Spoiled(f"a {type(x).__name__} among the results")
+
+
+#: `Quantized`'s arguments in their order.
+_RECORD = (
+    "row_data", "col_data", "row_scale_inv", "col_scale_inv", "encoding", "scaling", "scale_layout", "shape", "dtype",
+    "device", "global_scale_inv",
+)  # fmt: skip
+
+
+def _mapped(
+    kept: dict[int, tuple[Any, ...]], make: Any, meta: Any, fixed: tuple[Any, ...], most: int, address: int, base: Any
+) -> tuple[Any, ...]:
+    """What a launcher takes for a descriptor of a tensor at an address that was not seen yet."""
+    if len(kept) >= most:
+        kept.clear()
+    found = kept[address] = tuple(make(Descriptor(base, *fixed), meta))
+    return found
+
+
+def _strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Of a contiguous tensor, as PyTorch's own entry takes them."""
+    strides, step = [1] * len(shape), 1
+    for i in range(len(shape) - 1, 0, -1):
+        step *= shape[i] or 1
+        strides[i - 1] = step
+    return tuple(strides)
