@@ -36,16 +36,17 @@ class Known:
 
     Attributes:
         state: the autocast's, None outside any. scope: the bindings.
-        fits: whether tensors look like those of the first such call.
+        count, fits: whether tensors are as many, and look like those of the first such call.
         group: forward scales that such a call records amaxes for, or None.
         options: of the module's Function.
     """
 
-    __slots__ = ("state", "scope", "fits", "group", "options")
+    __slots__ = ("state", "scope", "count", "fits", "group", "options")
 
-    def __init__(self, state: Any, scope: Any, fits: Likeness, group: Any, options: Any) -> None:
+    def __init__(self, state: Any, scope: Any, count: int, fits: Likeness, group: Any, options: Any) -> None:
         self.state = state
         self.scope = scope
+        self.count = count
         self.fits = fits
         self.group = group
         self.options = options
@@ -76,9 +77,9 @@ class KnowingModule(ScaledModule):
             or saved_tensors_hooks(True) is not None
         ):
             return None
-        state, scope = thread.state, scopes.capture()
+        state, scope, count = thread.state, scopes.capture(), len(tensors)
         for known in self._known:
-            if known.state is state and known.scope is scope and known.fits(*tensors):
+            if known.state is state and known.scope is scope and known.count == count and known.fits(*tensors):
                 if known.group is not None:
                     known.group.dirty = True
                 return known.options
@@ -109,7 +110,7 @@ class KnowingModule(ScaledModule):
 
         def learn(steps: Any) -> None:
             if plan is None or plan is self._plan:  # else another thread has forgotten it meanwhile
-                self._known = (*self._known, Known(state, scope, fits, group, options.settled(steps)))
+                self._known = (*self._known, Known(state, scope, len(present), fits, group, options.settled(steps)))
 
         if plan is None:
             learn(None)  # what a Function does without a plan takes no longer than finding out what to do

@@ -243,7 +243,7 @@ class LayerNormLinear(LinearModule):
         gamma, beta = found.get("layer_norm_weight"), found.get("layer_norm_bias")
         if gamma is None or self.return_layernorm_output or not self._known:
             return None
-        options = self._recognized(*[t for t in (x, gamma, beta, weight, bias) if t is not None])
+        options = self._recognized(x, gamma, *[t for t in (beta, weight, bias) if t is not None])
         if (
             options is None
             or options.passes_input is not self.passes_input

@@ -223,6 +223,15 @@ def other_parameter(module: te.Linear) -> list[torch.Tensor]:
     return step(module, RECIPE, 5)
 
 
+def without_bias(module: te.Linear) -> list[torch.Tensor]:
+    module.bias = None
+    x = torch.randn(32, 1, 64, generator=torch.Generator().manual_seed(5)).requires_grad_()
+    with te.autocast(recipe=RECIPE):
+        out = module(x)
+    out.backward(torch.ones_like(out))
+    return [out, x.grad, module.weight.grad]
+
+
 def turned(module: te.Linear) -> list[torch.Tensor]:
     module.weight.data = module.weight.data.t().contiguous().t()
     return step(module, RECIPE, 5)
@@ -391,8 +400,8 @@ def nested(module: te.Linear) -> list[torch.Tensor]:
 @pytest.mark.parametrize(
     "call",
     [
-        other_recipe, no_recipe, other_margin, in_place, other_parameter, turned, frozen, moved_state, cast_and_back,
-        other_shapes, lying_otherwise, gradient_of_one_element, only_one_gradient, without_gradients,
+        other_recipe, no_recipe, other_margin, in_place, other_parameter, without_bias, turned, frozen, moved_state,
+        cast_and_back, other_shapes, lying_otherwise, gradient_of_one_element, only_one_gradient, without_gradients,
         under_torch_autocast, backward_under_torch_autocast, checkpointed, recomputed_inside_autocast, microbatches,
         quantized_edges, given_a_quantized_gradient, input_without_gradient, calibrating, nested,
     ],
@@ -415,15 +424,23 @@ def test_an_input_that_takes_a_gradient_later_gets_one(monkeypatch: pytest.Monke
     same_as_unsettled(module, lambda module: step(module, RECIPE, 3), monkeypatch)
 
 
-def test_bad_inputs_are_refused_by_a_settled_module() -> None:
-    module = trained()
+@pytest.mark.parametrize("name", ["Linear", "LayerNormLinear"])
+@pytest.mark.parametrize("natively", [True, False], ids=["", "likeness in Python"])
+def test_bad_inputs_are_refused_by_a_settled_module(natively: bool, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not natively:
+        monkeypatch.setattr(likeness, "TensorGuards", None)
+    module = made(name)
+    for seed in range(2):
+        step(module, RECIPE, seed)
+    assert settled(module)
     x = torch.randn(32, 1, 64)
     with te.autocast(recipe=RECIPE):
         for bad, message in ((x.double(), "inp must be"), (x[..., :60], "inp must be"), (x[:8], "divisible by 16")):
             with pytest.raises(ValueError, match=message):
                 module(bad)
-        with pytest.raises(TypeError, match="inp must be a tensor"):
-            module(x.tolist())
+        for no_tensor in (x.tolist(), None):
+            with pytest.raises(TypeError, match="inp must be a tensor"):
+                module(no_tensor)
         with pytest.raises(RuntimeError, match="no second derivative"):
             module(x.requires_grad_()).sum().backward(create_graph=True)
 

@@ -26,7 +26,7 @@ except ImportError:
 def alike(tensors: Sequence[torch.Tensor], strides: Sequence[bool]) -> Likeness:
     """A function of as many tensors: whether they look like `tensors`, where `strides` says so with equal strides.
 
-    It keeps none of them, and raises whatever it likes if it gets something that is no tensor.
+    It keeps none of them. What is no tensor looks like none; given more or fewer, it may raise whatever it likes.
     """
     if not tensors:
         return _none_given
@@ -57,4 +57,6 @@ def _from_python(tensors: Sequence[torch.Tensor], strides: Sequence[bool]) -> Li
         ]
 
     expected = look(tensors)
-    return lambda *found: len(found) == len(expected) and look(found) == expected
+    return lambda *found: (
+        len(found) == len(expected) and all(isinstance(t, torch.Tensor) for t in found) and look(found) == expected
+    )
