@@ -196,8 +196,8 @@ TENSOR = Kind(look=_argument, tensors=("",))
 OPERAND = Kind(look=_record, tensors=("", *_SLOTS))
 #: A quantizer or None.
 QUANTIZER = Kind(look=_quantizer, tensors=("scale", "amax"))
-#: A number or None: 1, 1.0 and True are equal, and not the same to a check.
-NUMBER = Kind("{x}.__class__, {x}")
+#: A number or None: 1, 1.0 and True are equal, and not the same to a check; nor are 0.0 and -0.0 to a product.
+NUMBER = Kind("{x}.__class__, {x} or {x} is not None and repr({x})")
 #: A tuple or list of such, or None.
 NUMBERS = Kind("{x} and ({x}.__class__, *{x}, *map(type, {x}))")
 #: A word, a flag, a dtype, a tuple of such, None.

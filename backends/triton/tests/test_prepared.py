@@ -102,6 +102,15 @@ def test_whatever_differs_is_another_kind(other: Any) -> None:
     assert times(operator, (matrix(), {})) == 0
 
 
+def test_zeros_of_either_sign_are_two_kinds() -> None:
+    operator = planted()
+    assert times(operator, *[(matrix(), {"scale": 0.0})] * 3) == 2
+    NOTED.clear()
+    assert times(operator, (matrix(), {"scale": -0.0}), (matrix(), {"scale": -0.0})) == 2
+    operator(matrix(), scale=-0.0)
+    assert [str(noted[7]) for noted in NOTED] == ["-0.0"] * 3
+
+
 def test_signature_and_twin_are_those_of_the_function() -> None:
     operator = planted()
     assert inspect.signature(operator) == inspect.signature(operator.__wrapped__)
