@@ -75,12 +75,3 @@ def test_every_chip_is_known_by_its_name() -> None:
     for chip, arch in ARCHS["nvidia"].items():
         facts = DeviceFacts("cuda", "nvidia", chip, chip, 0, arch, {"cuda.built": True})
         assert all(condition.check({}, facts).holds for condition in NVIDIA)
-
-
-def test_the_documentation_shows_this_manifest(script: Any) -> None:
-    tool = script("tools/manifest_table.py")
-    if not tool.PAGE.exists():
-        pytest.skip("installed without the documentation")
-    page = tool.PAGE.read_text()
-    assert tool.BEGIN in page and tool.END in page
-    assert tool.replaced(page) == page, "python backends/cuda/tools/manifest_table.py --write"

@@ -8,7 +8,6 @@ import importlib.util
 import inspect
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -77,16 +76,3 @@ def test_every_chip_is_served(vendor: str) -> None:
 def test_what_is_not_served_hears_why(facts: DeviceFacts) -> None:
     failed = [found for condition in SERVED if not (found := condition.check({}, facts)).holds]
     assert failed and all(found.reason for found in failed)
-
-
-def test_the_documentation_shows_this_manifest() -> None:
-    file = Path(__file__).resolve().parent.parent / "tools" / "manifest_table.py"
-    spec = importlib.util.spec_from_file_location("te_dispatch_triton_manifest_table", file)
-    assert spec is not None and spec.loader is not None
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
-    if not tool.PAGE.exists():
-        pytest.skip("installed without the documentation")
-    page = tool.PAGE.read_text()
-    assert tool.BEGIN in page and tool.END in page
-    assert tool.replaced(page) == page, "python backends/triton/tools/manifest_table.py --write"
