@@ -16,8 +16,8 @@ _choices: dict[str, configs.Choice] = {}
 
 
 def workspace(tiles: int, columns: int, device: torch.device) -> torch.Tensor:
-    """For partial sums of `tiles` tile rows (`kernels.tile.put_sums`)."""
-    return empty("workspace", (tiles, columns), torch.float32, device)
+    """For partial sums of `tiles` tile rows (`kernels.tile.put_sums`); an empty tensor's one program writes a row."""
+    return empty("workspace", (tiles or 1, columns), torch.float32, device)
 
 
 def finish(partial: torch.Tensor, tiles: int, target: torch.Tensor) -> None:

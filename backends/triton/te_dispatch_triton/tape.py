@@ -220,10 +220,12 @@ class Tape:
 
     def _address(self, x: torch.Tensor) -> str:
         owner, behind = self._place(x)
+        if x is not owner.value and not x.numel():
+            return "0"  # as PyTorch says of a part without elements, wherever it lies
         if owner.pointer not in self._read:
             self._read.add(owner.pointer)
             self._lines.append(f"{owner.pointer} = {owner.tensor}.data_ptr()")
-        return f"{owner.pointer} + {behind}" if behind else owner.pointer
+        return f"({owner.pointer} + {behind})" if behind else owner.pointer
 
     def _argument(self, x: Any, parts: Any, mapping: Any) -> str:
         if x is None or isinstance(x, _CONSTANT):

@@ -26,6 +26,7 @@ from te_dispatch_triton.crosscompile import calls as families
 from te_dispatch_triton.crosscompile.chips import TARGETS
 from te_dispatch_triton.crosscompile.gather import families as family_names
 from te_dispatch_triton.gemm import gemm_decoded
+from te_dispatch_triton.gemm_grouped import grouped_gemm
 from te_dispatch_triton.kinds import reader_of
 from te_dispatch_triton.tape import ACTIVE
 
@@ -118,6 +119,18 @@ def operator_calls() -> Iterator[tuple[str, Any, dict[str, Any]]]:
             yield from ((f"{family}: {name}", operator, arguments) for operator, arguments in found)
 
 
+def dealt_calls() -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    """Groups whose operand is a part of one tensor: no two are launched alike, so the matrix has none of them."""
+    matrix = lambda *shape, dtype=torch.bfloat16: torch.empty(shape, dtype=dtype)  # noqa: E731
+    for splits in ([3, 0, 17], [16, 32, 80]):
+        a = {"a": [matrix(sum(splits), 48)], "splits": splits}
+        yield "grouped NT, parts", grouped_gemm, {**a, "b": [matrix(64, 48) for _ in splits], "layout": "NT"}
+        out = [matrix(rows, 15, dtype=torch.float32) for rows in splits]
+        more = {"bias": [matrix(15) for _ in splits], "out": out, "layout": "NN"}
+        yield "grouped NN, parts", grouped_gemm, {**a, "b": [matrix(48, 15) for _ in splits], **more}
+        yield "grouped TN, parts", grouped_gemm, {**a, "b": [matrix(rows, 64) for rows in splits], "layout": "TN"}
+
+
 class Spied:
     """Notes calls of prepared operators instead of learning from them."""
 
@@ -189,6 +202,7 @@ def main() -> None:
     values.readable = lambda x: False  # as of a device's tensors
     wrong, compared = [], {}
     calls = list(operator_calls())
+    calls += dealt_calls()
     calls += [(name, gemm_decoded, given) for name, operator, given in calls if operator.__name__ == "gemm_codes"]
     for _, operator, arguments in calls:
         prepare(operator, arguments)

@@ -153,6 +153,20 @@ def test_addresses_in_numbers_are_followed_or_refused() -> None:
     assert times(careless, *[(matrix(), {})] * 4) == 4
 
 
+def test_addresses_of_parts_are_multiplied_whole_and_empty_parts_have_none() -> None:
+    @prepared.prepared(x=TENSOR)
+    def operator(x: Any) -> None:
+        LOOKED.append("looked")
+        launched(tuple(address(part) * 16 + 5 for part in x.split_with_sizes((1, 0, 3))))
+
+    assert times(operator, *[(matrix(), {})] * 2) == 2
+    NOTED.clear()
+    x = matrix()
+    assert times(operator, (x, {})) == 0
+    expected = x.data_ptr() * 16 + 5, 5, x[1:].data_ptr() * 16 + 5
+    assert list(NOTED) == [(3, 2, 1, 7, "metadata", expected, "BLOCK")]
+
+
 def test_one_tensor_in_two_places_says_nothing_of_two() -> None:
     operator = planted(y=TENSOR)
     x, y = matrix(), matrix()

@@ -165,6 +165,18 @@ def test_one_launch_casts_both_copies_and_records_the_amax() -> None:
     assert [x.kernel.name for x in launches] == ["cast_tiles", "cast_crossed", "update_scales"]
 
 
+@pytest.mark.parametrize("shape", [(0, 16), (2, 0, 5), (3, 16)])
+@pytest.mark.parametrize("quantizer", [delayed(), CurrentQuantizer(), BlockQuantizer()], ids=lambda q: q.kind)
+def test_partial_sums_have_room_for_what_programs_write(shape: tuple[int, ...], quantizer: Quantizer) -> None:
+    """Of an empty tensor too, for which one program runs."""
+    launches: list[launch.Launch] = []
+    with launch.recording(launches):
+        quantize.quantize_dbias(torch.empty(shape), quantizer, usage="both")
+    (finish,) = [x for x in launches if x.kernel.name == "sum_columns"]
+    partial = finish.args[0]
+    assert partial.dtype == torch.float32 and partial.shape[0] >= 1 and partial.shape[1] == shape[-1]
+
+
 def test_only_a_current_cast_reads_twice() -> None:
     launches: list[launch.Launch] = []
     x = torch.empty(1024, 1024)
