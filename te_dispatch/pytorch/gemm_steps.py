@@ -99,7 +99,10 @@ def product_gradients(
     if casts is None:
         dy = detached(dy)
         dx = None if x_dtype is None else ops.gemm(dy, as_dtype(weight, dy.dtype), layout="NN").out
-        return dx, *plain_weight_grads(dy, x, weight_dtype, bias_dtype)  # type: ignore[return-value]
+        dw, db = plain_weight_grads(dy, x, weight_dtype, bias_dtype)
+        if learn is not None:
+            learn(dy, dy, x, weight, bias_dtype is not None)
+        return dx, dw, db  # type: ignore[return-value]
     usage = (x_dtype is not None) + 2 * (weight_dtype is not None)
     if not usage:
         return None, None, None if bias_dtype is None else column_sums(dy, bias_dtype)

@@ -1,8 +1,8 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
 """Calls of a module that are like an earlier one: what a call follows from is compared, instead of worked out again.
 
-Two things are kept for each kind of call: the options of the module's Function, and inside them, where the call is
-quantized, the steps that the Function takes (`settled`). Whatever no kind covers takes the way on which these were
+Two things are kept for each kind of call: the options of the module's Function, and inside them the steps that the
+Function takes (`settled`). Whatever no kind covers takes the way on which these were
 found: checkpoints, cached weights, quantized inputs and outputs, compiled graphs, torch.autocast, no_grad.
 """
 
@@ -112,7 +112,4 @@ class KnowingModule(ScaledModule):
             if plan is None or plan is self._plan:  # else another thread has forgotten it meanwhile
                 self._known = (*self._known, Known(state, scope, len(present), fits, group, options.settled(steps)))
 
-        if plan is None:
-            learn(None)  # what a Function does without a plan takes no longer than finding out what to do
-        else:
-            options.learn = learn
+        options.learn = learn

@@ -64,7 +64,10 @@ class _LayerNormLinear(torch.autograd.Function):
         if plan is None:
             normed = norm_forward(x, gamma, beta, norm)
             assert normed.y is not None
-            out, saved = plain_product(normed.y, weight, bias, needs_dgrad, needs_wgrad)
+            out, saved = plain_product(
+                ctx, options, x, normed.y, weight, bias, needs_dgrad, needs_wgrad,
+                lambda scope: NormSteps.of(scope, norm, x, gamma, beta, None, "row"),
+            )  # fmt: skip
         else:
             casts = plan.gemms[0]
             quantizer, usage = snapshot(casts.input, x), casts.input_usage[1 if needs_wgrad else 0]

@@ -164,6 +164,10 @@ class LayerNormMLP(GemmModule):
         fc1_bias = parameter(self, "fc1_bias") if self.use_bias else None
         fc2_bias = parameter(self, "fc2_bias") if self.use_bias else None
         added = None if self.return_bias else fc2_bias
+        if is_first_microbatch is None:
+            out = self._run_known(inp, fc1_weight, fc1_bias, fc2_weight, added)
+            if out is not None:
+                return self._results(out, fc2_bias) if self.return_bias or isinstance(out, tuple) else out
         if self._familiar(inp, fc1_weight, self.hidden_size):
             out = self._run(inp, fc1_weight, fc1_bias, fc2_weight, added, is_first_microbatch)
             return self._results(out, fc2_bias) if self.return_bias or isinstance(out, tuple) else out
@@ -208,4 +212,28 @@ class LayerNormMLP(GemmModule):
         gamma = norm_parameter(self._parameters.get("layer_norm_weight"), x)
         beta = norm_parameter(self._parameters.get("layer_norm_bias"), x)
         tensors = (x, gamma, beta, fc1_weight, fc1_bias, fc2_weight, fc2_bias)
+        found = self._parameters
+        # Others would have to be cast in every call.
+        own = gamma is found.get("layer_norm_weight") and beta is found.get("layer_norm_bias")
+        if own and is_first_microbatch is None and not self.return_layernorm_output and not self.checkpoint:
+            self._learn(options, plan, tensors)
         return self._run_function(run_layernorm_mlp, plan, *tensors, options)
+
+    def _run_known(
+        self,
+        x: torch.Tensor,
+        fc1_weight: torch.Tensor,
+        fc1_bias: torch.Tensor | None,
+        fc2_weight: torch.Tensor,
+        fc2_bias: torch.Tensor | None,
+    ) -> Any:
+        """As `LinearModule._run_known`."""
+        found = self._parameters
+        gamma, beta = found.get("layer_norm_weight"), found.get("layer_norm_bias")
+        if gamma is None or self.return_layernorm_output or self.checkpoint:
+            return None
+        tensors = (gamma, beta, fc1_weight, fc1_bias, fc2_weight, fc2_bias)
+        options = self._recognized(x, *[t for t in tensors if t is not None])
+        if options is None or options.passes_input is not self.passes_input or options.kind != self.activation:
+            return None
+        return run_layernorm_mlp(x, *tensors, options)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ from te_dispatch.pytorch.gemm_steps import (
 from te_dispatch.pytorch.norm_steps import NormOptions, norm_backward, norm_forward
 from te_dispatch.pytorch.saved import PARTS, keep, restored, taken
 from te_dispatch.pytorch.scoped import in_forward_scope_as_is
+from te_dispatch.pytorch.settled_mlp import FRONT, MLPSteps
 
 
 class LayerNormMLPOptions:
@@ -41,11 +43,12 @@ class LayerNormMLPOptions:
         kind, params: of the activation.
         recomputes: save the input only and run the first half again in the backward.
         calibrate: called with (GEMM index, input, weight) to record amaxes of a high-precision run.
+        steps, learn: as of `LinearOptions`.
     """
 
     __slots__ = (
         "plan", "weights", "trains", "norm", "returns_norm", "kind", "params", "recomputes", "calibrate",
-        "passes_input",
+        "passes_input", "steps", "learn",
     )  # fmt: skip
 
     def __init__(
@@ -71,6 +74,14 @@ class LayerNormMLPOptions:
         self.recomputes = recomputes
         self.calibrate = calibrate
         self.passes_input = passes_input
+        self.steps: MLPSteps | None = None
+        self.learn: Callable[[MLPSteps | None], None] | None = None
+
+    def settled(self, steps: MLPSteps | None) -> LayerNormMLPOptions:
+        """These options for all calls of a kind."""
+        found = copy.copy(self)
+        found.learn, found.steps = None, steps
+        return found
 
 
 class Half(NamedTuple):
@@ -157,8 +168,12 @@ class LayerNormMLPFunction(torch.autograd.Function):
         b2: torch.Tensor | None,
         options: LayerNormMLPOptions,
     ) -> torch.Tensor | tuple[torch.Tensor, ...]:
-        plan, trains = options.plan, options.trains
+        plan, trains, steps = options.plan, options.trains, options.steps
         wants = ctx.needs_input_grad
+        if steps is not None and steps.needs == wants:
+            ctx.scope, ctx.options, ctx.steps = steps.scope, options, steps
+            out = steps.run(ctx, x, gamma, beta, w1, b1, w2, b2)
+            return (out, x.view_as(x)) if options.passes_input else out
         norm_wanted = trains and (wants[0] or wants[1] or wants[2])
         # The first bias's gradient needs what the first weight's does.
         needs = Needs(norm_wanted, trains and (wants[3] or wants[4]), trains and wants[5])
@@ -173,6 +188,13 @@ class LayerNormMLPFunction(torch.autograd.Function):
             options.calibrate(1, half.hidden, w2)
         if trains:
             _save(ctx, x, gamma, beta, w1, b1, w2, b2, options, needs, half, first_operand, second_operand)
+        if options.learn is not None:
+            steps = None
+            if all(needs):
+                first_weight, second_weight = (w1, first_operand, b1), (w2, second_operand, b2)
+                norm = x, gamma, beta
+                steps = MLPSteps.of(scopes.capture(), options, wants, half, norm, first_weight, second_weight)
+            options.learn(steps)
         beside = (returned(half.normed),) if options.returns_norm else ()  # type: ignore[arg-type]
         if options.passes_input:
             beside += (x.view_as(x),)
@@ -182,41 +204,64 @@ class LayerNormMLPFunction(torch.autograd.Function):
     @in_forward_scope_as_is
     def backward(ctx: Any, dy: torch.Tensor, *beside: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         options: LayerNormMLPOptions = ctx.options
-        plan: Plan | None = ctx.plan
-        wants, needs = ctx.needs_input_grad, ctx.needs
-        x, gamma, mean, rstd, beta, b1, z, *saved = taken(ctx)
-        w1, w2, operand, hidden = _operands(ctx.headers, saved)
-        del saved
-        if options.recomputes:
-            w1_again = as_dtype(w1, x.dtype) if plan is None else w1
-            half = first_half(x, gamma, beta, w1_again, b1, options, ctx.replay, needs, False)
-            operand, z, hidden = half.operand, half.z, half.hidden
-            del half
-        x_dtype, w1_dtype, b1_dtype, w2_dtype, b2_dtype = ctx.dtypes
-        first = (x_dtype if needs.norm else None, w1_dtype if wants[3] else None, b1_dtype if wants[4] else None)
-        second = (x_dtype if needs.hidden else None, w2_dtype if wants[5] else None, b2_dtype if wants[6] else None)
-        dy = dy.contiguous()
-        if plan is not None:
-            note_backward(plan, ctx.root, dy)
-        casts1, casts2 = _casts(plan)
-        dnorm = dw1 = db1 = None
-        dhidden, dw2, db2 = product_gradients(casts2, dy, hidden, w2, second)
-        # What is widest goes as soon as it was used: here is where a step needs the most memory.
-        del hidden, w2
-        if dhidden is not None:
-            dz, db1 = _activation_gradient(casts1, dhidden, z, options, first, dy)
-            del dhidden, z
-            dnorm, dw1, db1 = _first_gradients(casts1, dz, db1, operand, w1, first)
-        if not needs.norm:
+        wants, steps = ctx.needs_input_grad, ctx.steps
+        saved = list(taken(ctx))
+        x, gamma, mean, rstd = saved[:4]
+        if steps is not None and wants == steps.needs and steps.serves(dy):
+            dnorm, dw1, db1, dw2, db2 = steps.gradients(dy, saved)
+        else:
+            dnorm, dw1, db1, dw2, db2 = _gradients(ctx, dy.contiguous(), saved)
+        if dnorm is None:
             return None, None, None, dw1, db1, dw2, db2, None
         if options.returns_norm and beside[0] is not None:
             dnorm = dnorm + detached(beside[0])
-        assert dnorm is not None
         residual = beside[-1] if options.passes_input else None
         if residual is not None:
             residual = detached(residual).contiguous()
-        grads = norm_backward(dnorm, x, gamma, mean, rstd, options.norm, residual)
+        if steps is None:
+            grads = norm_backward(dnorm, x, gamma, mean, rstd, options.norm, residual)
+        else:
+            grads = steps.norm.gradients(dnorm, x, gamma, mean, rstd, residual)
         return grads.dx, grads.dgamma, grads.dbeta if wants[2] else None, dw1, db1, dw2, db2, None
+
+
+def _gradients(ctx: Any, dy: torch.Tensor, saved: list[Any]) -> tuple[torch.Tensor | None, ...]:
+    """Gradients of the norm's output, of w1, b1, w2 and b2, each where it is wanted; empties what was `saved`."""
+    options, steps, wants = ctx.options, ctx.steps, ctx.needs_input_grad
+    plan: Plan | None = options.plan
+    x, gamma, _, _, beta, b1, z = saved[:FRONT]
+    if steps is None:
+        needs, root, dtypes, learns = ctx.needs, ctx.root, ctx.dtypes, False
+        w1, w2, operand, hidden = _operands(ctx.headers, saved[FRONT:])
+    else:
+        needs, root, learns = Needs(True, True, True), None, wants == steps.needs and steps.fits is None
+        dtypes = (*steps.first.dtypes, *steps.second.dtypes[1:])
+        w1, w2, operand, hidden = steps.operands(saved)
+    saved.clear()
+    if options.recomputes:
+        w1_again = as_dtype(w1, x.dtype) if plan is None else w1
+        half = first_half(x, gamma, beta, w1_again, b1, options, ctx.replay, needs, False)
+        operand, z, hidden = half.operand, half.z, half.hidden
+        del half
+    x_dtype, w1_dtype, b1_dtype, w2_dtype, b2_dtype = dtypes
+    first = (x_dtype if needs.norm else None, w1_dtype if wants[3] else None, b1_dtype if wants[4] else None)
+    second = (x_dtype if needs.hidden else None, w2_dtype if wants[5] else None, b2_dtype if wants[6] else None)
+    if plan is not None:
+        note_backward(plan, root, dy)
+    casts1, casts2 = _casts(plan)
+    dnorm = dw1 = db1 = None
+    learn = steps.learn_second if learns else None
+    dhidden, dw2, db2 = product_gradients(casts2, dy, hidden, w2, second, None, learn)
+    # What is widest goes as soon as it was used: here is where a step needs the most memory.
+    del hidden, w2
+    if dhidden is not None:
+        dz, db1 = _activation_gradient(casts1, dhidden, z, options, first, dy)
+        seen = (dhidden, z) if learns else ()
+        del dhidden, z
+        dnorm, dw1, db1 = _first_gradients(casts1, dz, db1, operand, w1, first)
+        if learns:
+            steps.learn_first(dy, *seen, dz, operand, w1, wants[4])
+    return dnorm, dw1, db1, dw2, db2
 
 
 def _operands(headers: Sequence[Any], saved: Sequence[Any]) -> list[Any]:
@@ -268,7 +313,7 @@ def _save(
     ctx.headers = (w1_header, w2_header, x_header, h_header)
     ctx.needs = needs
     ctx.options = options
-    ctx.plan = plan
+    ctx.steps = None
     ctx.replay = plan.as_replay() if again and plan is not None else None
     ctx.root = None if plan is None else plan.root
     ctx.scope = scopes.capture()

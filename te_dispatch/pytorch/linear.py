@@ -46,7 +46,7 @@ class _Linear(torch.autograd.Function):
             return steps.run(ctx, x, weight, bias)
         needs_dgrad, needs_wgrad = trains and needs[0], trains and options.trained(needs, 1)[0]
         if plan is None:
-            out, saved = plain_product(x, weight, bias, needs_dgrad, needs_wgrad)
+            out, saved = plain_product(ctx, options, x, x, weight, bias, needs_dgrad, needs_wgrad)
         else:
             casts = plan.gemms[0]
             xq = operand(x, casts.input, casts.input_usage[1 if needs_wgrad else 0])

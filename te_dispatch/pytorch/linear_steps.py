@@ -24,6 +24,7 @@ from te_dispatch.pytorch.gemm_steps import (
 from te_dispatch.pytorch.norm_steps import NormOptions
 from te_dispatch.pytorch.saved import PARTS, keep, restored
 from te_dispatch.pytorch.settled import LinearSteps, NormSteps
+from te_dispatch.pytorch.settled_products import PlainProduct, ProductSteps
 
 Saved = tuple[Any, ...]
 Gradients = tuple["torch.Tensor | None", "torch.Tensor | None", "torch.Tensor | None"]
@@ -107,10 +108,29 @@ class LinearOptions:
 
 
 def plain_product(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, needs_dgrad: bool, needs_wgrad: bool
+    ctx: Any,
+    options: LinearOptions,
+    inp: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    needs_dgrad: bool,
+    needs_wgrad: bool,
+    norm: Callable[[Any], NormSteps | None] | None = None,
 ) -> tuple[torch.Tensor, Saved]:
-    """x W^T + bias in x's dtype, and what `product_backward` reads: as many tensors of x as of the weight."""
+    """x W^T + bias in x's dtype, and what `product_backward` reads: as many tensors of x as of the weight.
+
+    Args:
+        inp: the Function's input. norm: scope -> steps of the norm that made x of it, None without one.
+    """
     out = product(None, x, as_dtype(weight, x.dtype), bias, x.dtype)
+    if options.learn is not None:
+        steps = None
+        if needs_wgrad:
+            scope = scopes.capture()
+            made = PlainProduct.of(scope, x, weight, bias, needs_dgrad)
+            steps = LinearSteps.of(scope, None, ctx.needs_input_grad, made, inp, norm)
+        options.learn(steps)
     return out, (x if needs_wgrad else None, weight if needs_dgrad else None)
 
 
@@ -128,8 +148,7 @@ def quantized_product(
 ) -> tuple[torch.Tensor, Saved]:
     """As `plain_product`, of x quantized already and the weight quantized here unless the module has it cached.
 
-    The result has the dtype of the Function's input `inp`, and is quantized where it `leaves` so. `norm`: as of
-    `LinearSteps.of`.
+    The result has the dtype of the Function's input `inp`, and is quantized where it `leaves` so.
     """
     plan = options.plan
     assert plan is not None
@@ -139,13 +158,12 @@ def quantized_product(
     ctx.x_header, x_parts = keep(x, casts.wgrad[1][0], needs_wgrad)
     ctx.w_header, w_parts = keep(quantized, casts.dgrad[1][0], needs_dgrad)
     if options.learn is not None:
-        options.learn(
-            LinearSteps.of(
-                scopes.capture(), plan, ctx.needs_input_grad, inp, x, weight, quantized, bias, needs_dgrad, norm
-            )
-            if needs_wgrad
-            else None
-        )
+        steps = None
+        if needs_wgrad:
+            scope = scopes.capture()
+            made = ProductSteps.of(scope, casts, inp.dtype, x, weight, quantized, bias, needs_dgrad)
+            steps = LinearSteps.of(scope, plan, ctx.needs_input_grad, made, inp, norm)
+        options.learn(steps)
     return out, (*x_parts, *w_parts)
 
 
@@ -196,15 +214,15 @@ def _settled_backward(
     steps: LinearSteps, ctx: Any, dy: torch.Tensor, saved: Saved, needs: tuple[bool, bool, bool]
 ) -> Gradients:
     """`product_backward` of a forward whose steps are settled."""
-    x, weight = steps.operands(saved)
+    x, weight = steps.product.operands(saved)
     whole = ctx.needs_input_grad == steps.needs
     if whole:
         gradients = steps.gradients(dy, x, weight)
         if gradients is not None:
             return gradients
-    wanted = _wanted(steps.dtypes, *needs)
+    wanted = _wanted(steps.product.dtypes, *needs)
     dy = dy.contiguous()
-    if needs[0] or needs[1]:
+    if steps.plan is not None and (needs[0] or needs[1]):
         note_backward(steps.plan, None, dy)
-    learn = steps.learn if whole else None
-    return product_gradients(steps.casts, dy, x, weight, wanted, None, learn)
+    learn = steps.learn if whole and steps.fits is None else None
+    return product_gradients(steps.product.casts, dy, x, weight, wanted, None, learn)

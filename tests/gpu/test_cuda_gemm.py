@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import warnings
 from typing import Any
@@ -224,3 +225,28 @@ def test_a_new_plan_under_capture_only_launches():
     out.zero_()
     graph.replay()
     assert torch.equal(out, ops.gemm(a, b, layout="NT").out)
+
+
+@pytest.mark.parametrize("layout", ["NT", "NN", "TN"])
+def test_a_repeated_product_of_blocks_is_the_product(layout):
+    gemm = pytest.importorskip("te_dispatch_cuda.gemm")
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("cuBLASLt multiplies blocks on sm_90")
+
+    def operands() -> list[Any]:
+        flat, tiles = BlockQuantizer("e4m3fn"), BlockQuantizer("e4m3fn", two_d=True)
+        return [codes(256, 256, quantizer=flat), codes(256, 256, quantizer=flat if layout == "TN" else tiles)]
+
+    def moved(x: torch.Tensor) -> torch.Tensor:
+        return torch.cat((x.new_zeros(1), x.flatten()))[1:].view(x.shape)
+
+    (a, b), (c, d) = operands(), operands()
+    defaults = {p.name: p.default for p in inspect.signature(ops.gemm).parameters.values()}
+    given = {**defaults, "a": a, "b": b, "layout": layout, "out_dtype": torch.float32}
+    gemm.gemm_codes(a, b, layout=layout, out_dtype=torch.float32)
+    repeated = gemm.gemm_codes.prepared(("a", "b"), **given)
+    assert repeated is not None
+    expected = ops.gemm(c, d, layout=layout, out_dtype=torch.float32).out
+    assert expected.any() and torch.equal(repeated(c, d).out, expected)
+    c.row_scale_inv, c.col_scale_inv = moved(c.row_scale_inv), moved(c.col_scale_inv)
+    assert c.row_scale_inv.data_ptr() % 16 and torch.equal(repeated(c, d).out, expected)

@@ -129,3 +129,53 @@ def _decodable(x: torch.Tensor | Quantized) -> torch.Tensor | Quantized:
     if x.scaling == "tensor" and x.row_data is not None and x.row_data.is_contiguous():
         return x
     return values(x, _F32)
+
+
+# What follows serves `te_dispatch.core.repeating`: calls that were just made, so that each is kept. A call for tensors
+# that look like theirs has their key; the quantizer's tensors are the same ones.
+
+
+def _repeated_forward(
+    varying: tuple[str, ...],
+    x: Any,
+    kind: str,
+    params: Any,
+    quantizer: Any,
+    usage: str,
+    with_out: bool,
+    out_dtype: torch.dtype | None,
+) -> Any:
+    if varying != ("x",) or isinstance(x, Quantized) or not x.is_contiguous():
+        return None
+    shape = (*x.shape[:-1], x.shape[-1] // 2) if kind in GATED else tuple(x.shape)
+    facts, state = (None, ()) if quantizer is None else cast_facts(quantizer)
+    key = (x.dtype, shape, out_dtype or x.dtype, x.device, kind, _exact(params), facts, usage, with_out)
+    call = _FORWARD.get(key)
+    return None if call is None else lambda x: call(x, *state)
+
+
+def _repeated_backward(
+    varying: tuple[str, ...],
+    dy: torch.Tensor,
+    x: Any,
+    kind: str,
+    params: Any,
+    quantizer: Any,
+    usage: str,
+    with_dx: bool,
+    with_dbias: bool,
+) -> Any:
+    if varying != ("dy", "x") or isinstance(x, Quantized) or x.dtype != dy.dtype:
+        return None
+    if not (dy.is_contiguous() and x.is_contiguous()):
+        return None
+    facts, state = (None, ()) if quantizer is None else cast_facts(quantizer)
+    key = (
+        x.dtype, dy.dtype, tuple(x.shape), dy.dtype, dy.device, kind, _exact(params), facts, usage, with_dx, with_dbias,
+    )  # fmt: skip
+    call = _BACKWARD.get(key)
+    return None if call is None else lambda dy, x: call(dy, x, *state)
+
+
+activation_fwd.prepared = _repeated_forward  # type: ignore[attr-defined]
+activation_bwd.prepared = _repeated_backward  # type: ignore[attr-defined]

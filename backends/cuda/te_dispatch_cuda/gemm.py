@@ -23,8 +23,8 @@ from te_dispatch.ops.gemm import operand_format as default_format
 from te_dispatch.ops.results import Gemm
 from te_dispatch_cuda.codes import DTYPES, cast_code, cast_facts
 from te_dispatch_cuda.gemm_calls import dense_out, placed, prepare_fused, prepare_product
-from te_dispatch_cuda.gemm_plans import CALLS, LAID_OUT, NONE, UNALIGNED, type_code
-from te_dispatch_cuda.gemm_repeated import repeated
+from te_dispatch_cuda.gemm_plans import CALLS, LAID_OUT, NONE, SCALES, UNALIGNED, type_code
+from te_dispatch_cuda.gemm_repeated import copies, repeated
 from te_dispatch_cuda.memory import dense
 
 Operand = torch.Tensor | Quantized
@@ -104,18 +104,14 @@ def gemm_codes(
     shape = checks.gemm(
         a, b, layout, out, accumulate, bias, epilogue, aux, aux_quantizer, out_dtype, out_quantizer, alpha
     )  # fmt: skip
-    a_data, a_scale = (a.row_data, a.row_scale_inv) if layout[0] == "N" else (a.col_data, a.col_scale_inv)
-    b_data, b_scale = (b.row_data, b.row_scale_inv) if layout[1] == "T" else (b.col_data, b.col_scale_inv)
+    a_data, a_scale, b_data, b_scale = copies(a, b, layout)
     if a_data is None or b_data is None:
         raise Declined(no_copy("b" if b_data is None else "a", layout))
     if not (a_data.is_contiguous() and b_data.is_contiguous()):
         a_data, b_data = dense(a_data), dense(b_data)
-    kind: Any = (a.encoding, b.encoding, not split_accumulator)
     if a.scaling != "tensor":
         a_scale, b_scale = dense(a_scale), dense(b_scale)
-        kind = (a.encoding, b.encoding, a.scaling, b.scaling, scale_flags(a, a_scale), scale_flags(b, b_scale))
-    if a.scaling != "mxfp8":  # whose column-wise copies are not transposed
-        layout = "NT"
+    kind, layout = _kind(a, b, a_scale, b_scale, layout, split_accumulator)
     dtype = out_dtype or (a.dtype if out is None else out.dtype)
     if epilogue is None and out_quantizer is None and a.global_scale_inv is None:
         return _product(
@@ -143,20 +139,18 @@ def _repeated_gemm(varying: tuple[str, ...], **given: Any) -> Any:
 
 
 def _repeated_codes(varying: tuple[str, ...], **given: Any) -> Any:
-    """`gemm_codes` of operands that look like these, with one scale per tensor."""
+    """`gemm_codes` of operands that look like these; those of fp4 are not served."""
 
     def key_of(a: Quantized, b: Quantized, shape: tuple[int, ...], given: dict[str, Any]) -> Any:
-        layout = given["layout"]
-        a_data = a.row_data if layout[0] == "N" else a.col_data
-        b_data = b.row_data if layout[1] == "T" else b.col_data
-        if a.scaling != "tensor" or a_data is None or b_data is None:
+        a_data, a_scale, b_data, b_scale = copies(a, b, given["layout"])
+        if a.global_scale_inv is not None or a_data is None or b_data is None:
             return None
-        if not (a_data.is_contiguous() and b_data.is_contiguous()):
+        if not all(x.is_contiguous() for x in (a_data, a_scale, b_data, b_scale)):
             return None
-        kind = (a.encoding, b.encoding, not given["split_accumulator"])
+        kind, layout = _kind(a, b, a_scale, b_scale, given["layout"], given["split_accumulator"])
         dtype = given["out_dtype"] or a.dtype
         return _product_key(
-            a_data, b_data, "NT", kind, shape, given["alpha"], True, given["accumulate"], given["bias"], dtype
+            a_data, b_data, layout, kind, shape, given["alpha"], True, given["accumulate"], given["bias"], dtype
         )
 
     return repeated(gemm_codes, key_of, varying, given)
@@ -181,9 +175,20 @@ def no_copy(name: str, layout: str) -> str:
     return f"{name} has no {'row' if row else 'column'}-wise copy, which FP8 units read in layout {layout}"
 
 
+def _kind(
+    a: Quantized, b: Quantized, a_scale: Any, b_scale: Any, layout: str, split_accumulator: bool | None
+) -> tuple[Any, str]:
+    """(`kind` as of `problem_of`, how the copies that `layout` reads lie)."""
+    if a.scaling == "tensor":
+        return (a.encoding, b.encoding, not split_accumulator), "NT"
+    flags = scale_flags(a, a_scale), scale_flags(b, b_scale)
+    # Column-wise copies of mxfp8 are not transposed.
+    return (a.encoding, b.encoding, a.scaling, b.scaling, *flags), layout if a.scaling == "mxfp8" else "NT"
+
+
 def scale_flags(x: Quantized, scale: torch.Tensor) -> int:
     """How block scales lie."""
-    return (x.scale_layout != CANONICAL_SCALES) * LAID_OUT + (scale.data_ptr() % 16 != 0) * UNALIGNED
+    return (x.scale_layout != CANONICAL_SCALES) * LAID_OUT + (scale.data_ptr() % SCALES != 0) * UNALIGNED
 
 
 def _product(

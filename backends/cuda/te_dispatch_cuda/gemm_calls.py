@@ -18,7 +18,9 @@ from te_dispatch_cuda.gemm_plans import (
     LAYOUTS,
     NONE,
     PLANS,
+    SCALES,
     SCALINGS,
+    UNALIGNED,
     Problem,
     alignment,
     make,
@@ -71,11 +73,13 @@ def prepare_product(
 ) -> Any:
     """A call without an epilogue, with a, b, their scales, bias, and out, unless that is `fresh`."""
     plan, size = _plan(a, b, layout, kind, multiple, dtype, accumulate, bias)
-    at_a, at_b = Given(0), Given(1)
+    at_a, at_b, scales = Given(0), Given(1), (Given(2), Given(3))
     out: Any = Made("out", shape, dtype) if fresh else Given(5)
     workspace = Made("workspace", (size,), torch.uint8) if size else 0
-    arguments = (plan.address, at_a, at_b, Given(2), Given(3), out, Given(4), workspace, alpha)
+    arguments = (plan.address, at_a, at_b, *scales, out, Given(4), workspace, alpha)
     aligned = [(x, multiple) for x in (at_a, at_b, out)]
+    if isinstance(kind, tuple) and len(kind) == 6:
+        aligned += [(x, SCALES) for x, flags in zip(scales, kind[4:]) if not flags & UNALIGNED]
     return prepare("gemm_run", a.device, arguments, Gemm(out, None, None), tensors=6, aligned=aligned, keep=plan)
 
 

@@ -29,8 +29,9 @@ _CODES = 16
 LAYOUTS = {"NT": 0, "NN": 1, "TN": 2}
 SCALINGS = {"none": 0, "tensor": 1, "block_1d": 2, "block_2d": 3, "mxfp8": 4, "nvfp4": 5}
 EPILOGUES = {None: 0, "gelu": 1, "dgelu": 2, "bgrad_a": 3, "bgrad_b": 4}
-#: Flags of an operand's block scales.
+#: Flags of an operand's block scales: the latter where their address is no multiple of `SCALES` bytes.
 LAID_OUT, UNALIGNED = 1, 2
+SCALES = 16
 
 #: Plans kept. A model makes some tens of kinds of calls; ragged batches make a new kind for every number of rows.
 CAPACITY = 4096

@@ -43,12 +43,12 @@ def repeated(
     call = None if key is None else CALLS.get(key)
     if call is None:
         return None
-    pick = _picks(a, b, options["layout"])
+    layout, records = options["layout"], isinstance(a, Quantized)
     generation, low = CALLS.generation, 0 if bias is None else bias.data_ptr() & 15
 
     def product(a: Any, b: Any, bias: torch.Tensor | None = None) -> Any:
         if CALLS.generation == generation and (bias is None or bias.data_ptr() & 15 == low):
-            a_data, a_scale, b_data, b_scale = pick(a, b)
+            a_data, a_scale, b_data, b_scale = copies(a, b, layout) if records else (a, None, b, None)
             result = call(a_data, b_data, a_scale, b_scale, bias, None)
             if result is not None:
                 return result
@@ -57,12 +57,10 @@ def repeated(
     return product
 
 
-def _picks(a: Any, b: Any, layout: str) -> Callable[[Any, Any], tuple[Any, Any, Any, Any]]:
-    """Data and scale of both operands, as `layout` reads them."""
-    if not isinstance(a, Quantized):
-        return lambda a, b: (a, None, b, None)
+def copies(a: Quantized, b: Quantized, layout: str) -> tuple[Any, Any, Any, Any]:
+    """Data and scale of a, then of b, as `layout` reads them; None for what there is none of."""
     if layout == "NT":
-        return lambda a, b: (a.row_data, a.row_scale_inv, b.row_data, b.row_scale_inv)
+        return a.row_data, a.row_scale_inv, b.row_data, b.row_scale_inv
     if layout == "NN":
-        return lambda a, b: (a.row_data, a.row_scale_inv, b.col_data, b.col_scale_inv)
-    return lambda a, b: (a.col_data, a.col_scale_inv, b.col_data, b.col_scale_inv)
+        return a.row_data, a.row_scale_inv, b.col_data, b.col_scale_inv
+    return a.col_data, a.col_scale_inv, b.col_data, b.col_scale_inv

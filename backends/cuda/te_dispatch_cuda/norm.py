@@ -42,15 +42,31 @@ def _forward(
     beta = None if beta is None else dense(beta)
     residual = None if residual is None else dense(residual)
     facts, state = (None, ()) if quantizer is None else cast_facts(quantizer)
-    key = (
-        x.shape, x.dtype, x.get_device(), gamma.dtype, None if beta is None else beta.dtype, eps, zero_centered,
-        residual is None, facts, usage, with_y, out_dtype, centered,
-    )  # fmt: skip
+    key = _forward_key(x, gamma, beta, eps, zero_centered, residual is None, facts, usage, with_y, out_dtype, centered)
     call = _FORWARD.get(key) or _FORWARD.keep(
         key,
         _prepare_forward(x, gamma, beta, eps, zero_centered, residual, quantizer, usage, with_y, out_dtype, centered),
     )
     return call(x, residual, gamma, beta, *state)  # type: ignore[no-any-return]
+
+
+def _forward_key(
+    x: torch.Tensor,
+    gamma: torch.Tensor,
+    beta: torch.Tensor | None,
+    eps: float,
+    zero_centered: bool,
+    alone: bool,
+    facts: Any,
+    usage: str,
+    with_y: bool,
+    out_dtype: torch.dtype | None,
+    centered: bool,
+) -> tuple[Any, ...]:
+    return (
+        x.shape, x.dtype, x.get_device(), gamma.dtype, None if beta is None else beta.dtype, eps, zero_centered, alone,
+        facts, usage, with_y, out_dtype, centered,
+    )  # fmt: skip
 
 
 def _prepare_forward(
@@ -178,10 +194,7 @@ def _backward(
     dy, x, gamma, rstd = dense(dy), dense(x), dense(gamma), dense(rstd)
     mean = None if mean is None else dense(mean)
     add = None if add is None else dense(add)
-    key = (
-        x.shape, x.dtype, dy.dtype, gamma.dtype, x.get_device(), mean is None, zero_centered,
-        None if add is None else add.dtype,
-    )  # fmt: skip
+    key = _backward_key(dy, x, gamma, mean, zero_centered, add)
     call = _BACKWARD.get(key)
     if call is None:
         columns, rows, dtype = x.shape[-1], row_count(x), DTYPES[x.dtype]
@@ -196,6 +209,20 @@ def _backward(
         result = NormBackward(dx, dgamma, dbeta)  # type: ignore[arg-type]
         call = _BACKWARD.keep(key, prepare("norm_backward", x.device, arguments, result, tensors=6))
     return call(dy, x, gamma, mean, rstd, add)  # type: ignore[no-any-return]
+
+
+def _backward_key(
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    gamma: torch.Tensor,
+    mean: torch.Tensor | None,
+    zero_centered: bool,
+    add: torch.Tensor | None,
+) -> tuple[Any, ...]:
+    return (
+        x.shape, x.dtype, dy.dtype, gamma.dtype, x.get_device(), mean is None, zero_centered,
+        None if add is None else add.dtype,
+    )  # fmt: skip
 
 
 def layernorm_bwd(
@@ -225,3 +252,47 @@ def rmsnorm_bwd(
     """The same without mean."""
     checks.norm_bwd(dy, x, gamma, None, rstd, add, False)
     return _backward(dy, x, gamma, None, rstd, zero_centered_gamma, add)
+
+
+# What follows serves `te_dispatch.core.repeating`: calls that were just made, so that each is kept. A call for tensors
+# that look like theirs has their key; the quantizer's tensors are the same ones.
+
+
+def _repeated_forward(varying: tuple[str, ...], **given: Any) -> Any:
+    x, gamma, beta, quantizer = given["x"], given["gamma"], given.get("beta"), given["quantizer"]
+    centered = "beta" in given
+    if varying != (("x", "gamma", "beta") if centered else ("x", "gamma")) or given["residual"] is not None:
+        return None
+    if not all(t is None or t.is_contiguous() for t in (x, gamma, beta)):
+        return None
+    facts, state = (None, ()) if quantizer is None else cast_facts(quantizer)
+    call = _FORWARD.get(
+        _forward_key(
+            x, gamma, beta, given["eps"], given["zero_centered_gamma"], True, facts, given["usage"], given["with_y"],
+            given["out_dtype"], centered,
+        )
+    )  # fmt: skip
+    return None if call is None else lambda x, gamma, beta=None: call(x, None, gamma, beta, *state)
+
+
+def _repeated_backward(varying: tuple[str, ...], zero_centered_gamma: bool, **given: Any) -> Any:
+    centered, add = "mean" in given, given["add"]
+    tensors = ("dy", "x", "gamma", "mean", "rstd") if centered else ("dy", "x", "gamma", "rstd")
+    if varying != (tensors if add is None else (*tensors, "add")):
+        return None
+    if not all(t is None or t.is_contiguous() for t in given.values()):
+        return None
+    call = _BACKWARD.get(
+        _backward_key(given["dy"], given["x"], given["gamma"], given.get("mean"), zero_centered_gamma, add)
+    )
+    if call is None:
+        return None
+    if centered:
+        return lambda dy, x, gamma, mean, rstd, add=None: call(dy, x, gamma, mean, rstd, add)
+    return lambda dy, x, gamma, rstd, add=None: call(dy, x, gamma, None, rstd, add)
+
+
+for _forward_operator in (layernorm_fwd, rmsnorm_fwd):
+    _forward_operator.prepared = _repeated_forward  # type: ignore[attr-defined]
+for _backward_operator in (layernorm_bwd, rmsnorm_bwd):
+    _backward_operator.prepared = _repeated_backward  # type: ignore[attr-defined]

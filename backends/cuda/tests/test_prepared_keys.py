@@ -7,9 +7,8 @@ The native function must get the same arguments. No GPU: a native call is record
 
 from __future__ import annotations
 
-import importlib
+import inspect
 import itertools
-import sys
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -253,6 +252,42 @@ def test_a_repeated_cast_is_the_cast(recorder: Recorder) -> None:
     assert served > 100
 
 
+def _repeatable() -> Iterator[tuple[Any, tuple[str, ...], dict[str, Any]]]:
+    """Norms and activations: the operator, what varies, and the arguments that are no defaults."""
+    from te_dispatch_cuda import activation, norm
+
+    x, gamma, rows = torch.zeros(64, 128, dtype=BF16), torch.zeros(128), torch.zeros(64)
+    for quantizer, usage, flag in itertools.product((None, *QUANTIZERS), USAGES, (False, True)):
+        cast: dict[str, Any] = {"quantizer": quantizer, "usage": usage}
+        of_norm = {"x": x, "gamma": gamma, "zero_centered_gamma": flag, "with_y": not flag, **cast}
+        yield norm.rmsnorm_fwd, ("x", "gamma"), of_norm
+        yield norm.layernorm_fwd, ("x", "gamma", "beta"), {**of_norm, "beta": gamma.bfloat16()}
+        yield activation.activation_fwd, ("x",), {"x": x, "kind": "swiglu", "with_out": flag, **cast}
+        yield activation.activation_bwd, ("dy", "x"), {"dy": x, "x": x, "kind": "gelu", "with_dbias": flag, **cast}
+    for add, flag in itertools.product((None, x), (False, True)):
+        given = {"dy": x, "x": x, "gamma": gamma, "rstd": rows, "zero_centered_gamma": flag, "add": add}
+        extra = () if add is None else ("add",)
+        yield norm.rmsnorm_bwd, ("dy", "x", "gamma", "rstd", *extra), given
+        yield norm.layernorm_bwd, ("dy", "x", "gamma", "mean", "rstd", *extra), {**given, "mean": rows}
+
+
+def test_a_repeated_norm_or_activation_is_the_call(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    from te_dispatch_cuda import norm
+
+    monkeypatch.setattr(norm, "_native", SimpleNamespace(norm_backward_parts=lambda *sizes: sum(sizes)))
+    for operator, varying, given in _repeatable():
+        everything = {p.name: p.default for p in inspect.signature(operator).parameters.values()} | given
+        recorder.noted = []
+        result = operator(**given)
+        expected, recorder.noted = recorder.noted, []
+        call = operator.prepared(varying, **everything)
+        again = call(*[torch.ones_like(given[name]) for name in varying])
+        assert recorder.noted == expected and again.__class__ is result.__class__
+        assert operator.prepared(varying[1:], **everything) is None
+        apart = torch.zeros(64, 256, dtype=BF16)[:, ::2]
+        assert operator.prepared(varying, **(everything | {"x": apart})) is None
+
+
 def test_a_repeated_update_is_of_the_same_tensors(recorder: Recorder) -> None:
     from te_dispatch_cuda import quantize as q
 
@@ -272,80 +307,3 @@ def test_a_repeated_update_is_of_the_same_tensors(recorder: Recorder) -> None:
     assert q.update_delayed_scales.prepared((), **{**given, "histories": apart}) is None
     with pytest.raises(ValueError, match="max_values"):
         q.update_delayed_scales.prepared((), **{**given, "max_values": [(448.0,) * 3]})
-
-
-def _record(rows: int, columns: int) -> Quantized:
-    row, column = torch.zeros(rows, columns, dtype=torch.uint8), torch.zeros(columns, rows, dtype=torch.uint8)
-    return Quantized(row, column, ONE, TWO, "e4m3fn", "tensor", "canonical", (rows, columns), BF16, row.device)
-
-
-@pytest.fixture
-def products(native: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """(what a product was prepared for, its tensors) of every product that is made."""
-    from te_dispatch_cuda import libraries
-
-    # Imported as if the library were here: no product is launched.
-    monkeypatch.setattr(libraries, "cublaslt", lambda: SimpleNamespace(path="nowhere"))
-    for name in ("gemm_plans", "gemm_calls", "gemm_repeated", "gemm"):
-        monkeypatch.delitem(sys.modules, f"te_dispatch_cuda.{name}", raising=False)
-    stub = SimpleNamespace(**{name: getattr(native, name) for name in dir(native) if not name.startswith("__")})
-    stub.open_cublaslt = lambda path: None
-    monkeypatch.setitem(sys.modules, "te_dispatch_cuda._native", stub)
-    gemm = importlib.import_module("te_dispatch_cuda.gemm")
-    monkeypatch.setattr(sys.modules["te_dispatch_cuda"], "gemm", gemm, raising=False)
-    made: list[Any] = []
-
-    def prepare(*facts: Any) -> Any:
-        def call(*tensors: Any) -> Any:
-            made.append((facts, tensors))
-            return gemm.Gemm(torch.zeros(1), None, None)
-
-        return call
-
-    monkeypatch.setattr(gemm, "prepare_product", prepare)
-    monkeypatch.setattr(sys.modules["te_dispatch_cuda.gemm_calls"], "address", lambda x: 0)  # as the device aligns
-    gemm.CALLS.clear()
-    yield made
-    gemm.CALLS.clear()
-
-
-@pytest.mark.parametrize("codes", [True, False])
-@pytest.mark.parametrize("layout", ["NT", "NN", "TN"])
-def test_a_repeated_product_is_the_product(products: list[Any], codes: bool, layout: str) -> None:
-    from te_dispatch_cuda import gemm
-
-    operator = gemm.gemm_codes if codes else gemm.gemm
-    options: dict[str, Any] = {
-        "layout": layout, "alpha": 1.0, "out": None, "accumulate": False, "epilogue": None, "aux": None,
-        "aux_quantizer": None, "out_dtype": BF16, "out_quantizer": None, "split_accumulator": False,
-    }  # fmt: skip
-
-    def operands() -> tuple[Any, Any]:
-        pair = _record(32, 32), _record(32, 32)
-        return pair if codes else tuple(r.row_data.bfloat16() for r in pair)  # type: ignore[union-attr]
-
-    bias = torch.zeros(32, dtype=BF16)
-    for given_bias in (None, bias):
-        varying = ("a", "b") if given_bias is None else ("a", "b", "bias")
-        tensors = () if given_bias is None else (given_bias,)
-        a, b = operands()
-        arguments = {"a": a, "b": b, "bias": given_bias, **options}
-        assert operator.prepared(varying, **arguments) is None  # not made yet
-        operator(a, b, bias=given_bias, **options)
-        call = operator.prepared(varying, **arguments)
-        assert operator.prepared(("a",), **arguments) is None
-        assert operator.prepared(varying, **{**arguments, "epilogue": "gelu"}) is None
-        c, d = operands()
-        products.clear()
-        operator(c, d, bias=given_bias, **options)
-        call(c, d, *tensors)
-        (facts, expected), (same, found) = products
-        assert facts is same and all(x is y for x, y in zip(expected, found, strict=True))
-    elsewhere = torch.zeros(33, dtype=BF16)[1:]  # the bias less aligned: another key
-    products.clear()
-    call(c, d, elsewhere)
-    assert products[0][1][4] is elsewhere and products[0][0] is not facts
-    gemm.CALLS.clear()  # as tuning does
-    products.clear()
-    call(c, d, bias)
-    assert products[0][0] is not facts

@@ -7,7 +7,8 @@ namespace ted {
 void cast_forward(const Queue& queue, const SourceArguments& source, const CastArguments& arguments) {
   require_count("x", source.rows, source.columns);
   const bool flat = (source.kind & kGated) == 0 && row_wise_only(arguments);
-  with_forward_source<kApart>(flat ? flattened(source) : source, [&](auto s) { cast_source(queue, s, arguments); });
+  with_forward_source<kApart>(flat ? flattened(source) : source,
+                              [&](auto s) { cast_source<false>(queue, s, arguments); });
 }
 
 }  // namespace ted

@@ -119,7 +119,15 @@ __device__ __forceinline__ void store_as(void* out, int64_t at, const Values& v,
   Vec<T, kVector> rounded;
 #pragma unroll
   for (int i = 0; i < kVector; ++i) rounded[i] = from_float<T>(v[i]);
-  store_vector(static_cast<T*>(out) + at, rounded, Full ? kVector : valid, Full);
+  T* target = static_cast<T*>(out) + at;
+  if constexpr (Full && sizeof(T) == 2) {
+    // As words: kernels of tiles stored elements of 16 bits one by one, and took twice as long.
+    uint4 words;
+    memcpy(&words, &rounded, sizeof(words));
+    *reinterpret_cast<uint4*>(target) = words;
+  } else {
+    store_vector(target, rounded, valid, Full);
+  }
 }
 
 template <bool Full>
@@ -160,11 +168,11 @@ __device__ __forceinline__ void record_amax(float* amax, float found, float* sha
 namespace ted {
 
 // One block serves an empty matrix: it writes scale_inv. early (common/launch.cuh): the kernel before this one is
-// launch_maxima's, and wrote nothing that the source reads.
-template <class Source>
+// launch_maxima's, and wrote nothing that the source reads. Without Sums there are no kernels for cast.sums.
+template <bool Sums = true, class Source>
 void launch_cast(const Queue& queue, const Source& source, const TensorCast& cast, bool early = false) {
-  if (cast.column != nullptr || cast.sums != nullptr)
-    tensor_cast::launch_tiles(queue, source, cast, early);
+  if (cast.column != nullptr || (Sums && cast.sums != nullptr))
+    tensor_cast::launch_tiles<Sums>(queue, source, cast, early);
   else
     tensor_cast::launch_rows(queue, source, cast, early);
 }

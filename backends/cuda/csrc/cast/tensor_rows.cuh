@@ -13,18 +13,25 @@ struct Line {
   int64_t full;  // vectors from the start that are all whole
   bool wide;     // whole vectors may be stored whole
 
-  __device__ __forceinline__ void locate(int64_t vector, int64_t& row, int64_t& column) const {
-    if (per_row == total) {
-      row = 0;
-      column = vector * kVector;
-    } else if (total <= 0x7fffffff) {
-      const uint32_t r = static_cast<uint32_t>(vector) / static_cast<uint32_t>(per_row);
-      row = r;
-      column = static_cast<int64_t>(static_cast<uint32_t>(vector) - r * static_cast<uint32_t>(per_row)) * kVector;
-    } else {
-      row = vector / per_row;
-      column = (vector - row * per_row) * kVector;
+  struct Place {
+    int64_t row, vector;  // of the row
+  };
+  __device__ __forceinline__ Place locate(int64_t vector) const {
+    if (per_row == total) return {0, vector};
+    if (total <= 0x7fffffff) {
+      const uint32_t row = static_cast<uint32_t>(vector) / static_cast<uint32_t>(per_row);
+      return {row, static_cast<uint32_t>(vector) - row * static_cast<uint32_t>(per_row)};
     }
+    const int64_t row = vector / per_row;
+    return {row, vector - row * per_row};
+  }
+  // kThreads vectors on: a division for each would cost more than some sources' arithmetic.
+  __device__ __forceinline__ void advance(Place& at) const {
+    at.vector += kThreads;
+    if (at.vector < per_row) return;
+    const uint32_t rows = per_row >= kThreads ? 1 : static_cast<uint32_t>(at.vector) / static_cast<uint32_t>(per_row);
+    at.row += rows;
+    at.vector -= rows * per_row;
   }
 };
 
@@ -46,9 +53,11 @@ __device__ __forceinline__ void for_run(const Source& source, const Line& line, 
   if constexpr (Full) {
     typename Source::template Raw<kVector> raw[kInFlight];
     int64_t row[kInFlight], column[kInFlight];
+    Line::Place at = line.locate(start + threadIdx.x);
 #pragma unroll
     for (int u = 0; u < kInFlight; ++u) {
-      line.locate(start + u * kThreads + threadIdx.x, row[u], column[u]);
+      if (u > 0) line.advance(at);
+      row[u] = at.row, column[u] = at.vector * kVector;
       raw[u] = source.template fetch<kVector, true>(row[u], column[u], kVector);
     }
 #pragma unroll
@@ -63,8 +72,8 @@ __device__ __forceinline__ void for_run(const Source& source, const Line& line, 
     for (int u = 0; u < kInFlight; ++u) {
       const int64_t vector = start + u * kThreads + threadIdx.x;
       if (vector >= line.total) return;
-      int64_t row, column;
-      line.locate(vector, row, column);
+      const Line::Place at = line.locate(vector);
+      const int64_t row = at.row, column = at.vector * kVector;
       const int64_t valid = min(span_of(source) - column, int64_t{kVector});
       Values v[kHalves];
       evaluate(source, source.template fetch<kVector, false>(row, column, valid), v);

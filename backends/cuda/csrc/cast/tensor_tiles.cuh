@@ -211,7 +211,7 @@ cast_tiles(Source source, TensorCast cast, uint32_t across, bool wide) {
     cast_tile<false, Sums>(source, cast, row0, column0, kept, shared);
 }
 
-template <class Source>
+template <bool Sums, class Source>
 void launch_tiles(const Queue& queue, const Source& source, const TensorCast& cast, bool early) {
   const int64_t rows = source.rows(), columns = source.columns();
   const int64_t down = ceil_div(rows, kTileRows), across = ceil_div(span_of(source), kTileColumns);
@@ -219,7 +219,7 @@ void launch_tiles(const Queue& queue, const Source& source, const TensorCast& ca
   const bool wide = source.aligned() && is_aligned(cast.row, columns, kVector) && is_aligned(cast.column, rows) &&
                     is_aligned(cast.out, columns * size_of(cast.out_dtype));
   with_flag(cast.sums != nullptr, [&](auto sums) {
-    launch(queue, early, cast_tiles<Source, decltype(sums)::value>, grid_x("x", down * across), kThreads,
+    launch(queue, early, cast_tiles<Source, Sums && decltype(sums)::value>, grid_x("x", down * across), kThreads,
            source, cast, static_cast<uint32_t>(across), wide);
   });
 }

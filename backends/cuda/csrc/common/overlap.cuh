@@ -25,13 +25,13 @@ __device__ __forceinline__ void wait_for_previous() {
 }
 
 template <class... Parameters, class... Arguments>
-void launch_overlapping(const Queue& q, void (*kernel)(Parameters...), unsigned grid, unsigned threads,
+void launch_overlapping(const Queue& q, void (*kernel)(Parameters...), dim3 grid, unsigned threads,
                         Arguments&&... arguments) {
   cudaLaunchAttribute overlapping{};
   overlapping.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   overlapping.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(grid);
+  config.gridDim = grid;
   config.blockDim = dim3(threads);
   config.stream = q.stream();
   config.attrs = &overlapping;

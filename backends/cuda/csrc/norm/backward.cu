@@ -25,7 +25,7 @@ int64_t norm_backward_parts(int device, int64_t rows, int64_t columns, int x_dty
   require_count("x", rows, columns);
   if (rows == 0 || columns == 0) return 0;
   const DeviceLimits& limits = limits_of(device);
-  return backward_fits(columns, x_dtype, limits) ? parts_in_registers(rows, columns, x_dtype, limits)
+  return backward_fits(columns, x_dtype, limits) ? parts_in_registers(rows, columns, limits)
                                                  : parts_streaming(rows, columns, limits);
 }
 

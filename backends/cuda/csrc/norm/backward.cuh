@@ -19,6 +19,7 @@ struct Backward {
   float inverse_columns;
   int lanes;                       // threads that share a row
   int stages;                      // turns whose rows lie in shared memory, the one at work included
+  bool adds_ahead;                 // add's rows too: it has x's dtype
   bool zero_centered;
   bool aligned;                    // x and dx, to 16 bytes
   bool aligned_partial;            // every row of partial, to 16 bytes
@@ -42,7 +43,7 @@ __device__ __forceinline__ void load_factor(float (&factor)[E], const Backward& 
 // dx of one vector; what lies beyond the row's end is not stored.
 template <class T, bool Whole, int E>
 __device__ __forceinline__ void store_dx(const Backward& a, int64_t index, float (&dx)[E], int64_t valid) {
-  if (a.add.data != nullptr) {
+  if (a.add.data != nullptr && !a.adds_ahead) {
     float add[E];
     read(add, a.add, index, valid);
 #pragma unroll

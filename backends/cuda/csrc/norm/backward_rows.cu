@@ -1,11 +1,12 @@
 // Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
 // Gradients of norms whose row fits one block.
 //
-// One block per multiprocessor goes over rows, several at a time where they are short. A thread copies its part of the
-// rows to come into shared memory asynchronously, some rows ahead; it reads only what it copied, so nothing waits for
-// other threads but the sums over a row. Its columns' sums for dgamma and dbeta stay in registers; each block leaves
-// one partial sum per column.
+// One block per multiprocessor goes over rows, a group of its threads each. A thread copies its part of the rows to come
+// into shared memory asynchronously, some rows ahead; it reads only what it copied, so nothing waits for other threads
+// but the sums over a row. Its columns' sums for dgamma and dbeta stay in registers; each block leaves one partial sum
+// per column. 512 threads with 16 values each: 1024 with 8 have no registers to spare, and spilled.
 #include "norm/backward.cuh"
+#include "common/overlap.cuh"
 #include "common/shared_memory.h"
 #include "norm/norm.h"
 
@@ -14,6 +15,9 @@
 namespace ted::norm {
 
 namespace {
+
+constexpr int kThreads = 512;   // of a block
+constexpr int kMaxGroups = 15;  // barriers of a block, less its own
 
 // K sums over a warp at a time: values are exchanged for lanes until a lane has one, so that K sums take little more
 // than one. Lane l is left with the sum of value l / (32 / K).
@@ -38,6 +42,7 @@ __device__ __forceinline__ float warp_sums(float (&x)[K]) {
 template <int K>
 __device__ __forceinline__ void group_sums(float (&x)[K], int lanes, int group, float* shared) {
   constexpr int kShare = 32 / K;  // lanes per value
+  static_assert(kShare >= kThreads / 32, "a lane adds one warp's sum");
   if (lanes < 32) {
     for (int offset = lanes / 2; offset > 0; offset /= 2) {
 #pragma unroll
@@ -51,8 +56,7 @@ __device__ __forceinline__ void group_sums(float (&x)[K], int lanes, int group, 
     float* mine = shared + group * warps * K;
     if (lane % kShare == 0) mine[value * warps + threadIdx.x / 32 - group * warps] = total;
     asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "r"(lanes) : "memory");
-    total = 0.0f;
-    for (int warp = lane % kShare; warp < warps; warp += kShare) total += mine[value * warps + warp];
+    total = lane % kShare < warps ? mine[value * warps + lane % kShare] : 0.0f;
 #pragma unroll
     for (int offset = kShare / 2; offset > 0; offset /= 2) total += __shfl_xor_sync(0xffffffffu, total, offset);
   }
@@ -122,50 +126,54 @@ __device__ __forceinline__ void fetch(Vec<uint32_t, 4>* slots, const T* row, int
   for (int v = 0; v < V; ++v) {
     const int64_t column = static_cast<int64_t>(v * lanes + t) * E;
     Vec<uint32_t, 4>* slot = slots + v * blockDim.x;
-    if (aligned && column < columns)
+    if (aligned && column >= columns) continue;
+    if (aligned)
       copy_16_bytes(slot, row + column);
     else
       *reinterpret_cast<Vec<T, E>*>(slot) = load_vector<T, E>(row + column, columns - column, false);
   }
 }
 
-// Threads of a block, and rows that a group takes at a time: two of shared memory's size for three turns.
+
+// Whether registers suffice to keep the factor, and for add's rows to be copied ahead too.
 template <int N>
-constexpr int kThreads = N <= 8 ? 1024 : 512;
-constexpr int rows_at_a_time(int values, int64_t element_size) { return values <= 8 && element_size < 4 ? 2 : 1; }
-constexpr int kMaxGroups = 15;  // barriers of a block, less its own
+constexpr bool kFew = N <= 16;
 
 // N values of a row per thread. Same: dy has x's dtype, and is copied ahead like x. Whole: rows of x, dy and dx are
-// whole (row.cuh).
+// whole (row.cuh), and those of add copied ahead.
 template <class T, int N, bool Same, bool Whole>
-__global__ void __launch_bounds__(kThreads<N>, 1) backward_rows(const __grid_constant__ Backward a) {
-  constexpr int E = kVector<T>, V = N / E, R = rows_at_a_time(N, sizeof(T)), kOperands = Same ? 2 : 1;
-  constexpr bool kKeepFactor = N <= 8;  // whether registers suffice for it
+__global__ void __launch_bounds__(kThreads, 1) backward_rows(const __grid_constant__ Backward a) {
+  constexpr int E = kVector<T>, V = N / E;
+  constexpr bool kKeep = kFew<N> && Whole;  // what a row's sums and its dx share
   extern __shared__ float4 dynamic[];
-  __shared__ float shared[2][2 * R * kMaxWarps];
+  __shared__ float shared[2][2 * kMaxWarps];
+  let_next_begin();
   Vec<uint32_t, 4>* const slots = reinterpret_cast<Vec<uint32_t, 4>*>(dynamic) + threadIdx.x;
   const int lanes = a.lanes, group = threadIdx.x / lanes, t = threadIdx.x % lanes;
-  const int columns = static_cast<int>(a.columns);
-  const int64_t of_groups = static_cast<int64_t>(blockDim.x / lanes) * R, step = gridDim.x * of_groups;
+  const int columns = static_cast<int>(a.columns), operand = V * static_cast<int>(blockDim.x);
+  const bool adds_ahead = kFew<N> && a.adds_ahead;
+  const int stage_size = ((Same ? 2 : 1) + adds_ahead) * operand;
+  const int64_t groups = blockDim.x / lanes, step = gridDim.x * groups;
   const bool centered = a.mean != nullptr;
   float factor[V][E], dgamma[V][E] = {}, dbeta[V][E] = {};
-  if constexpr (kKeepFactor) {
+  if constexpr (kFew<N>) {
 #pragma unroll
     for (int v = 0; v < V; ++v) load_factor(factor[v], a, (v * lanes + t) * E, columns - (v * lanes + t) * E);
   }
 
   int filled = 0;
-  int64_t ahead = blockIdx.x * of_groups + group * R;
+  int64_t ahead = blockIdx.x * groups + group;
   const auto fetch_next = [&] {
-#pragma unroll
-    for (int r = 0; r < R; ++r) {
-      if (ahead + r >= a.rows) continue;
-      const int64_t start = (ahead + r) * a.columns;
-      Vec<uint32_t, 4>* const stage = slots + (filled * R + r) * (kOperands * V * static_cast<int>(blockDim.x));
+    if (ahead < a.rows) {
+      const int64_t start = ahead * a.columns;
+      Vec<uint32_t, 4>* stage = slots + filled * stage_size;
       fetch<T, V>(stage, static_cast<const T*>(a.x) + start, columns, t, lanes, Whole || a.aligned);
       if constexpr (Same)
-        fetch<T, V>(stage + V * blockDim.x, static_cast<const T*>(a.dy.data) + start, columns, t, lanes,
+        fetch<T, V>(stage += operand, static_cast<const T*>(a.dy.data) + start, columns, t, lanes,
                     Whole || a.dy.aligned);
+      if (adds_ahead)
+        fetch<T, V>(stage + operand, static_cast<const T*>(a.add.data) + start, columns, t, lanes,
+                    Whole || a.add.aligned);
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
     ahead += step;
@@ -173,76 +181,78 @@ __global__ void __launch_bounds__(kThreads<N>, 1) backward_rows(const __grid_con
   };
   for (int i = 1; i < a.stages; ++i) fetch_next();
 
-  float next_mean[R], next_rstd[R];
-  int64_t row = blockIdx.x * of_groups + group * R;
-  const auto load_statistics = [&](int64_t first) {
-#pragma unroll
-    for (int r = 0; r < R; ++r) {
-      next_mean[r] = centered && first + r < a.rows ? a.mean[first + r] : 0.0f;
-      next_rstd[r] = first + r < a.rows ? a.rstd[first + r] : 0.0f;
-    }
+  float next_mean, next_rstd;
+  int64_t row = blockIdx.x * groups + group;
+  const auto load_statistics = [&](int64_t of) {
+    next_mean = centered && of < a.rows ? a.mean[of] : 0.0f;
+    next_rstd = of < a.rows ? a.rstd[of] : 0.0f;
   };
   load_statistics(row);
   int turn = 0, used = 0;
-  for (int64_t of_block = blockIdx.x * of_groups; of_block < a.rows; of_block += step, row += step) {
+  for (int64_t of_block = blockIdx.x * groups; of_block < a.rows; of_block += step, row += step) {
     fetch_next();
-    float mean[R], rstd[R];
-#pragma unroll
-    for (int r = 0; r < R; ++r) mean[r] = next_mean[r], rstd[r] = next_rstd[r];
+    const float mean = next_mean, rstd = next_rstd;
     load_statistics(row + step);
     wait_copies(a.stages - 1);
-    const Vec<uint32_t, 4>* const stage = slots + used * (R * kOperands * V * static_cast<int>(blockDim.x));
+    const Vec<uint32_t, 4>* const stage = slots + used * stage_size;
     used = used + 1 == a.stages ? 0 : used + 1;
+    const int64_t start = row * a.columns;
+    const int present = row < a.rows ? columns : 0;
 
-    // h and dy of a vector. Read once for the sums and once more for dx: registers hold the weights' sums.
-    float h[E], dy[E];
-    const auto load = [&](int r, int v, int column) {
-      const Vec<uint32_t, 4>* const of_row = stage + r * (kOperands * V * static_cast<int>(blockDim.x));
-      widen<T>(h, of_row[v * blockDim.x]);
+    // h, and dy, then g where it is kept: all of the row's, or a vector's, read once for the sums and once for dx.
+    float h[kKeep ? V : 1][E], dy[kKeep ? V : 1][E];
+    const auto load = [&](int v, int column, float(&h)[E], float(&dy)[E]) {
+      widen<T>(h, stage[v * blockDim.x]);
       if constexpr (Same)
-        widen<T>(dy, of_row[(V + v) * blockDim.x]);
+        widen<T>(dy, stage[operand + v * blockDim.x]);
       else
-        read(dy, a.dy, (row + r) * a.columns + column, columns - column);
-      if constexpr (!kKeepFactor) load_factor(factor[v], a, column, columns - column);
+        read(dy, a.dy, start + column, columns - column);
+      if constexpr (!kFew<N>) load_factor(factor[v], a, column, columns - column);
 #pragma unroll
-      for (int i = 0; i < E; ++i) h[i] = __fmul_rn(__fsub_rn(h[i], mean[r]), rstd[r]);
+      for (int i = 0; i < E; ++i) h[i] = __fmul_rn(__fsub_rn(h[i], mean), rstd);
     };
 
-    float sums[2 * R] = {};  // of g h for every row, then of g
+    float sums[2] = {};  // of g h, and of g
 #pragma unroll
-    for (int r = 0; r < R; ++r) {
-      if (row + r >= a.rows) continue;
+    for (int v = 0; v < V; ++v) {
+      const int column = (v * lanes + t) * E, s = kKeep ? v : 0;
+      if (column >= present) continue;
+      load(v, column, h[s], dy[s]);
 #pragma unroll
-      for (int v = 0; v < V; ++v) {
-        const int column = (v * lanes + t) * E;
-        if (column >= columns) continue;
-        load(r, v, column);
-#pragma unroll
-        for (int i = 0; i < E; ++i) {
-          const float g = dy[i] * factor[v][i];
-          dgamma[v][i] = fmaf(dy[i], h[i], dgamma[v][i]);
-          dbeta[v][i] += dy[i];
-          sums[r] = fmaf(g, h[i], sums[r]);
-          sums[R + r] += g;
-        }
+      for (int i = 0; i < E; ++i) {
+        const float g = dy[s][i] * factor[v][i];
+        dgamma[v][i] = fmaf(dy[s][i], h[s][i], dgamma[v][i]);
+        dbeta[v][i] += dy[s][i];
+        sums[0] = fmaf(g, h[s][i], sums[0]);
+        sums[1] += g;
+        if constexpr (kKeep) dy[s][i] = g;
       }
     }
     group_sums(sums, lanes, group, shared[turn]);
     turn ^= 1;
+    const float along_h = sums[0] * a.inverse_columns;
+    const float shift = centered ? -(sums[1] * a.inverse_columns * rstd) : 0.0f;
 #pragma unroll
-    for (int r = 0; r < R; ++r) {
-      if (row + r >= a.rows) continue;
-      const float along_h = sums[r] * a.inverse_columns;
-      const float shift = centered ? -(sums[R + r] * a.inverse_columns * rstd[r]) : 0.0f;
+    for (int v = 0; v < V; ++v) {
+      const int column = (v * lanes + t) * E, s = kKeep ? v : 0;
+      if (column >= present) continue;
+      if constexpr (!kKeep) load(v, column, h[s], dy[s]);
+      float dx[E];
 #pragma unroll
-      for (int v = 0; v < V; ++v) {
-        const int column = (v * lanes + t) * E;
-        if (column >= columns) continue;
-        load(r, v, column);
-#pragma unroll
-        for (int i = 0; i < E; ++i) dy[i] = fmaf(fmaf(-h[i], along_h, dy[i] * factor[v][i]), rstd[r], shift);
-        store_dx<T, Whole>(a, (row + r) * a.columns + column, dy, columns - column);
+      for (int i = 0; i < E; ++i) {
+        const float g = kKeep ? dy[s][i] : dy[s][i] * factor[v][i];
+        dx[i] = fmaf(fmaf(-h[s][i], along_h, g), rstd, shift);
       }
+      if (adds_ahead) {
+        float add[E];
+        widen<T>(add, stage[stage_size - operand + v * blockDim.x]);
+#pragma unroll
+        for (int i = 0; i < E; ++i) dx[i] += add[i];
+      }
+      if constexpr (Whole)  // add's rows are ahead, if there are any
+        write(static_cast<T*>(a.dx) + start + column, dx, E, true);
+      else
+        store_dx<T, false>(a, start + column, dx, columns - column);
     }
   }
   wait_copies(0);
@@ -254,34 +264,37 @@ __global__ void __launch_bounds__(kThreads<N>, 1) backward_rows(const __grid_con
 }
 
 struct Geometry {
-  int values, lanes, groups, rows;
+  int values, lanes, groups;
   int threads() const { return lanes * groups; }
 };
 
 // Threads that share a row follow from its length alone; rows at a time also from how many there are, so that few rows
 // still spread over the chip.
-Geometry geometry_of(int64_t rows, int64_t columns, int x_dtype, int multiprocessors) {
-  const int values = columns <= kThreads<8> * 8 ? 8 : 32;
-  const int most = values == 8 ? kThreads<8> : kThreads<32>;
+Geometry geometry_of(int64_t rows, int64_t columns, int multiprocessors) {
+  const int values = columns <= kThreads * 16 ? 16 : 32;
   int lanes = 1;
   if (columns > 32 * values)
     lanes = static_cast<int>(ceil_div(columns, 32 * values)) * 32;
   else
     while (lanes * values < columns) lanes *= 2;
   const int at_least = lanes < 32 ? 32 / lanes : 1;
-  const int at_most = lanes > 32 ? std::min(most / lanes, kMaxGroups) : most / lanes;
-  const int at_a_time = rows_at_a_time(values, size_of(x_dtype));
-  const int64_t wanted = ceil_div(rows, static_cast<int64_t>(multiprocessors) * at_a_time);
+  const int at_most = lanes > 32 ? std::min(kThreads / lanes, kMaxGroups) : kThreads / lanes;
+  const int64_t wanted = ceil_div(rows, int64_t{multiprocessors});
   const int64_t groups = std::max<int64_t>(std::min<int64_t>(wanted, at_most) / at_least, 1) * at_least;
-  return {values, lanes, static_cast<int>(groups), at_a_time};
+  return {values, lanes, static_cast<int>(groups)};
 }
 
+// Bytes of shared memory for turns.
+int64_t room_of(const Queue& q) { return q.limits().shared_memory_per_block - 2048; }
+
 template <class T, int N, bool Same, bool Whole>
-void launch(const Queue& q, Backward& a, const Geometry& geometry, unsigned blocks) {
+void launch(const Queue& q, const Backward& given, const Geometry& geometry, unsigned blocks) {
   const auto kernel = backward_rows<T, N, Same, Whole>;
+  Backward a = given;
+  a.adds_ahead = kFew<N> && a.adds_ahead;
   const int threads = geometry.threads();
-  const int64_t stage = static_cast<int64_t>(threads) * N * sizeof(T) * (Same ? 2 : 1) * geometry.rows;
-  const int64_t room = q.limits().shared_memory_per_block - 2048;
+  const int64_t room = room_of(q);
+  const int64_t stage = static_cast<int64_t>(threads) * N * sizeof(T) * ((Same ? 2 : 1) + a.adds_ahead);
   a.stages = static_cast<int>(std::min<int64_t>(room / stage, 4));
   const int64_t bytes = std::max<int64_t>(stage * a.stages, threads * N * static_cast<int64_t>(sizeof(float)));
   allow_shared_memory(q, reinterpret_cast<const void*>(kernel), bytes, "norm_backward");
@@ -291,21 +304,22 @@ void launch(const Queue& q, Backward& a, const Geometry& geometry, unsigned bloc
 }  // namespace
 
 bool backward_fits(int64_t columns, int x_dtype, const DeviceLimits& limits) {
-  const int64_t element = size_of(x_dtype);
-  const bool few = columns <= kThreads<8> * 8;
-  const int64_t turn = few ? kThreads<8> * 8 * rows_at_a_time(8, element) : ceil_div(columns, 1024) * 1024;
-  return columns <= kBackwardColumns && 2 * turn * element + 2048 <= limits.shared_memory_per_block;
+  const int64_t turn = columns <= kThreads * 16 ? kThreads * 16 : ceil_div(columns, 1024) * 1024;
+  return columns <= kBackwardColumns && 2 * turn * size_of(x_dtype) + 2048 <= limits.shared_memory_per_block;
 }
 
-int64_t parts_in_registers(int64_t rows, int64_t columns, int x_dtype, const DeviceLimits& limits) {
-  const Geometry geometry = geometry_of(rows, columns, x_dtype, limits.multiprocessors);
-  return std::min<int64_t>(limits.multiprocessors, ceil_div(rows, geometry.groups * geometry.rows));
+int64_t parts_in_registers(int64_t rows, int64_t columns, const DeviceLimits& limits) {
+  const Geometry geometry = geometry_of(rows, columns, limits.multiprocessors);
+  return std::min<int64_t>(limits.multiprocessors, ceil_div(rows, geometry.groups));
 }
 
 void backward_in_registers(const Queue& q, Backward a, int x_dtype, int64_t parts) {
   if (parts == 0) return;
-  const Geometry geometry = geometry_of(a.rows, a.columns, x_dtype, q.limits().multiprocessors);
+  const Geometry geometry = geometry_of(a.rows, a.columns, q.limits().multiprocessors);
   a.lanes = geometry.lanes;
+  const int64_t three = int64_t{geometry.threads()} * geometry.values * size_of(x_dtype) * 3;
+  a.adds_ahead = a.add.data != nullptr && a.add.dtype == x_dtype && 2 * three <= room_of(q);
+  const bool whole = a.aligned && a.dy.aligned && (a.add.data == nullptr || (a.adds_ahead && a.add.aligned));
   with_dtype("x", x_dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     with_flag(a.dy.dtype == x_dtype, [&](auto same) {
@@ -313,10 +327,10 @@ void backward_in_registers(const Queue& q, Backward a, int x_dtype, int64_t part
       const unsigned blocks = static_cast<unsigned>(parts);
       if (geometry.values == 32)
         launch<T, 32, kSame, false>(q, a, geometry, blocks);
-      else if (kSame && a.aligned && a.dy.aligned)
-        launch<T, 8, kSame, kSame>(q, a, geometry, blocks);
+      else if (kSame && whole)
+        launch<T, 16, kSame, kSame>(q, a, geometry, blocks);
       else
-        launch<T, 8, kSame, false>(q, a, geometry, blocks);
+        launch<T, 16, kSame, false>(q, a, geometry, blocks);
     });
   });
 }

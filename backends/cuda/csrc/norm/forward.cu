@@ -97,14 +97,15 @@ void require_cast(const CastArguments& c, uintptr_t workspace, const Forward& a)
   require_pointer("workspace", pointer<void>(workspace), c.scaling == kDelayed && c.column == 0 ? 0 : 1, 16);
 }
 
-// A cast whose scale is known when it begins: one pass, but for columns that forward_tiles does not serve.
+// A cast whose scale is known when it begins: one pass, but for columns that forward_tiles does not serve. Where the
+// statistics are known too, nothing is left that wants whole rows, and the tiles of other casts are faster.
 void cast_known(const Queue& q, Forward a, int x_dtype, const CastArguments& c, uintptr_t workspace) {
   a.cast.codes = pointer<uint8_t>(c.row), a.cast.transposed = pointer<uint8_t>(c.column);
   a.cast.scale_inv = pointer<float>(c.row_scale_inv);
   a.cast.format = format_of(c.cast), a.cast.mode = encode_mode(c.cast);
   a.cast.aligned = is_aligned(a.cast.codes, a.columns, static_cast<int>(16 / size_of(x_dtype)));
   if (c.column == 0) return one_pass(q, a, x_dtype);
-  if (tiles_fit(a, x_dtype, q.limits())) return forward_tiles(q, a, x_dtype);
+  if (!a.known && tiles_fit(a, x_dtype, q.limits())) return forward_tiles(q, a, x_dtype);
   TensorCast cast{};
   cast.row = a.cast.codes, cast.column = a.cast.transposed, cast.out = a.y.data, cast.out_dtype = a.y.dtype;
   cast.cast = c.cast, cast.scale = a.cast.scale, cast.maxima = a.cast.maximum, cast.maxima_count = 1;

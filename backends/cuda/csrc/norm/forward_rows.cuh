@@ -11,12 +11,12 @@ namespace ted::norm {
 // Threads that share a row at most, and how many such blocks registers shall suffice for.
 template <int V>
 constexpr int kThreads = V == kMaxRowVectors ? 512 : V == 8 ? 256 : 128;
-template <int V>
-constexpr int kBlocks = V == kMaxRowVectors ? 1 : V == 8 ? 3 : 8;
+template <int V, int Product>
+constexpr int kBlocks = V == kMaxRowVectors ? 1 : V == 8 ? 3 : Product == kOnlyY ? 10 : 8;
 
 // V vectors of a row per thread.
 template <class T, int V, int Product>
-__global__ void __launch_bounds__(kThreads<V>, kBlocks<V>) forward_rows(const __grid_constant__ Forward a) {
+__global__ void __launch_bounds__(kThreads<V>, kBlocks<V, Product>) forward_rows(const __grid_constant__ Forward a) {
   constexpr int E = kVector<T>;
   __shared__ float shared[2][kMaxWarps];
   const int lanes = a.lanes;

@@ -85,32 +85,26 @@ __global__ void __launch_bounds__(kThreads, 1) forward_tiles_kernel(const __grid
 
   PackedRow<T, V> x;
   const auto load = [&](int64_t row) {
-    if (row >= 0 && row < a.rows) load_row(x.words, static_cast<const T*>(a.x) + row * a.columns, columns, t, lanes);
+    if (row < a.rows) load_row(x.words, static_cast<const T*>(a.x) + row * a.columns, columns, t, lanes);
   };
-  // The first row of the at-th tile.
-  const auto start_of = [&](int64_t at) { return (a.backwards ? tiles - 1 - at : at) * R; };
-  load(start_of(blockIdx.x) + group);
+  load(static_cast<int64_t>(blockIdx.x) * R + group);
   for (int64_t at = blockIdx.x; at < tiles; at += gridDim.x) {
-    const int64_t row0 = start_of(at);
+    const int64_t row0 = at * R;
     const int valid = static_cast<int>(min(a.rows - row0, static_cast<int64_t>(R)));
     for (int r = group; r < valid; r += groups, turn ^= 1) {
       const int64_t row = row0 + r, start = row * a.columns;
       if (a.residual != nullptr) add_residual(x, a, start, columns, t);
 
       float mean = 0.0f, rstd = 0.0f;
-      if (a.known) {
-        mean = a.mean != nullptr ? a.mean[row] : 0.0f, rstd = a.rstd[row];
-      } else {
-        if (a.mean != nullptr) {
-          mean = group_sum(x.sum(), lanes, group, shared[turn][0]) * a.inverse_columns;
-          if (t == 0) a.mean[row] = mean;
-          x.forget();
-        }
-        const float squares = x.sum_of_squares(mean, columns, t, lanes);
-        rstd = rstd_of(group_sum(squares, lanes, group, shared[turn][1]), a);
-        if (t == 0) a.rstd[row] = rstd;
+      if (a.mean != nullptr) {
+        mean = group_sum(x.sum(), lanes, group, shared[turn][0]) * a.inverse_columns;
+        if (t == 0) a.mean[row] = mean;
         x.forget();
       }
+      const float squares = x.sum_of_squares(mean, columns, t, lanes);
+      rstd = rstd_of(group_sum(squares, lanes, group, shared[turn][1]), a);
+      if (t == 0) a.rstd[row] = rstd;
+      x.forget();
 
       with_weight_type<T>(a, [&](auto weight) {
 #pragma unroll
@@ -124,7 +118,7 @@ __global__ void __launch_bounds__(kThreads, 1) forward_tiles_kernel(const __grid
           *reinterpret_cast<Codes<E>*>(tile + r * pitch + word_of(column / 4, r)) = codes;
         }
       });
-      load(r + groups < valid ? row + groups : start_of(at + gridDim.x) + group);
+      load(r + groups < valid ? row + groups : (at + gridDim.x) * R + group);
     }
     __syncthreads();
     store_columns<R>(tile, pitch, a, row0, valid);

@@ -39,7 +39,7 @@ void cast_blocks(const Queue& q, const Normalized& a, int x_dtype, int scaling, 
 // Whether backward_in_registers serves rows of this length on a chip.
 bool backward_fits(int64_t columns, int x_dtype, const DeviceLimits& limits);
 // Partial sums per column that a backward leaves.
-int64_t parts_in_registers(int64_t rows, int64_t columns, int x_dtype, const DeviceLimits& limits);
+int64_t parts_in_registers(int64_t rows, int64_t columns, const DeviceLimits& limits);
 int64_t parts_streaming(int64_t rows, int64_t columns, const DeviceLimits& limits);
 void backward_in_registers(const Queue& q, Backward a, int x_dtype, int64_t parts);
 // Rows of any length, read twice for dx and once for the weights.

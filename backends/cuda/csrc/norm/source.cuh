@@ -45,12 +45,13 @@ struct NormSource {
 
   template <int N>
   __device__ __forceinline__ void values(const Raw<N>& raw, float (&out)[N]) const {
-    float weights[2][N];
+    float x[N], weights[2][N];
+    widen(raw.x, x);
     read(factor + raw.column, weights[0]);
     read(shift + raw.column, weights[1]);
 #pragma unroll
     for (int i = 0; i < N; ++i)
-      out[i] = normalized(__fsub_rn(to_float(raw.x[i]), raw.mean), raw.rstd, weights[0][i], weights[1][i]);
+      out[i] = normalized(__fsub_rn(x[i], raw.mean), raw.rstd, weights[0][i], weights[1][i]);
   }
 
  private:

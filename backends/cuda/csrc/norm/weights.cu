@@ -1,5 +1,6 @@
 // Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
 // The second stage of dgamma and dbeta: partial sums of blocks, added in the order of the blocks' numbers.
+#include "common/overlap.cuh"
 #include "norm/backward.cuh"
 #include "norm/norm.h"
 
@@ -16,6 +17,7 @@ __global__ void __launch_bounds__(kColumns* kSlices) sum_parts(const __grid_cons
   const int64_t column = static_cast<int64_t>(blockIdx.x) * kColumns + lane;
   const bool centered = a.dbeta.data != nullptr;
   float sum = 0.0f;
+  wait_for_previous();
   if (column < a.columns) {
     const int64_t stride = (centered ? 2 : 1) * a.columns;
     const float* source = a.partial + blockIdx.y * a.columns + column;
@@ -41,7 +43,7 @@ __global__ void __launch_bounds__(kColumns* kSlices) sum_parts(const __grid_cons
 
 void sum_weights(const Queue& q, const Weights& a) {
   const dim3 grid(grid_x("gamma", ceil_div(a.columns, kColumns)), a.dbeta.data != nullptr ? 2 : 1);
-  sum_parts<<<grid, kColumns * kSlices, 0, q.stream()>>>(a);
+  launch_overlapping(q, sum_parts, grid, kColumns * kSlices, a);
 }
 
 }  // namespace ted::norm

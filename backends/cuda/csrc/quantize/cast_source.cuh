@@ -8,7 +8,7 @@
 
 namespace ted {
 
-template <class Source>
+template <bool Sums = true, class Source>
 void cast_source(const Queue& queue, const Source& source, const CastArguments& arguments) {
   TensorCast cast = arguments.cast;
   float* partial_sums = arguments.workspace;
@@ -18,10 +18,10 @@ void cast_source(const Queue& queue, const Source& source, const CastArguments& 
     partial_sums += kMaxima;
   }
   if (arguments.dbias != nullptr) cast.sums = partial_sums;
-  launch_cast(queue, source, cast, arguments.find_amax);
-  if (arguments.dbias != nullptr)
-    launch_sums(queue, cast.sums, sums_rows(source.rows()), source.columns(), arguments.dbias, arguments.dbias_dtype,
-                source.rows() > 0);
+  launch_cast<Sums>(queue, source, cast, arguments.find_amax);
+  if (!Sums || arguments.dbias == nullptr) return;
+  launch_sums(queue, cast.sums, sums_rows(source.rows()), source.columns(), arguments.dbias, arguments.dbias_dtype,
+              source.rows() > 0);
 }
 
 // Where nothing depends on what a row is, a dense matrix is one long row.

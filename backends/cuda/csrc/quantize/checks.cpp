@@ -28,6 +28,8 @@ void check_cast(const SourceArguments& source, const CastArguments& arguments) {
                 {"noop_flag", cast.noop},
                 {"workspace", arguments.workspace}};
   for (const auto& f : floats) require_pointer(f.name, f.pointer, 0, 4);
+  if (source.form == kForward && arguments.dbias != nullptr)
+    throw std::invalid_argument("dbias: an activation's forward has none");
   if (arguments.find_amax || arguments.dbias != nullptr) require_pointer("workspace", arguments.workspace, 1, 4);
 }
 

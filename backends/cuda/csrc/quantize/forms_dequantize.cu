@@ -2,6 +2,8 @@
 // Codes to values: RN_dtype(RN32(decode(code) * scale_inv)), of every scaling and layout of scales.
 #include "quantize/forms.h"
 
+#include <cstring>
+
 namespace ted {
 namespace {
 
@@ -45,6 +47,20 @@ __device__ __forceinline__ void decode_eight(uint2 codes, bool packed, int encod
   for (int i = 0; i < kVector; i += 2) {
     const float2 two = decode_two((i < 4 ? codes.x : codes.y) >> (8 * (i % 4)), encoding);
     v[i] = two.x, v[i + 1] = two.y;
+  }
+}
+
+// One access, or two of fp32. The compiler stores elements of 16 bits one by one here, or by two.
+template <class T>
+__device__ __forceinline__ void store_whole(T* target, const Vec<T, kVector>& v) {
+  if constexpr (sizeof(T) == 2) {
+    uint4 words;
+    memcpy(&words, &v, sizeof(words));
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(target)), "r"(words.x),
+                 "r"(words.y), "r"(words.z), "r"(words.w)
+                 : "memory");
+  } else {
+    *reinterpret_cast<Vec<T, kVector>*>(target) = v;
   }
 }
 
@@ -132,7 +148,7 @@ __device__ __forceinline__ void dequantize_rows(const StoredCopy& c, const Block
 #pragma unroll
     for (int j = 0; j < kVector; ++j) out[j] = from_float<T>(__fmul_rn(v[j], scales[j]));
     if constexpr (Full)
-      *reinterpret_cast<Vec<T, kVector>*>(to) = out;
+      store_whole(to, out);
     else
       store_vector<T, kVector>(to, out, valid, wide_to);
   }
@@ -151,6 +167,24 @@ __global__ void __launch_bounds__(kThreads, 3)
     dequantize_rows<true>(c, blocks, to, row, column, true, true);
   else
     dequantize_rows<false>(c, blocks, to, row, column, wide, wide_to);
+}
+
+// Codes of one scale, wherever their rows end: a vector a thread.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    dequantize_line_kernel(const uint8_t* codes, const float* scale_inv, int encoding, int64_t count, T* to) {
+  const int64_t vectors = count / kVector, vector = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  const float scale = *scale_inv;
+  if (vector < vectors) {
+    float v[kVector];
+    decode_eight(reinterpret_cast<const uint2*>(codes)[vector], false, encoding, v);
+    Vec<T, kVector> out;
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) out[j] = from_float<T>(__fmul_rn(v[j], scale));
+    store_whole(to + vector * kVector, out);
+  }
+  const int64_t last = vectors * kVector + threadIdx.x;  // what fills no vector
+  if (blockIdx.x == 0 && last < count) to[last] = from_float<T>(__fmul_rn(decode_two(codes[last], encoding).x, scale));
 }
 
 // A copy that is stored transposed: tiles of 64x64 values turn in shared memory.
@@ -192,9 +226,19 @@ __global__ void __launch_bounds__(kThreads)
 
 void dequantize(const Queue& queue, const StoredCopy& from, void* to, int dtype) {
   StoredCopy c = from;
-  if (require_count("x", c.rows, c.columns) == 0) return;
+  const int64_t count = require_count("x", c.rows, c.columns);
+  if (count == 0) return;
+  if (c.scaling == kTensor && !c.transposed && is_aligned(c.codes, 0, kVector) && is_aligned(to, 0)) {
+    const unsigned grid = grid_x("x", ceil_div(count, int64_t{kThreads} * kVector));
+    with_dtype("dtype", dtype, [&](auto type) {
+      using T = typename decltype(type)::type;
+      dequantize_line_kernel<<<grid, kThreads, 0, queue.stream()>>>(
+          c.codes, static_cast<const float*>(c.scales.scale), c.encoding, count, static_cast<T*>(to));
+    });
+    return;
+  }
   if (c.scaling == kTensor && !c.transposed) {  // one long row, cut where nobody cares
-    const int64_t count = c.rows * c.columns, side = int64_t{kThreads} * kVector;
+    const int64_t side = int64_t{kThreads} * kVector;
     c.rows = count % side == 0 ? count / side : 1;
     c.columns = count / c.rows;
   }

@@ -1,0 +1,312 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""A settled `LayerNormMLP` gives the bits of one that has settled nothing, whatever changes between its calls."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+import te_dispatch.pytorch as te
+from te_dispatch.common.recipe import DelayedScaling, Float8BlockScaling, Float8CurrentScaling
+from te_dispatch.core import scopes
+from te_dispatch.pytorch.module import GemmModule
+
+RECIPE = DelayedScaling(amax_history_len=3)
+Results = list[torch.Tensor]
+
+
+def made(**arguments: Any) -> te.LayerNormMLP:
+    torch.manual_seed(0)
+    module = te.LayerNormMLP(64, 96, device="cpu", **arguments)
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return module
+
+
+def region(recipe: Any = RECIPE) -> AbstractContextManager[Any]:
+    return nullcontext() if recipe is None else te.autocast(recipe=recipe)
+
+
+def forward(module: te.LayerNormMLP, seed: int = 5, recipe: Any = RECIPE) -> tuple[torch.Tensor, torch.Tensor]:
+    """(x, what the module makes of it)."""
+    x = torch.randn(32, 1, 64, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+    with region(recipe):
+        return x, module(x)
+
+
+def step(module: te.LayerNormMLP, seed: int = 5, recipe: Any = RECIPE) -> Results:
+    module.zero_grad()
+    x, out = forward(module, seed, recipe)
+    outputs = list(out) if isinstance(out, tuple) else [out]
+    torch.autograd.backward(outputs, [torch.randn_like(part) for part in outputs])
+    return [*outputs, x.grad, *(p.grad for p in module.parameters() if p.grad is not None)]
+
+
+def trained(**arguments: Any) -> te.LayerNormMLP:
+    module = made(**arguments)
+    for seed in range(2):
+        step(module, seed)
+    assert module._known and module._known[0].options.steps.fits is not None
+    return module
+
+
+def in_place(module: te.LayerNormMLP) -> Results:
+    with torch.no_grad():
+        module.fc1_weight.mul_(2.0), module.layer_norm_weight.add_(1.0)
+    return step(module)
+
+
+def other_parameter(module: te.LayerNormMLP) -> Results:
+    module.fc2_weight = torch.nn.Parameter(module.fc2_weight.detach() * 3.0)
+    return step(module)
+
+
+def no_recipe(module: te.LayerNormMLP) -> Results:
+    return [*step(module, 5, None), *step(module, 6, None), *step(module)]
+
+
+def other_recipes(module: te.LayerNormMLP) -> Results:
+    return [*step(module, 5, Float8CurrentScaling()), *step(module, 6, Float8BlockScaling()), *step(module)]
+
+
+def other_activation(module: te.LayerNormMLP) -> Results:
+    module.activation = "relu"
+    return step(module)
+
+
+def without_a_bias(module: te.LayerNormMLP) -> Results:
+    module.fc1_bias = None
+    first = step(module)
+    module.use_bias = False
+    return [*first, *step(module)]
+
+
+def returning_its_bias(module: te.LayerNormMLP) -> Results:
+    x, _ = forward(module)
+    module.return_bias = True
+    with region():
+        out, bias = module(x)
+    out.backward(torch.ones_like(out))
+    return [out, bias, x.grad, module.fc2_weight.grad]
+
+
+def returning_its_norm(module: te.LayerNormMLP) -> Results:
+    module.return_layernorm_output = True
+    return step(module)
+
+
+def passing_its_input(module: te.LayerNormMLP) -> Results:
+    module.passes_input = True
+    found = [*step(module), *step(module), *step(module)]
+    _, out = forward(module)
+    out[0].backward(torch.ones_like(out[0]))  # nothing comes back through the input
+    return [*found, *(p.grad for p in module.parameters())]
+
+
+def recomputing(module: te.LayerNormMLP) -> Results:
+    module.checkpoint = True
+    return [*step(module), *step(module)]
+
+
+@pytest.mark.parametrize("frozen", ["fc1_weight", "fc1_bias", "fc2_weight", "fc2_bias", "layer_norm_weight"])
+def test_a_frozen_parameter(frozen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def call(module: te.LayerNormMLP) -> Results:
+        getattr(module, frozen).requires_grad_(False)
+        return [*step(module), *step(module)]
+
+    same_as_unsettled(trained(), call, monkeypatch)
+
+
+def other_shapes(module: te.LayerNormMLP) -> Results:
+    found = []
+    for shape in ((32, 64), (16, 2, 64), (48, 64), (16, 64), (64, 64), (32, 64)):
+        x = torch.randn(shape, generator=torch.Generator().manual_seed(1)).requires_grad_()
+        with region():
+            out = module(x)
+        out.backward(torch.ones_like(out))
+        found += [out, x.grad]
+    return found
+
+
+def gradient_of_one_element(module: te.LayerNormMLP) -> Results:
+    x, out = forward(module)
+    out.sum().backward()  # expanded: no strides
+    return [out, x.grad, module.fc1_weight.grad]
+
+
+def only_one_gradient(module: te.LayerNormMLP) -> Results:
+    x, out = forward(module)
+    dy, inputs = torch.ones_like(out), [x, *module.parameters()]
+    alone = [torch.autograd.grad(out, (each,), dy, retain_graph=True)[0] for each in inputs]
+    return [out, *alone, *torch.autograd.grad(out, inputs, dy)]
+
+
+def without_gradients(module: te.LayerNormMLP) -> Results:
+    x = torch.randn(32, 1, 64, generator=torch.Generator().manual_seed(1))
+    with region(), torch.no_grad():
+        out = module(x)
+    with region():
+        again = module(x)  # the norm still takes one
+    again.backward(torch.ones_like(again))
+    return [out, again, module.layer_norm_weight.grad]
+
+
+def under_torch_autocast(module: te.LayerNormMLP) -> Results:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        x, out = forward(module)
+    assert out.dtype == torch.bfloat16
+    out.backward(torch.ones_like(out))
+    return [out, x.grad, module.fc1_weight.grad]
+
+
+def checkpointed(module: te.LayerNormMLP) -> Results:
+    x = torch.randn(32, 1, 64, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    with region():
+        a = checkpoint(module, x, use_reentrant=False)
+        b = checkpoint(module, x, use_reentrant=True)
+    (a + 2 * b).backward(torch.ones_like(a))
+    return [a, b, x.grad, module.fc1_weight.grad]
+
+
+def microbatches(module: te.LayerNormMLP) -> Results:
+    found = []
+    for first in (True, False, None, False):
+        x = torch.randn(32, 1, 64, generator=torch.Generator().manual_seed(1)).requires_grad_()
+        with region():
+            out = module(x, is_first_microbatch=first)
+        out.backward(torch.ones_like(out))
+        found += [out, x.grad]
+    return found
+
+
+def moved_state(module: te.LayerNormMLP) -> Results:
+    module.load_state_dict(copy.deepcopy(module.state_dict()))
+    return step(module)
+
+
+def same_as_unsettled(
+    module: te.LayerNormMLP, call: Callable[[te.LayerNormMLP], Results], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`call` gives what it gives with a copy that has settled nothing and does not."""
+    module.zero_grad()
+    twin = copy.deepcopy(module)
+    assert module._known and not twin._known
+    found, expected = [], []
+    torch.manual_seed(3)
+    found = call(module)
+    with monkeypatch.context() as patch:
+        patch.setattr(GemmModule, "_learn", lambda *args: None)
+        torch.manual_seed(3)
+        expected = call(twin)
+    assert not twin._known
+    for a, b in zip([*found, *states(module)], [*expected, *states(twin)], strict=True):
+        assert torch.equal(a.nan_to_num(-1), b.nan_to_num(-1))
+
+
+def states(module: te.LayerNormMLP) -> Results:
+    return [t for scales in module._live().values() for t in (scales.history, scales.scale, scales.scale_amax)]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        in_place, other_parameter, no_recipe, other_recipes, other_activation, without_a_bias, returning_its_bias,
+        returning_its_norm, passing_its_input, recomputing, other_shapes, gradient_of_one_element, only_one_gradient,
+        without_gradients, under_torch_autocast, checkpointed, microbatches, moved_state,
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("quantized", [True, False], ids=["quantized", "plain"])
+def test_a_settled_mlp_follows_what_changes(
+    quantized: bool, call: Callable[[te.LayerNormMLP], Results], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not quantized:
+        for function in (region, forward, step):
+            given = [None if each is RECIPE else each for each in function.__defaults__]
+            monkeypatch.setattr(function, "__defaults__", tuple(given))
+    same_as_unsettled(trained(), call, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"bias": False}, {"normalization": "RMSNorm", "activation": "swiglu"}, {"zero_centered_gamma": True},
+        {"activation": "clamped_swiglu", "activation_params": {"limit": 0.5}}, {"return_bias": True},
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "recipe", [RECIPE, Float8CurrentScaling(), Float8BlockScaling(), None], ids=["delayed", "current", "block", "none"]
+)
+def test_every_kind_of_mlp_settles(arguments: dict[str, Any], recipe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = made(**arguments)
+
+    def train(module: te.LayerNormMLP) -> Results:
+        found = []
+        for seed in range(3):
+            module.zero_grad()
+            x, out = forward(module, seed, recipe)
+            out = out[0] if isinstance(out, tuple) else out
+            out.backward(torch.ones_like(out))
+            found += [out, x.grad, *(p.grad.clone() for p in module.parameters() if p.grad is not None)]
+        return found
+
+    train(module)
+    assert module._known[0].options.steps.fits is not None
+    same_as_unsettled(module, train, monkeypatch)
+
+
+def test_an_observer_sees_every_operator_of_a_settled_mlp() -> None:
+    module, calls = trained(), []
+    with scopes.observe(lambda operator, accepted, args, result: calls.append(operator.name)):
+        step(module)
+    assert sorted(calls) == sorted(
+        ["quantize"] * 2 + ["layernorm_fwd", "layernorm_bwd", "activation_fwd", "activation_bwd", "quantize_dbias"]
+        + ["gemm"] * 6 + ["update_delayed_scales"] * 2
+    )  # fmt: skip
+
+
+def test_a_settled_mlp_keeps_no_tensor_of_a_call() -> None:
+    module = trained()
+    x, out = forward(module)
+    dy = torch.ones_like(out)
+    out.backward(dy)
+    watched = [weakref.ref(tensor) for tensor in (x, out, dy)]
+    del x, out, dy
+    gc.collect()
+    assert all(ref() is None for ref in watched)
+
+
+def test_a_settled_mlp_saves_what_it_frees_as_it_goes() -> None:
+    """The second product's input, the widest, is gone when the gradients of the norm's output are made."""
+    module = trained()
+    _, out = forward(module)
+    saved = [t for t in out.grad_fn.saved_tensors if t is not None]
+    assert sum(t.numel() for t in saved) == 32 * 64 * 2 + 32 * 96 * 2 + 2 * 96 * 64 + 2 * 32 + 64 + 4
+    wide = weakref.ref(next(t for t in saved if t.dtype == torch.uint8 and t.shape == (96, 32)))
+    del saved
+    assert wide() is not None
+    alive = []
+    steps = module._known[0].options.steps
+    first = steps.first
+
+    class Watching:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(first, name)
+
+        @staticmethod
+        def gradients(*operands: Any) -> Any:
+            alive.append(wide() is not None)
+            return first.gradients(*operands)
+
+    steps.first = Watching()
+    out.backward(torch.ones_like(out))
+    assert alive == [False]
+    with pytest.raises(RuntimeError, match="second time"):
+        out.backward(torch.ones_like(out))
