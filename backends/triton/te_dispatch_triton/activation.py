@@ -51,12 +51,15 @@ class _Operands(NamedTuple):
 
 
 class _Form(NamedTuple):
-    """How a pass is launched. split: a program delivers one of two gradients; parts: programs that look for maxima."""
+    """How a pass is launched. split: a program delivers one of two gradients; parts: programs that look for maxima;
+    stages, programs: of tiles that programs take in turns, so many programs a processor; 0 where each has one."""
 
     bm: int
     bn: int
     split: bool
     parts: int
+    stages: int
+    programs: int
     config: Config
 
 
@@ -182,20 +185,19 @@ def _pass(
     dy, x, x_inverse, x_encoding, kind, (limit, alpha), rows, half = read
     gated = kind in GATED
     copies, constants = (NO_COPIES, NO_CAST) if into is None else (into.copies, into.constants)
-    fours = (copies[2] is not None or dbias is not None) and constants[0] in ("", "tensor") and rows % 4 == 0
+    fours = _by_fours(constants[0], copies[2] is not None, dbias is not None, dy is not None, rows)
     form = _form(target, constants[0], copies[2] is None, gated and dy is not None, dbias is None, fours)
-    bm, bn, split, _, config = form
+    bm, bn, split, _, stages, turns, config = form
     if copies[2] is None and dbias is None and not gated and constants[0] in ("", "tensor"):
         rows, half = 1, rows * half  # one line
-    tiles_down = -(-rows // bm)
+    down, across = -(-rows // bm), -(-half // bn)
+    down, stages = configs.in_turns(target, down, across, turns, stages, bm * bn * _bytes_read(read))
     columns = 2 * half if gated and dy is not None else half
-    partial = None if dbias is None else sums.workspace(tiles_down, columns, device)
-    tiles = tiles_down * -(-half // bn) * (2 if split else 1)
+    partial = None if dbias is None else sums.workspace(down, columns, device)
+    tiles = down * across * (2 if split else 1)
     if tiles or (into is not None and into.inverse is not None):
         scale, history, epsilon, inverse = (None, None, 0.0, None) if into is None else into[2:6]
-        kernel, shared = (_tiles, (split,)) if not fours else (_columns, ())
-        if fours:
-            copies, constants = copies[::2], (constants[0], *constants[2:])
+        kernel, shared, last = (_tiles, (split,), ()) if not fours else (_columns, (), (stages,))
         kernel(
             device,
             (tiles or 1, 1, 1),
@@ -206,18 +208,18 @@ def _pass(
             (
                 _FUNCTIONS[kind], gated, *shared, x_encoding, target.conversion(x_encoding), *constants,
                 1 if maxima is None else maxima.shape[0], target.backend == "cuda", target is INTERPRETER,
-                bm // 4 if fours else bm, bn,
+                bm // 4 if fours else bm, bn, *last,
             ),
             config,
         )  # fmt: skip
     if partial is not None:
-        sums.finish(partial, tiles_down, dbias)  # type: ignore[arg-type]
+        sums.finish(partial, down, dbias)  # type: ignore[arg-type]
 
 
 def _find_maxima(read: _Operands, target: Target, device: torch.device) -> torch.Tensor:
     """Partial maxima of the result's magnitudes."""
     dy, x, x_inverse, x_encoding, kind, (limit, alpha), rows, half = read
-    bm, bn, _, parts, config = _form(target, "maxima", True, False, True, False)
+    bm, bn, _, parts, _, _, config = _form(target, "maxima", True, False, True, False)
     maxima = empty("workspace", (parts,), _F32, device)
     _maxima(
         device,
@@ -231,6 +233,21 @@ def _find_maxima(read: _Operands, target: Target, device: torch.device) -> torch
     return maxima
 
 
+def _bytes_read(read: _Operands) -> int:
+    """For every element of the forward's result, or of a gradient."""
+    size = read.x.element_size() * (2 if read.kind in GATED else 1)
+    return size if read.dy is None else size + read.dy.element_size()
+
+
+def _by_fours(scaling: str, columns: bool, sums: bool, backward: bool, rows: int) -> bool:
+    """Whether `activation_columns` serves. Gradients in blocks are too much for a program's registers."""
+    if rows % 4:
+        return False
+    if scaling in ("", "tensor"):
+        return columns or sums
+    return columns and not backward and scaling in ("block_1d", "block_2d")
+
+
 #: By the target's arch, whose hash is at hand, and what `_form` takes.
 _forms: dict[tuple[str, str, bool, bool, bool, bool], _Form] = {}
 
@@ -241,14 +258,19 @@ def _form(target: Target, scaling: str, no_columns: bool, two_results: bool, no_
     found = _forms.get(key)
     if found is not None:
         return found
-    if scaling in ("", "tensor"):
-        name = "fours" if fours else "lines" if no_columns and no_sums else "columns"
+    if fours:
+        name = "fours" if no_sums or two_results else "fours_sums"
+        if scaling not in ("", "tensor"):
+            name = f"fours_{scaling}"
+    elif scaling in ("", "tensor"):
+        name = "lines" if no_columns and no_sums else "columns"
     elif no_columns and scaling not in ("block_2d", "maxima"):
         name = "block_lines"
     else:
         name = scaling
     constants, config = configs.choose("activation", name + ("_twice" if two_results else ""), target)
     found = _forms[key] = _Form(
-        constants["BM"], constants["BN"], constants.get("SPLIT", False), constants.get("PARTS", 1), config
-    )
+        constants["BM"], constants["BN"], constants.get("SPLIT", False), constants.get("PARTS", 1),
+        constants.get("STAGES", 0), constants.get("PROGRAMS", 0), config,
+    )  # fmt: skip
     return found

@@ -7,8 +7,9 @@ A kind writes the code that looks at an argument. That code runs with this modul
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce  # noqa: F401  # called by generated code
+from itertools import chain
 from operator import or_  # noqa: F401
 from typing import Any, NamedTuple
 
@@ -22,10 +23,12 @@ from te_dispatch.numerics.quantizers import (
     MXFP8Quantizer,
     NVFP4Quantizer,
 )
+from te_dispatch.ops.checks.likeness import Likeness, alike
 from te_dispatch_triton.kinds import AMD, in_reach
 
 #: Tensors whose attributes are facts about memory. Others (fake ones, wrappers) are never prepared.
 PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+_address = torch.Tensor.data_ptr
 _SLOTS = ("row_data", "col_data", "row_scale_inv", "col_scale_inv", "global_scale_inv")
 
 
@@ -113,7 +116,7 @@ def _quantizer(x: str) -> str:
 
 def _list(x: str, reader: str) -> str:
     return (
-        f"t_{x}_, f_{x} = {reader}({x})\np_{x}_ = [t.data_ptr() for t in t_{x}_]\n"
+        f"t_{x}_, f_{x} = {reader}({x})\np_{x}_ = [*map(_address, t_{x}_)]\n"
         f"if p_{x}_:\n    low = reduce(or_, p_{x}_, low)\n    index = t_{x}_[0].get_device()"
     )
 
@@ -126,16 +129,39 @@ def _splits(x: str) -> str:
     )
 
 
-def _facts_of(tensors: list[Any]) -> tuple[Any, ...]:
-    return tuple([
+#: By their length, lists that were met twice: what tells whether tensors look like them, and their facts. Reading facts
+#: from Python takes ten times as long as that.
+_known: dict[int, list[tuple[Likeness, tuple[Any, ...]]]] = {}
+_met: set[tuple[Any, ...]] = set()
+#: Lists of one length that are kept, lengths, and lists that were met once.
+_ALIKE, _LENGTHS, _MET = 12, 256, 1024
+
+
+def _facts_of(tensors: Sequence[Any]) -> tuple[Any, ...]:
+    known = _known.get(len(tensors), ())
+    for looks, facts in known:
+        if looks(*tensors):
+            return facts
+    facts = tuple([
         (x.__class__, x.shape, x.dtype, x.get_device(), x.is_contiguous() or x.stride()) for x in tensors
     ])  # fmt: skip
+    if facts in _met:
+        if len(known) >= _ALIKE or len(_known) >= _LENGTHS:
+            _known.clear()
+        _known.setdefault(len(tensors), []).append((alike(tensors, [True] * len(tensors)), facts))
+    else:
+        if len(_met) >= _MET:
+            _met.clear()
+        _met.add(facts)
+    return facts
 
 
 def _operands(xs: Any) -> tuple[list[Any], Any]:
     """The tensors of a list of tensors and records, and facts of all."""
     if xs is None:
         return [], None
+    if PLAIN.issuperset(map(type, xs)):
+        return list(xs), (xs.__class__, *(map(in_reach, xs) if AMD else ()), *_facts_of(xs))
     tensors: list[Any] = []
     tags: list[Any] = [xs.__class__]
     for x in xs:
@@ -169,7 +195,8 @@ def _quantizer_list(qs: Any) -> tuple[list[Any], Any]:
 
 
 def _number_lists(lists: Any) -> tuple[Any, ...]:
-    return lists.__class__, *[(numbers.__class__, *numbers, *map(type, numbers)) for numbers in lists]
+    numbers = [*chain.from_iterable(lists)]
+    return lists.__class__, len(lists), *map(type, lists), *map(len, lists), *numbers, *map(type, numbers)
 
 
 def _other_quantizer(q: Any) -> tuple[Any, ...]:

@@ -11,13 +11,14 @@ from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.ops.shapes import rows_of
 from te_dispatch_triton import configs, sums
 from te_dispatch_triton.kernels import blocks_cast as kernels
+from te_dispatch_triton.kernels.cast_columns import cast_columns
 from te_dispatch_triton.launch import Config, Kernel
 from te_dispatch_triton.maxima import find_maxima
 from te_dispatch_triton.records import BlockScaled, empty_record
 from te_dispatch_triton.targets import target_of
 
 _cast = Kernel(kernels.cast_blocks)
-_squares, _crossed = Kernel(kernels.cast_squares), Kernel(kernels.cast_crossed)
+_squares, _crossed, _columns = Kernel(kernels.cast_squares), Kernel(kernels.cast_crossed), Kernel(cast_columns)
 
 
 def cast_blocks(
@@ -49,27 +50,42 @@ def cast_blocks(
             maxima, count = find_maxima(x, rows, columns, noop_flag)
     elif scaling != "mxfp8":
         epsilon = quantizer.epsilon  # type: ignore[union-attr]
-    plan = _plan(device, quantizer, usage, count)
-    down = -(-rows // plan.height)
-    tiles = down * -(-columns // plan.width)
-    partial = None if dbias is None else sums.workspace(down, columns, device)
     row = row_scale = column = column_scale = None
     if usage != "column":
         row, row_scale = record.row_data, record.row_scale_inv
     if usage != "row":
         column, column_scale = record.col_data, record.col_scale_inv
-    if tiles or whole is not None:
+    plan = _plan(device, quantizer, usage, count, _by_fours(scaling, column, rows))
+    down, across = -(-rows // plan.height), -(-columns // plan.width)
+    stages: tuple[int, ...] = ()
+    if plan.kernel is _columns:
+        size = plan.height * plan.width * x.element_size()
+        down, count = configs.in_turns(target_of(device), down, across, plan.turns, plan.stages, size)
+        stages = (count,)
+    partial = None if dbias is None else sums.workspace(down, columns, device)
+    programs = down * across * plan.programs
+    if programs or whole is not None:
         matrix = (x, x.stride(0) if x.ndim == 2 else columns, rows, columns, row, row_scale, column, column_scale)
         rest = (epsilon, noop_flag, partial)
-        args = (*matrix, whole, maxima, *rest) if plan.kernel is _cast else (*matrix, *rest)
-        plan.kernel(device, (tiles * plan.programs or 1, 1, 1), args, plan.constants, plan.config)
+        if plan.kernel is _columns:
+            args: tuple[Any, ...] = (*matrix, None, None, epsilon, None, None, None, noop_flag, partial)
+        else:
+            args = (*matrix, whole, maxima, *rest) if plan.kernel is _cast else (*matrix, *rest)
+        plan.kernel(device, (programs or 1, 1, 1), args, (*plan.constants, *stages), plan.config)
     if dbias is not None:
         sums.finish(partial, down, dbias)
     return record
 
 
+def _by_fours(scaling: str, column: torch.Tensor | None, rows: int) -> bool:
+    """Whether `cast_columns` serves: words of four codes are stored. block_1d takes so many registers there that too
+    few programs are at work to keep memory busy."""
+    return column is not None and scaling == "block_2d" and rows % 4 == 0 and column.data_ptr() % 4 == 0
+
+
 class _Plan(NamedTuple):
-    """How one kind of cast is launched; height and width of a tile, programs for each."""
+    """How one kind of cast is launched; height and width of a tile, programs for each; of `cast_columns` stages, and
+    programs a processor that take tiles in turns, 0 where each has one."""
 
     kernel: Kernel
     constants: tuple[Any, ...]
@@ -77,23 +93,30 @@ class _Plan(NamedTuple):
     height: int
     width: int
     programs: int
+    stages: int = 0
+    turns: int = 0
 
 
 _plans: dict[tuple[Any, ...], _Plan] = {}
 
 
-def _plan(device: torch.device, quantizer: Any, usage: str, count: int) -> _Plan:
+def _plan(device: torch.device, quantizer: Any, usage: str, count: int, fours: bool) -> _Plan:
     scaling, target = quantizer.scaling, target_of(device)
     two_d = scaling == "nvfp4" and quantizer.two_d
     power_of_two = scaling[:5] == "block" and quantizer.power_of_two
     form = scaling if scaling != "block_1d" or usage == "both" else f"block_1d_{usage}"
+    if fours:
+        form = f"fours_{scaling}"
     key = (target.arch, form, two_d, quantizer.encoding, quantizer.common, power_of_two, count)
     found = _plans.get(key)
     if found is None:
         choice = configs.choose("quantize", form, target)
         c = choice.constants
-        how = (quantizer.encoding, quantizer.common, target.conversion(quantizer.encoding), power_of_two)
-        if form == "block_2d":
+        how = (quantizer.encoding, quantizer.common, target.conversion_of_cast(quantizer.encoding), power_of_two)
+        if fours:
+            turns = (c.get("STAGES", 0), c.get("PROGRAMS", 0))
+            found = _Plan(_columns, (scaling, *how, 1, 32, 128), choice.config, 128, 128, 1, *turns)
+        elif form == "block_2d":
             found = _Plan(_squares, (*how, c["BM"]), choice.config, 128, 128, 1)
         elif form == "block_1d":
             found = _Plan(_crossed, (*how, c["SPAN"]), choice.config, 128, 128, 256 // c["SPAN"])

@@ -27,6 +27,8 @@ from te_dispatch_triton.launch import Config
 from te_dispatch_triton.targets import Target
 
 FOLDER = Path(__file__).parent / "configs"
+#: Bytes of shared memory that are left to reductions and to stores that change layouts.
+_SCRATCH = 16384
 
 
 class Choice(NamedTuple):
@@ -69,3 +71,22 @@ def as_choice(entry: Mapping[str, Any], fp_fusion: bool) -> Choice:
     return Choice(
         entry.get("constants", {}), Config(entry.get("num_warps", 4), entry.get("num_stages", 2), fp_fusion, options)
     )
+
+
+def affordable(target: Target, stages: int, size: int) -> int:
+    """So many of these pipeline stages as shared memory has room for, of `size` bytes each, and at least 1: none."""
+    return max(min(stages, (target.shared_memory - _SCRATCH) // size), 1)
+
+
+def in_turns(target: Target, down: int, across: int, most: int, stages: int, size: int) -> tuple[int, int]:
+    """(programs that share a column of tiles, stages) of a kernel whose programs may take such tiles in turns; 0 stages
+    where every tile has a program.
+
+    Args:
+        down, across: tiles.
+        most: programs a processor; 0 where every tile has one.
+        size: bytes of a tile.
+    """
+    if not most:
+        return down, 0
+    return min(max(most * target.processors // max(across, 1), 1), down), affordable(target, stages, size)

@@ -56,7 +56,7 @@ def deliver_to(
         row, column = record.row_data, record.col_data
         row_scales, column_scales, inverse = record.row_scale_inv, record.col_scale_inv, record.global_scale_inv
     constants = (
-        scaling, getattr(quantizer, "two_d", False), encoding, quantizer.common, target.conversion(encoding),
+        scaling, getattr(quantizer, "two_d", False), encoding, quantizer.common, target.conversion_of_cast(encoding),
         getattr(quantizer, "power_of_two", False),
     )  # fmt: skip
     return Delivery(

@@ -43,11 +43,21 @@ class Descriptor:
     def data_ptr(self) -> int:
         return self.base.data_ptr()
 
-    def of_triton(self) -> TensorDescriptor:
-        """Triton's own descriptor, which its full argument path takes."""
-        return TensorDescriptor(
-            self.base.view(self.dtype), list(self.shape), list(self.strides), list(self.block_shape)
-        )
+    def of_triton(self, gluon: bool = False) -> Any:
+        """Triton's own descriptor, which its full argument path takes. `gluon`: for a kernel in Gluon."""
+        parts = self.base.view(self.dtype), list(self.shape), list(self.strides), list(self.block_shape)
+        if not gluon:
+            return TensorDescriptor(*parts)
+        from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as Described
+
+        return Described(*parts, layout=self.layout())
+
+    def layout(self) -> Any:
+        """How a tile lies in shared memory, which Gluon is told and Triton finds."""
+        from triton.experimental.gluon.language import NVMMASharedLayout
+
+        size = self.base.element_size()
+        return NVMMASharedLayout(min(128, self.block_shape[1] * size), 8 * size, rank=2)
 
 
 class Maps(NamedTuple):

@@ -10,9 +10,10 @@ A kind of product names a table of ``configs/gemm.json``:
 ``microscaled``                 codes whose scales the units apply.
 
 ``<kind>_described`` is the variant that loads its operands through descriptors. An entry's
-``up_to`` may bound m, n, k, their product ``area`` m n, and ``finish`` (`_finish`). Beside the kernel's block sizes it
-holds PROGRAMS, programs per processor (0: one per tile of the output), and STORE, whether the output may go
-through a descriptor too.
+``up_to`` may bound m, n, k, their product ``area`` m n, ``finish`` (`_finish`), ``pointers`` (0 where the output may
+go through a descriptor too) and ``b_lines`` (1 where each row of b has scales of its own). Beside the kernel's block
+sizes it holds PROGRAMS, programs per processor (0: one per tile of the output), STORE, whether such an output does, and
+TURN, which takes the kernel of `kernels.gemm_turns` for it.
 """
 
 from __future__ import annotations
@@ -91,6 +92,7 @@ class Plan(NamedTuple):
         described, store: whether operands and output are given as descriptors.
         part: columns that are finished together.
         units, promote, promoted: as the kernel takes them (`kernels.gemm`).
+        turns: whether the kernel is that of `kernels.gemm_turns`.
     """
 
     constants: tuple[Any, ...]
@@ -106,6 +108,7 @@ class Plan(NamedTuple):
     units: bool
     promote: bool
     promoted: int
+    turns: bool
 
 
 def kind_of(problem: Problem, target: Target) -> str:
@@ -150,8 +153,18 @@ def choice_of(problem: Problem, target: Target, tuned: bool = True) -> tuple[str
     timed = tuning_cache.tuned(FAMILY, name, target, codes, extent, True) if tuned else None
     if timed is not None:
         return kind, described, timed
-    sizes = {"m": problem.m, "n": problem.n, "k": problem.k, "area": problem.m * problem.n, "finish": _finish(problem)}
-    return kind, described, configs.choose(FAMILY, name, target, True, **sizes)
+    return kind, described, configs.choose(
+        FAMILY, name, target, True, m=problem.m, n=problem.n, k=problem.k, area=problem.m * problem.n,
+        finish=_finish(problem), pointers=int(not (described and _storable(problem))),
+        b_lines=int(problem.scaling == "block" and not problem.b_tiles),
+    )  # fmt: skip
+
+
+def _storable(problem: Problem) -> bool:
+    """Whether the output may go through a descriptor. A tile of the old output that came through one would take the
+    operands' shared memory.
+    """
+    return problem.out_aligned and not problem.accumulate and problem.out_code == "none" and problem.epilogue == "none"
 
 
 def _finish(problem: Problem) -> int:
@@ -178,12 +191,9 @@ def plan_of(problem: Problem, target: Target) -> Plan:
     promoted = chosen.get("PROMOTED", 0) if kind == "fp8_split" else 0
     promote = kind == "fp8_split" and not promoted
     parts = chosen.get("PARTS", 1)
-    # A tile of the old output that came through a descriptor would take the operands' shared memory.
-    store = bool(
-        described and chosen.get("STORE", False) and problem.out_aligned and not problem.accumulate
-        and problem.out_code == "none" and problem.epilogue == "none"
-    )  # fmt: skip
-    constants = (
+    store = bool(described and chosen.get("STORE", False) and _storable(problem))
+    turn = chosen.get("TURN", 0) if store else 0
+    constants: tuple[Any, ...] = (
         problem.a_along_k, problem.b_along_k, problem.a_code, problem.b_code, problem.a_tiles, problem.b_tiles,
         problem.scaling, units, promote, "tf32" if kind == "tf32" else "ieee", described, problem.k % block_k == 0,
         target is INTERPRETER, problem.epilogue, problem.accumulate,
@@ -191,12 +201,16 @@ def plan_of(problem: Problem, target: Target) -> Plan:
         problem.aux_code, problem.aux_common, problem.aux_code in target.encodings,
         block_m, block_n, block_k, chosen["GROUP"], parts, promoted, chosen.get("FLATTEN", False), store,
     )  # fmt: skip
+    if turn:
+        constants = (
+            problem.a_tiles, problem.b_tiles, problem.scaling, choice.config.num_stages, chosen["GROUP"], turn
+        )  # fmt: skip
     tiles = blocks(problem.m, block_m) * blocks(problem.n, block_n)
     per_processor = chosen["PROGRAMS"]
     programs = min(tiles, target.processors * per_processor) if per_processor else tiles
     return Plan(
         constants, choice.config, (programs, 1, 1), described, store, block_m, block_n, block_k, chosen["GROUP"],
-        block_n // parts, units, promote, promoted,
+        block_n // parts, units, promote, promoted, bool(turn),
     )  # fmt: skip
 
 

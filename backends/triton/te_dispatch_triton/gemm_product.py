@@ -7,6 +7,7 @@ the product that needs memory of its own.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +27,14 @@ from te_dispatch_triton.memory import dense, empty
 Operand = torch.Tensor | Quantized
 
 PRODUCT = Kernel(kernels.gemm)
+
+
+@functools.cache
+def turns() -> Kernel:
+    """The kernel of plans with `turns`. Gluon is imported where it is used."""
+    from te_dispatch_triton.kernels.gemm_turns import gemm_turns
+
+    return Kernel(gemm_turns)
 
 
 class Side(NamedTuple):
@@ -48,7 +57,11 @@ class Side(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """The launch of a call whose like was planned before: `Descriptor`'s arguments of what is given as one, sizes."""
+    """The launch of a call whose like was planned before: `Descriptor`'s arguments of what is given as one, sizes.
+
+    Attributes:
+        turns: the kernel, where it is not `PRODUCT`.
+    """
 
     grid: tuple[int, int, int]
     constants: tuple[Any, ...]
@@ -61,6 +74,7 @@ class Ready(NamedTuple):
     k: int
     a_stride: int
     b_stride: int
+    turns: Kernel | None = None
 
 
 def run_plain(
@@ -89,7 +103,16 @@ def run_plain(
     found = READY.get(key)
     if found is None:
         found = READY[key] = _ready(operands, kind, target, accumulate, low)
-    if found.m and found.n:
+    if found.turns is not None:
+        found.turns(
+            a.device, found.grid,
+            (
+                Descriptor(a, *found.a), Descriptor(b, *found.b), Descriptor(target, *found.out), a_scale, b_scale,
+                bias if bias is None else dense(bias), float(alpha), found.m, found.n, found.k,
+            ),
+            found.constants, found.config,
+        )  # fmt: skip
+    elif found.m and found.n:
         PRODUCT(
             a.device, found.grid,
             (
@@ -117,7 +140,7 @@ def _ready(
         return Ready((1, 1, 1), (), Config(), None, None, None, m, n, k, 0, 0)
     return Ready(
         plan.grid, plan.constants, plan.config, *tiles_of(plan, left, right, target, (m, n, k)), m, n, k, left.stride,
-        right.stride,
+        right.stride, turns() if plan.turns else None,
     )  # fmt: skip
 
 
@@ -221,7 +244,16 @@ def run(
     if epilogue == "dgelu":
         dbias = empty("dbias", (n,), dtype, device)
         sums = empty("workspace", (-(-m // found.block_m), n), torch.float32, device)
-    if m and n:
+    if m and n and found.turns:
+        turns()(
+            device, found.grid,
+            (
+                *_given(found, left, right, target, (m, n, k)), left.scale, right.scale,
+                bias if bias is None else dense(bias), float(alpha), m, n, k,
+            ),
+            found.constants, found.config,
+        )  # fmt: skip
+    elif m and n:
         PRODUCT(
             device, found.grid,
             (

@@ -154,7 +154,7 @@ class Kernel:
         if target_of(device) is INTERPRETER:
             with _interpreter:
                 return self.function[grid](*args, *constants)
-        given = [x.of_triton() if x.__class__ is Descriptor else x for x in args]
+        given = [x.of_triton(self.function.is_gluon()) if x.__class__ is Descriptor else x for x in args]
         target = target_of(device)
         with torch.cuda.device(device), assembler.chosen(target.backend, target.triton_arch) as more:
             return self.function[grid](*given, *constants, **options_of(config), **more)

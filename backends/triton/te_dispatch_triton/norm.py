@@ -23,8 +23,6 @@ from te_dispatch_triton.prepared import prepared
 from te_dispatch_triton.targets import INTERPRETER, Target, target_of
 
 _F32 = torch.float32
-#: Bytes of shared memory that are left to reductions and to stores that change layouts.
-_SCRATCH = 16384
 _rows, _tiles = Kernel(kernels.norm_rows), Kernel(kernels.norm_tiles)
 _again, _columns = Kernel(norm_casts.norm_cast), Kernel(norm_casts.norm_columns)
 
@@ -173,7 +171,8 @@ def _one_pass(
     elif programs:
         blocks = min(blocks, programs * target.processors)
     if stages > 1:
-        stages = affordable(target, stages, bm * bn * call.x.element_size() * (1 if call.residual is None else 2))
+        size = call.x.element_size() * (1 if call.residual is None else 2)
+        stages = configs.affordable(target, stages, bm * bn * size)
     copies, constants = (NO_COPIES, NO_CAST) if into is None else (into.copies, into.constants)
     scale, history, epsilon, inverse = (None, None, 0.0, None) if into is None else into[2:6]
     _rows(
@@ -196,7 +195,8 @@ def _by_tiles(
     """Rows that do not fit a program, and copies by columns that follow from a program's rows."""
     bm, bn, stages, _, config = form
     if stages > 1:
-        stages = affordable(target, stages, bm * bn * call.x.element_size() * (1 if call.residual is None else 2))
+        size = call.x.element_size() * (1 if call.residual is None else 2)
+        stages = configs.affordable(target, stages, bm * bn * size)
     copies, constants = (NO_COPIES, NO_CAST) if into is None else (into.copies, into.constants)
     scale, history, epsilon, inverse = (None, None, 0.0, None) if into is None else into[2:6]
     blocks = -(-call.rows // bm) or 1 if maxima is None else maxima.shape[0]
@@ -204,6 +204,11 @@ def _by_tiles(
         device, (blocks, 1, 1), (*call, y, *copies, scale, maxima, epsilon, inverse, history),
         (zero_centered, *constants, target is INTERPRETER, bm, bn, stages), config,
     )  # fmt: skip
+
+
+def _by_fours(scaling: str, columns: bool, rows: int) -> bool:
+    """Whether `norm_columns` serves."""
+    return scaling in ("tensor", "block_1d", "block_2d") and columns and rows % 4 == 0
 
 
 def _second_pass(
@@ -218,33 +223,29 @@ def _second_pass(
     """y and its cast, tile by tile, from statistics that are there."""
     copies, constants = into.copies, into.constants
     scaling, only_rows = constants[0], copies[2] is None
-    fours = scaling == "tensor" and not only_rows and call.rows % 4 == 0
-    name = "fours" if fours else scaling + "_rows" if only_rows and scaling in ("tensor", "nvfp4") else scaling
-    bm, bn, _, _, config = _tile_form(target, name)
-    tiles = -(-call.rows // bm) * -(-call.columns // bn)
-    if not tiles and into.inverse is None:
+    fours = _by_fours(scaling, not only_rows, call.rows)
+    name = scaling + "_rows" if only_rows and scaling in ("tensor", "nvfp4") else scaling
+    if fours:
+        name = "fours" if scaling == "tensor" else f"fours_{scaling}"
+    bm, bn, stages, turns, config = _tile_form(target, name)
+    down, across = -(-call.rows // bm), -(-call.columns // bn)
+    if not down * across and into.inverse is None:
         return
     x = call.x if call.residual is None else call.residual_out
-    if fours:
-        copies, constants = copies[::2], (scaling, *constants[2:])
+    down, stages = configs.in_turns(target, down, across, turns, stages, bm * bn * call.x.element_size())
     (_columns if fours else _again)(
         device,
-        (tiles or 1, 1, 1),
+        (down * across or 1, 1, 1),
         (
             x, call.gamma, call.beta, call.mean, call.rstd, call.rows, call.columns, y, *copies, into.scale, maxima,
             into.epsilon, into.inverse, into.history,
         ),
         (
             zero_centered, *constants, 1 if maxima is None else maxima.shape[0], target is INTERPRETER,
-            bm // 4 if fours else bm, bn,
+            bm // 4 if fours else bm, bn, *((stages,) if fours else ()),
         ),
         config,
     )  # fmt: skip
-
-
-def affordable(target: Target, stages: int, size: int) -> int:
-    """So many of these pipeline stages as shared memory has room for, of `size` bytes each, and at least 1: none."""
-    return max(min(stages, (target.shared_memory - _SCRATCH) // size), 1)
 
 
 #: By the target's arch, whose hash is at hand, and what `_row_form` or `_tile_form` take.
@@ -274,7 +275,7 @@ def _tile_form(target: Target, name: str) -> _Form:
     found = _forms.get(key)
     if found is None:
         constants, config = configs.choose("norm", name, target)
-        programs = constants.get("PARTS", 0)
+        programs = constants.get("PARTS", constants.get("PROGRAMS", 0))
         found = _forms[key] = _Form(
             constants["BM"], constants.get("BN", 0), constants.get("STAGES", 1), programs, config
         )

@@ -16,7 +16,6 @@ from te_dispatch_triton.argument_facts import TENSOR
 from te_dispatch_triton.kernels import norm_gradients as kernels
 from te_dispatch_triton.launch import Config, Kernel
 from te_dispatch_triton.memory import dense, empty
-from te_dispatch_triton.norm import affordable
 from te_dispatch_triton.prepared import prepared
 from te_dispatch_triton.targets import INTERPRETER, Target, target_of
 
@@ -99,7 +98,7 @@ def _backward(
         stages = form.stages
         if stages > 1:
             width = dy.element_size() + x.element_size() + (0 if add is None else add.element_size())
-            stages = affordable(target, stages, form.bm * form.bn * width)
+            stages = configs.affordable(target, stages, form.bm * form.bn * width)
         _gradients(
             device, (parts, -(-columns // form.bn), 1),
             (*operands, add, dx, partial, sums, rows, columns),

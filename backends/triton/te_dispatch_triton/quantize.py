@@ -15,6 +15,7 @@ from te_dispatch_triton import configs, sums
 from te_dispatch_triton.argument_facts import OPERAND, QUANTIZER, TENSOR
 from te_dispatch_triton.blocks import cast_blocks
 from te_dispatch_triton.kernels import cast as kernels
+from te_dispatch_triton.kernels.cast_columns import cast_columns
 from te_dispatch_triton.launch import Config, Kernel
 from te_dispatch_triton.maxima import compute_amax, find_maxima
 from te_dispatch_triton.memory import dense, empty
@@ -25,7 +26,7 @@ from te_dispatch_triton.targets import target_of
 __all__ = ["cast", "compute_amax", "quantize", "quantize_dbias"]
 
 _COPIES = ("row_data", "col_data", "row_scale_inv", "col_scale_inv", "global_scale_inv")
-_line, _tiles = Kernel(kernels.cast_line), Kernel(kernels.cast_tiles)
+_line, _tiles, _columns = Kernel(kernels.cast_line), Kernel(kernels.cast_tiles), Kernel(cast_columns)
 
 
 @prepared(x=TENSOR, quantizer=QUANTIZER, out=OPERAND, noop_flag=TENSOR, amax=TENSOR, rng_state=TENSOR)
@@ -100,12 +101,15 @@ def cast(
 
 
 class _Plan(NamedTuple):
-    """How one kind of cast is launched. `last`: the constants after the encoding's."""
+    """How one kind of cast is launched. turns: programs a processor that take tiles in turns, 0 where each has one;
+    constants: all but a count of stages, which comes last."""
 
     constants: tuple[Any, ...]
     config: Config
     height: int
     width: int
+    stages: int
+    turns: int
 
 
 _plans: dict[tuple[Any, ...], _Plan] = {}
@@ -118,10 +122,22 @@ def _plan(device: torch.device, form: str, encoding: str, common: bool, power_of
     if found is None:
         choice = configs.choose("quantize", form, target)
         c = choice.constants
-        sizes = (c["BLOCK"],) if form == "line" else (c["BM"], c["BN"])
-        constants = (encoding, common, target.conversion(encoding), power_of_two, count, *sizes)
-        found = _plans[key] = _Plan(constants, choice.config, sizes[0], sizes[-1])
+        sizes = ("BLOCK",) if form == "line" else ("BM", "BN")
+        height, width = c[sizes[0]], c[sizes[-1]]
+        constants: tuple[Any, ...] = (encoding, common, target.conversion(encoding), power_of_two, count)
+        if form[:5] == "fours":
+            constants = ("tensor", *constants, height // 4, width)
+        else:
+            constants = (*constants, *(c[name] for name in sizes))
+        found = _plans[key] = _Plan(constants, choice.config, height, width, c.get("STAGES", 0), c.get("PROGRAMS", 0))
     return found
+
+
+def _by_fours(column: torch.Tensor | None, dbias: torch.Tensor | None, rows: int) -> bool:
+    """Whether `cast_columns` serves: words of four codes are stored."""
+    if rows % 4 or (column is None and dbias is None):
+        return False
+    return column is None or column.data_ptr() % 4 == 0
 
 
 def _cast_tensor(
@@ -163,18 +179,36 @@ def _cast_tensor(
             (x, size, row, scale, maxima, epsilon, row_inverse, history, noop_flag), plan.constants, plan.config,
         )  # fmt: skip
         return into
-    plan = _plan(device, "tiles", quantizer.encoding, quantizer.common, power_of_two, count)
-    down = -(-rows // plan.height)
+    fours = _by_fours(column, dbias, rows)
+    form = "tiles" if not fours else "fours" if dbias is None else "fours_sums"
+    plan = _plan(device, form, quantizer.encoding, quantizer.common, power_of_two, count)
+    down, across = -(-rows // plan.height), -(-columns // plan.width)
+    stages = 0
+    if fours:
+        size = plan.height * plan.width * x.element_size()
+        down, stages = configs.in_turns(target_of(device), down, across, plan.turns, plan.stages, size)
     if dbias is not None:
         partial = sums.workspace(down, columns, device)
-    _tiles(
-        device, (down * -(-columns // plan.width) or 1, 1, 1),
-        (
-            x, x.stride(0) if x.ndim == 2 else columns, rows, columns, row, column, scale, maxima, epsilon, row_inverse,
-            column_inverse, history, noop_flag, partial,
-        ),
-        plan.constants, plan.config,
-    )  # fmt: skip
+    programs = down * across or 1
+    stride = x.stride(0) if x.ndim == 2 else columns
+    if fours:
+        _columns(
+            device, (programs, 1, 1),
+            (
+                x, stride, rows, columns, row, None, column, None, scale, maxima, epsilon, row_inverse, column_inverse,
+                history, noop_flag, partial,
+            ),
+            (*plan.constants, stages), plan.config,
+        )  # fmt: skip
+    else:
+        _tiles(
+            device, (programs, 1, 1),
+            (
+                x, stride, rows, columns, row, column, scale, maxima, epsilon, row_inverse, column_inverse, history,
+                noop_flag, partial,
+            ),
+            plan.constants, plan.config,
+        )  # fmt: skip
     if dbias is not None:
         sums.finish(partial, down, dbias)
     return into

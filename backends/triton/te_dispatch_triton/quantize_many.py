@@ -203,7 +203,7 @@ def _plan(
         copies = (usage != "column", usage != "row")
         whole, found = scaling in ("tensor", "nvfp4"), kind in ("current", "nvfp4")
         lists = 1 + sum(copies) * (1 if scaling == "tensor" else 2) + whole + (2 if kind == "delayed" else found)
-        cast_as = (encoding, common, target.conversion(encoding), power_of_two)
+        cast_as = (encoding, common, target.conversion_of_cast(encoding), power_of_two)
         if whole_tile:
             bm = bn = 128
             kernel = _tiles_of_128

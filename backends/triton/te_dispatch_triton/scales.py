@@ -6,7 +6,8 @@ from __future__ import annotations
 import functools
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -15,7 +16,7 @@ from te_dispatch.ops.checks import quantize as checks
 from te_dispatch_triton import configs
 from te_dispatch_triton.argument_facts import NUMBER, NUMBER_LISTS, OPERANDS
 from te_dispatch_triton.kernels import cast_scales as kernels
-from te_dispatch_triton.launch import Kernel
+from te_dispatch_triton.launch import Config, Grid, Kernel
 from te_dispatch_triton.memory import address, dense
 from te_dispatch_triton.prepared import prepared
 from te_dispatch_triton.targets import target_of
@@ -42,8 +43,49 @@ def update_delayed_scales(
     checks.update_delayed_scales(histories, scales, max_values, algorithm, margin, amaxes)
     aside: list[tuple[torch.Tensor, torch.Tensor]] = []  # (what does not lie dense, its copy that is worked on)
     held = [_lying_dense(xs, aside) for xs in (histories, scales, amaxes or ())]
+    for launch in _launches(held, max_values, algorithm, margin):
+        _update(*launch)
+    for original, copy in aside:
+        original.copy_(copy)
+
+
+def _repeated_update(
+    varying: tuple[str, ...],
+    histories: Sequence[torch.Tensor],
+    scales: Sequence[torch.Tensor],
+    max_values: Sequence[Sequence[float]],
+    algorithm: str,
+    margin: int,
+    amaxes: Sequence[torch.Tensor] | None,
+) -> Callable[[], None] | None:
+    """The update of these very tensors (`te_dispatch.core.repeating`): looked at once, because they stay. Whether they
+    lie where they did is looked at every time."""
+    checks.update_delayed_scales(histories, scales, max_values, algorithm, margin, amaxes)
+    held = (*histories, *scales, *(amaxes or ()))
+    if varying or not held or not all(map(torch.Tensor.is_contiguous, held)):
+        return None
+    launches = _launches([histories, scales, amaxes or ()], max_values, algorithm, margin)
+    addresses = [*map(torch.Tensor.data_ptr, held)]
+
+    def update() -> None:
+        if [*map(torch.Tensor.data_ptr, held)] == addresses:
+            for launch in launches:
+                _update(*launch)
+        else:
+            update_delayed_scales(histories, scales, max_values, algorithm=algorithm, margin=margin, amaxes=amaxes)
+
+    return update
+
+
+update_delayed_scales.prepared = _repeated_update  # type: ignore[attr-defined]
+
+
+def _launches(
+    held: list[Sequence[torch.Tensor]], max_values: Sequence[Sequence[float]], algorithm: str, margin: int
+) -> list[tuple[torch.device, Grid, tuple[Any, ...], tuple[Any, ...], Config]]:
+    """What `_update` is called with, for tensors that lie dense."""
     entries, widest = _entries(held, max_values, margin)
-    device = histories[0].device
+    device = held[0][0].device
     target = target_of(device)
     choice = _choices.get(target.arch)
     if choice is None:
@@ -51,13 +93,13 @@ def update_delayed_scales(
     how = (algorithm == "most_recent", choice.constants["BR"], choice.constants["BC"])
     across = -(-widest // choice.constants["BC"])
     size = next((size for size in _SIZES if size >= len(entries)), _SIZES[-1])
+    launches = []
     for first in range(0, len(entries), size):
         part = entries[first : first + size]
         words = [word for entry in part for word in entry]
         words += part[0] * (size - len(part))
-        _update(device, (across, len(part), 1), (tuple(words),), (size, *how), choice.config)
-    for original, copy in aside:
-        original.copy_(copy)
+        launches.append((device, (across, len(part), 1), (tuple(words),), (size, *how), choice.config))
+    return launches
 
 
 def _lying_dense(

@@ -58,6 +58,10 @@ class Target:
         """How kernels convert to an encoding, as the constant HARD of `kernels.codes.encode`."""
         return 0 if encoding not in self.encodings else 2 if self.backend == "cuda" else 1
 
+    def conversion_of_cast(self, encoding: str) -> int:
+        """The same of a cast: of one to e2m1, which is converted to in steps, how its blocks' scales are."""
+        return self.conversion("e4m3fn" if encoding == "e2m1" else encoding)
+
 
 INTERPRETER = Target("interpreter", "interpreter", 32, 1 << 30)
 

@@ -133,7 +133,9 @@ def test_arguments_are_checked() -> None:
         (64, {"cast": "delayed", "usage": "both"}, ["activation_columns"]),
         (63, {"cast": "delayed", "usage": "both"}, ["activation_tiles"]),
         (64, {"cast": "current", "usage": "both"}, ["activation_maxima", "activation_columns"]),
-        (64, {"cast": "block_1d", "usage": "both"}, ["activation_tiles"]),
+        (64, {"cast": "block_1d", "usage": "both"}, ["activation_columns"]),
+        (63, {"cast": "block_2d", "usage": "both"}, ["activation_tiles"]),
+        (64, {"cast": "mxfp8", "usage": "both"}, ["activation_tiles"]),
     ],
 )
 def test_kernels(rows: int, options: dict[str, str], kernels: list[str]) -> None:

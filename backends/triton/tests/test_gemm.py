@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -101,6 +102,61 @@ def test_what_promises_exact_products_decodes_even_where_units_know_the_codes(sc
 def test_microscaled_codes_go_only_to_units_that_apply_their_scales(arch, units, scaling, encoding):
     found = constants_of("nvidia", arch, codes_call((encoding, encoding), scaling))
     assert found["UNITS"] is units and found["SCALING"] == {"mxfp8": "mx", "nvfp4": "nv"}[scaling]
+
+
+@pytest.mark.compiles
+@pytest.mark.parametrize("scaling", ["tensor", "block_2d"])
+def test_turns_are_assembled_with_a_product_under_way_while_one_is_added(scaling, tmp_path):
+    """ptxas makes every product wait for the one before where it does not see through the waits that are asked for."""
+    from triton import knobs
+
+    from te_dispatch_triton import targets
+    from te_dispatch_triton.crosscompile.matrix import compile_for
+    from te_dispatch_triton.gemm import gemm_codes
+    from te_dispatch_triton.launch import Launch, recording
+
+    a = record((2048, 1024), scaling="tensor" if scaling == "tensor" else "block_1d")
+    b = record((1024, 1024), scaling=scaling)
+    found: list[Launch] = []
+    with standing_for("nvidia", "sm_90"), recording(found):
+        gemm_codes(a, b, layout="NT", split_accumulator=True)
+    assert found[0].kernel.name == "gemm_turns"
+    binary = tmp_path / "gemm_turns.cubin"
+    binary.write_bytes(compile_for(found[0], targets.target_for("nvidia", "sm_90", 132)).asm["cubin"])
+    tool = knobs.nvidia.nvdisasm.path
+    listing = subprocess.run([tool, "-c", binary], capture_output=True, text=True, check=True).stdout
+    assert listing.count("QGMMA.") == 4 * listing.count("WARPGROUP.DEPBAR") > 0
+
+
+@pytest.mark.compiles
+@pytest.mark.parametrize("scaling", ["tensor", "block_1d"])
+def test_only_outputs_that_go_through_descriptors_are_promoted_in_turns(scaling):
+    from te_dispatch_triton import configs, gemm_plans
+    from te_dispatch_triton.gemm import gemm_codes
+    from te_dispatch_triton.launch import Launch, constant_names, recording
+
+    tiles = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 128, "GROUP": 8, "PROGRAMS": 1, "STORE": True, "TURN": 4}
+    table = "fp8_split_described" if scaling == "tensor" else "fp8_blocks_described"
+    choice = configs.as_choice({"constants": tiles, "num_warps": 8, "num_stages": 5}, True)
+
+    def kernel(columns: int = 256, **options: Any) -> Launch:
+        a, b = record((256, 256), scaling=scaling), record((columns, 256), scaling=scaling)
+        launches: list[Launch] = []
+        with standing_for("nvidia", "sm_90"), recording(launches):
+            gemm_plans.force(table, choice)
+            try:
+                gemm_codes(a, b, layout="NT", split_accumulator=True, **options)
+            finally:
+                gemm_plans.force(table, None)
+        return launches[0]
+
+    found = kernel(bias=torch.ones(256, dtype=BF16))
+    assert found.kernel.name == "gemm_turns"
+    assert dict(zip(constant_names(found.kernel), found.constants))["STAGES"] == 5
+    assert kernel(epilogue="bgrad_b").kernel.name == "gemm_turns"
+    assert kernel(epilogue="gelu").kernel.name == "gemm"
+    assert kernel(out=torch.zeros(256, 256), accumulate=True).kernel.name == "gemm"
+    assert kernel(columns=260).kernel.name == "gemm"  # rows of the output that are no multiple of 16 bytes apart
 
 
 @pytest.mark.compiles

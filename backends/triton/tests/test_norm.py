@@ -161,7 +161,9 @@ def test_pipelines_fit_shared_memory(columns: int, arch: str) -> None:
         ("block_1d", "row", ["norm_rows"]),
         ("current", "row", ["norm_rows", "norm_cast"]),
         ("current", "both", ["norm_rows", "norm_columns"]),
-        ("block_1d", "both", ["norm_rows", "norm_cast"]),
+        ("block_1d", "both", ["norm_rows", "norm_columns"]),
+        ("mxfp8", "both", ["norm_rows", "norm_cast"]),
+        ("nvfp4", "both", ["norm_rows", "norm_cast"]),
         ("block_2d", "row", ["norm_rows", "norm_cast"]),
     ],
 )

@@ -22,7 +22,8 @@ from te_dispatch.core.bind import _twin  # noqa: E402
 from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized  # noqa: E402
 from te_dispatch.numerics.quantizers import CurrentQuantizer, DelayedQuantizer  # noqa: E402
 from te_dispatch.ops import alloc  # noqa: E402
-from te_dispatch_triton import prepared, probe  # noqa: E402
+from te_dispatch.ops.checks import likeness  # noqa: E402
+from te_dispatch_triton import argument_facts, prepared, probe  # noqa: E402
 from te_dispatch_triton.argument_facts import NUMBER, OPERAND, OPERANDS, QUANTIZER, TENSOR, UNREAD  # noqa: E402
 from te_dispatch_triton.memory import address, dense, empty  # noqa: E402
 
@@ -205,6 +206,32 @@ def test_records_quantizers_and_what_comes_back() -> None:
         (record(), CurrentQuantizer()), (record(), CurrentQuantizer(epsilon=1.0)), (record(), None),
     ):  # fmt: skip
         assert times(operator, (*others, {})) == 1
+
+
+@pytest.mark.parametrize("natively", [True, False])
+def test_lists_that_are_known_are_told_apart(natively: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(argument_facts, "_known", {})
+    if not natively:  # as where PyTorch has no comparison of its own
+        monkeypatch.setattr(likeness, "TensorGuards", None)
+    listed = lambda *tensors: [*tensors, *(torch.empty(4, 8) for _ in range(3))]  # noqa: E731
+    known = [argument_facts._facts_of(listed(torch.empty(4, 8))) for _ in range(4)]
+    assert known[2] is known[3]
+    others = (
+        torch.empty(8, 4), torch.empty(8, 4).t(), torch.empty(4, 16)[:, :8], torch.empty(4, 8, dtype=torch.bfloat16),
+        torch.nn.Parameter(torch.empty(4, 8)), torch.empty(4, 8, 1),
+    )  # fmt: skip
+    for x in others:
+        for _ in range(3):
+            assert argument_facts._facts_of(listed(x)) != known[0]
+    assert argument_facts._facts_of(listed(torch.empty(4, 8))) == known[0]
+
+
+def test_lists_that_are_known_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(argument_facts, "_MET", 8)
+    for rows in range(1, 60):
+        for _ in range(2):
+            argument_facts._facts_of([torch.empty(rows, 2)])
+        assert len(argument_facts._met) <= 8 and len(argument_facts._known[1]) <= argument_facts._ALIKE
 
 
 def test_another_allocator_is_asked_and_what_it_misaligns_is_left_to_the_function() -> None:

@@ -57,7 +57,12 @@ def source_of(launch: Launch, target: Target) -> ASTSource:
         place: [*([_ALIGNED] if aligned else ()), *([_REACHED] if reached else ())]
         for place, aligned, reached in attributes
     }
-    return ASTSource(launch.kernel.function, dict(signature), dict(constants), known)
+    function = launch.kernel.function
+    if not function.is_gluon():
+        return ASTSource(function, dict(signature), dict(constants), known)
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    return GluonASTSource(function, dict(signature), dict(constants), known)
 
 
 def specialization_of(launch: Launch, target: Target) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]:
@@ -69,7 +74,7 @@ def specialization_of(launch: Launch, target: Target) -> tuple[tuple[Any, ...], 
     chosen = dict(zip(constant_names(launch.kernel), launch.constants))
     for place, parameter in enumerate(launch.kernel.function.params):
         value = chosen[parameter.name] if parameter.is_constexpr else launch.args[place]
-        kind = "constexpr" if parameter.is_constexpr else type_of(value)
+        kind = "constexpr" if parameter.is_constexpr else type_of(value, launch.kernel.function.is_gluon())
         signature.append((parameter.name, kind))
         if kind == "constexpr":
             constants.append(((place,), value))
@@ -82,10 +87,11 @@ def specialization_of(launch: Launch, target: Target) -> tuple[tuple[Any, ...], 
     return tuple(signature), tuple(constants), tuple(attributes)
 
 
-def type_of(value: Any) -> Any:
+def type_of(value: Any, gluon: bool = False) -> Any:
     """A run-time argument's type as Triton writes it; ``constexpr`` for what it compiles in: None and 1."""
     if value.__class__ is Descriptor:
-        return f"tensordesc<{_TYPES[value.dtype]}{list(value.block_shape)}>"
+        layout = f",{value.layout()!r}" if gluon else ""
+        return f"tensordesc<{_TYPES[value.dtype]}{list(value.block_shape)}{layout}>"
     if value is None or (value.__class__ is int and value == 1):
         return "constexpr"
     if value.__class__ is int:

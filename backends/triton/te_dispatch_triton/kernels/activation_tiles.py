@@ -145,24 +145,17 @@ def _both(
 
 
 @triton.jit
-def activation_columns(
-    dy, x, x_inverse, M, H, limit, alpha, out, row_data, column_data, sums, scale, maxima, epsilon, inverse, history,
+def _four_lines(
+    down, across, dy, x, x_factor, M, H, limit, alpha, out, row_data, row_scales, column_data, column_scales, factor,
+    epsilon,
     FUNCTION: tl.constexpr, GATED: tl.constexpr, X_ENCODING: tl.constexpr, X_HARD: tl.constexpr, SCALING: tl.constexpr,
-    ENCODING: tl.constexpr, COMMON: tl.constexpr, HARD: tl.constexpr, POWER_OF_TWO: tl.constexpr, COUNT: tl.constexpr,
-    PTX: tl.constexpr, INTERPRETED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    ENCODING: tl.constexpr, COMMON: tl.constexpr, HARD: tl.constexpr, POWER_OF_TWO: tl.constexpr, PTX: tl.constexpr,
+    INTERPRETED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """`activation_tiles` with copies by columns or sums over rows, and at most one scale per tensor: 4 BM rows, four of
-    them at a time (`delivery.deliver_four`). M is a multiple of 4."""
-    program = tl.program_id(0)
-    factor = delivery.begin(scale, maxima, epsilon, inverse, program, SCALING, ENCODING, COMMON, POWER_OF_TWO, COUNT)
-    place = program if maxima is None else tl.num_programs(0) - 1 - program
-    across = tl.cdiv(H, BN)
-    down = (place // across).to(tl.int64)
-    first_row, first_column = down * (4 * BM), (place - down * across) * BN
+    """All of `activation_columns` for a tile: the results' magnitudes, (BM, BN), the largest of four or eight; and sums
+    of four of either result."""
+    first_row, first_column = tl.cast(down, tl.int64) * (4 * BM), across * BN
     rows, columns = first_row + 4 * tl.arange(0, BM), tile.span(first_column, BN)
-    x_factor = 0.0
-    if X_ENCODING != "":
-        x_factor = tl.load(x_inverse)
     FORWARD: tl.constexpr = dy is None
     # All loads before any arithmetic: they are on their way together.
     d0, u0, v0 = _line(dy, x, rows, columns, M, H, GATED)
@@ -175,19 +168,72 @@ def activation_columns(
     d, h = _both(d3, u3, v3, x_factor, limit, alpha, FUNCTION, GATED, FORWARD, X_ENCODING, X_HARD, PTX)
     N = 2 * H if GATED and not FORWARD else H
     delivery.deliver_four(
-        a, b, c, d, out, row_data, column_data, sums, factor, first_row, first_column, M, N, H, SCALING, ENCODING,
-        COMMON, HARD, INTERPRETED,
+        a, b, c, d, out, row_data, row_scales, column_data, column_scales, factor, epsilon, first_row, first_column, M,
+        N, H, SCALING, ENCODING, COMMON, HARD, POWER_OF_TWO, INTERPRETED,
     )  # fmt: skip
+    found = delivery.largest_of(a, b, c, d)
     if GATED and not FORWARD:
         delivery.deliver_four(
-            e, f, g, h, out, row_data, column_data, sums, factor, first_row, first_column + H, M, N, N, SCALING,
-            ENCODING, COMMON, HARD, INTERPRETED,
+            e, f, g, h, out, row_data, row_scales, column_data, column_scales, factor, epsilon, first_row,
+            first_column + H, M, N, N, SCALING, ENCODING, COMMON, HARD, POWER_OF_TWO, INTERPRETED,
         )  # fmt: skip
+        found = tl.maximum(found, delivery.largest_of(e, f, g, h))
+    return found, (a + b) + (c + d), (e + f) + (g + h)
+
+
+@triton.jit
+def activation_columns(
+    dy, x, x_inverse, M, H, limit, alpha, out, row_data, row_scales, column_data, column_scales, sums, scale, maxima,
+    epsilon, inverse, history,
+    FUNCTION: tl.constexpr, GATED: tl.constexpr, X_ENCODING: tl.constexpr, X_HARD: tl.constexpr, SCALING: tl.constexpr,
+    TWO_D: tl.constexpr, ENCODING: tl.constexpr, COMMON: tl.constexpr, HARD: tl.constexpr, POWER_OF_TWO: tl.constexpr,
+    COUNT: tl.constexpr, PTX: tl.constexpr, INTERPRETED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    """`activation_tiles` with copies by columns or sums over rows, and no scales of blocks or those of 128: 4 BM rows,
+    four of them at a time (`delivery.deliver_four`). M is a multiple of 4.
+
+    STAGES: as in `kernels.cast_columns`. sums: fp32 (programs that share columns, columns of the result).
+    """
+    program = tl.program_id(0)
+    factor = delivery.begin(scale, maxima, epsilon, inverse, program, SCALING, ENCODING, COMMON, POWER_OF_TWO, COUNT)
+    x_factor = 0.0
+    if X_ENCODING != "":
+        x_factor = tl.load(x_inverse)
+    # Long before it is compared, so that nobody waits for it.
+    known = delivery.known_of(history)
+    tiles_across = tl.maximum(tl.cdiv(H, BN), 1)
+    place = program if maxima is None else tl.num_programs(0) - 1 - program
+    share = place // tiles_across
+    across = place - share * tiles_across
+    if STAGES == 0:
+        found, total, second = _four_lines(
+            share, across, dy, x, x_factor, M, H, limit, alpha, out, row_data, row_scales, column_data, column_scales,
+            factor, epsilon, FUNCTION, GATED, X_ENCODING, X_HARD, SCALING, ENCODING, COMMON, HARD, POWER_OF_TWO, PTX,
+            INTERPRETED, BM, BN,
+        )  # fmt: skip
+    else:
+        found = tl.zeros((BM, BN), tl.float32)
+        total, second = tl.zeros((BM, BN), tl.float32), tl.zeros((BM, BN), tl.float32)
+        tiles_down, step = tl.cdiv(M, 4 * BM), tl.maximum(tl.num_programs(0) // tiles_across, 1)
+        for turn in tl.range(share, tiles_down, step, num_stages=STAGES):
+            seen, four, other = _four_lines(
+                turn if maxima is None else tiles_down - 1 - turn, across, dy, x, x_factor, M, H, limit, alpha, out,
+                row_data, row_scales, column_data, column_scales, factor, epsilon, FUNCTION, GATED, X_ENCODING, X_HARD,
+                SCALING, ENCODING, COMMON, HARD, POWER_OF_TWO, PTX, INTERPRETED, BM, BN,
+            )  # fmt: skip
+            if history is not None:
+                found = tl.maximum(found, seen)  # of NaN and a number the number
+            if sums is not None:
+                total += four
+                second += other
+    if sums is not None:
+        N = 2 * H if GATED and dy is not None else H
+        delivery.put_total(total, sums, share, across * BN, N, H)
+        if GATED and dy is not None:
+            delivery.put_total(second, sums, share, across * BN + H, N, N)
     if history is not None:
-        found = delivery.largest_of(a, b, c, d)
-        if GATED and not FORWARD:
-            found = tl.maximum(found, delivery.largest_of(e, f, g, h))
-        delivery.record(found, program, None, history)
+        delivery.record_above(found, known, history)
 
 
 @triton.jit

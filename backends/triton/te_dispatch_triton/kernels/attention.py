@@ -162,12 +162,18 @@ def shown(
     EDGE: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr,
 ):  # fmt: skip
     """Which scores of a tile are seen. EDGE: positions must be looked at, not only `hidden`."""
-    seen = (j < len_kv) & (i < len_q)
-    if EDGE:
-        if RIGHT:
+    # Bounds of each row of the tile, which threads hold few of, so that a score takes few comparisons.
+    if i.shape[1] == 1:
+        last = len_kv - 1
+        if EDGE and RIGHT:
+            last = tl.minimum(i + high, last)
+        seen = j <= tl.where(i < len_q, last, -1)
+    else:
+        seen = i < tl.where(j < len_kv, len_q, 0)
+        if EDGE and RIGHT:
             seen = seen & (j <= i + high)
-        if LEFT:
-            seen = seen & (j >= i + low)
+    if EDGE and LEFT:
+        seen = seen & (j >= i + low)
     if hidden is not None:
         places = hidden + i.to(tl.int64) * hidden_i + j.to(tl.int64) * hidden_j
         seen = seen & (tl.load(places, mask=(j < len_kv) & (i < len_q), other=1) == 0)

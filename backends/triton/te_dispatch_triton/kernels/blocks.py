@@ -14,6 +14,7 @@ import triton.language as tl
 
 from te_dispatch_triton.kernels import tile
 from te_dispatch_triton.kernels.codes import decode, encode, max_value, scale_from_amax
+from te_dispatch_triton.kernels.tile import INTERPRETED
 
 
 @triton.jit
@@ -106,9 +107,10 @@ def power_scales(amax, epsilon, LIMIT: tl.constexpr):
 @triton.jit
 def scales_of(
     amax, whole, epsilon, SCALING: tl.constexpr, ENCODING: tl.constexpr, COMMON: tl.constexpr,
-    POWER_OF_TWO: tl.constexpr,
+    POWER_OF_TWO: tl.constexpr, HARD: tl.constexpr = 0,
 ):  # fmt: skip
-    """(what values are scaled by, what is stored) of blocks with these amaxes. whole: nvfp4's scale of the tensor."""
+    """(what values are scaled by, what is stored) of blocks with these amaxes. whole: nvfp4's scale of the tensor;
+    HARD: whether the chip converts to its scales."""
     limit: tl.constexpr = max_value(ENCODING, COMMON)
     if SCALING == "mxfp8":
         code = e8m0_of(amax, limit)
@@ -116,8 +118,11 @@ def scales_of(
         stored = code.to(tl.uint8)
     elif SCALING == "nvfp4":
         sixth = tl.math.div_rn(amax * whole, tl.full(amax.shape, limit, tl.float32))
-        stored = encode(sixth, "e4m3fn", False, False)
-        factor = decode(stored, "e4m3fn")
+        stored = encode(sixth, "e4m3fn", False, HARD)
+        if HARD:
+            factor = stored.to(tl.float8e4nv, bitcast=True).to(tl.float32)
+        else:
+            factor = decode(stored, "e4m3fn")
     elif POWER_OF_TWO:
         factor, stored = power_scales(amax, epsilon, limit)
     else:
@@ -127,17 +132,38 @@ def scales_of(
 
 
 @triton.jit
-def e2m1_of(x, divisor, COMMON: tl.constexpr):
-    """Codes of RN32(x / divisor), all 0 where the divisor is: a block whose scale underflowed holds nothing that it
-    could represent. divisor: values of e4m3fn that broadcast to x.
+def _e2m1_by_ties(a, divisor):
+    """e2m1's codes of a / divisor, a >= 0 or NaN, whatever that gives for NaN and a divisor of 0.
 
-    Without the quotient: where it is a tie t between two codes, or on which side of one, x says by itself. t * divisor
+    Without the quotient: where it is a tie t between two codes, or on which side of one, a says by itself. t * divisor
     is exact, and the fp32 numbers next to it make quotients that are more than half a unit off t.
     """
-    a = tl.abs(x)
     code = (a > 0.25 * divisor).to(tl.int32) + (a >= 0.75 * divisor).to(tl.int32) + (a > 1.25 * divisor).to(tl.int32)
     code += (a >= 1.75 * divisor).to(tl.int32) + (a > 2.5 * divisor).to(tl.int32) + (a >= 3.5 * divisor).to(tl.int32)
-    code += (a > 5.0 * divisor).to(tl.int32)
+    return code + (a > 5.0 * divisor).to(tl.int32)
+
+
+@triton.jit
+def _e2m1_by_quotient(a, divisor):
+    """The same in fewer steps, where `tl.fma` rounds once: a product with about 1 / divisor, corrected by its
+    remainder, is off the quotient by far less than ties are apart from the quotients next to them."""
+    inverse = 1.0 / divisor
+    a = tl.minimum(a, 1.2676506e30)
+    quotient = a * inverse
+    quotient = tl.minimum(tl.fma(tl.fma(-quotient, divisor, a), inverse, quotient), 6.0)
+    # Codes count steps of 2^(e - 1), e the quotient's exponent but at least 0: a sum with 2^(e + 22) rounds to them,
+    # and two codes are passed with every exponent.
+    magic = (tl.maximum(quotient, 1.0).to(tl.int32, bitcast=True) & 0x7F800000) + (22 << 23)
+    counted = (quotient + magic.to(tl.float32, bitcast=True)).to(tl.int32, bitcast=True)
+    return (counted & 7) + (counted >> 22) - 2 * 149
+
+
+@triton.jit
+def e2m1_of(x, divisor, COMMON: tl.constexpr):
+    """Codes of RN32(x / divisor), all 0 where the divisor is: a block whose scale underflowed holds nothing that it
+    could represent. divisor: values of e4m3fn that broadcast to x."""
+    a = tl.abs(x)
+    code = _e2m1_by_ties(a, divisor) if INTERPRETED else _e2m1_by_quotient(a, divisor)
     negative = x.to(tl.int32, bitcast=True) < 0
     if COMMON:
         negative = negative & (code != 0)
@@ -172,7 +198,7 @@ def put_row_copy(
     amax = row_amaxes(v, block)
     if TWO_D:
         amax = shared_down(amax, block)
-    factor, stored = scales_of(amax, whole, epsilon, SCALING, ENCODING, COMMON, POWER_OF_TWO)
+    factor, stored = scales_of(amax, whole, epsilon, SCALING, ENCODING, COMMON, POWER_OF_TWO, HARD)
     places = tile.span(first_column // block, BN // block)
     tile.put_rows(stored, scales, rows, places, M, tl.cdiv(N, block))
     if block == BN:
@@ -182,7 +208,8 @@ def put_row_copy(
         codes = tl.reshape(block_codes(wide, factor[:, :, None], whole, SCALING, ENCODING, COMMON, HARD), (BM, BN))
     if SCALING == "nvfp4":
         low, high = tl.split(tl.reshape(codes, (BM, BN // 2, 2)))
-        tile.put_rows(low | (high << 4), data, rows, tile.span(first_column // 2, BN // 2), M, tl.cdiv(N, 2))
+        # N - N // 2: of a rounded quotient Triton does not know what it is a multiple of, and stores single bytes.
+        tile.put_rows(low | (high << 4), data, rows, tile.span(first_column // 2, BN // 2), M, N - N // 2)
     else:
         tile.put_rows(codes, data, rows, columns, M, N)
 
@@ -204,7 +231,7 @@ def put_column_copy(
     amax = column_amaxes(v, block)
     if TWO_D:
         amax = shared_across(amax, block)
-    factor, stored = scales_of(amax, whole, epsilon, SCALING, ENCODING, COMMON, POWER_OF_TWO)
+    factor, stored = scales_of(amax, whole, epsilon, SCALING, ENCODING, COMMON, POWER_OF_TWO, HARD)
     places = tile.span(first_row // block, BM // block)
     if block == BM:
         codes = block_codes(v, factor, whole, SCALING, ENCODING, COMMON, HARD)
@@ -219,7 +246,7 @@ def put_column_copy(
         if SCALING == "nvfp4":
             low, high = tl.split(tl.permute(tl.reshape(codes, (BM // 2, 2, BN)), (0, 2, 1)))
             pairs = tile.span(first_row // 2, BM // 2)
-            tile.put_transposed(low | (high << 4), data, pairs, columns, tl.cdiv(M, 2), N)
+            tile.put_transposed(low | (high << 4), data, pairs, columns, M - M // 2, N)
         else:
             tile.put_transposed(codes, data, rows, columns, M, N)
 

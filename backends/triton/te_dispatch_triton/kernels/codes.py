@@ -28,6 +28,16 @@ def max_value(ENCODING, COMMON):
 
 
 @triton.jit
+def of_common_range(x, ENCODING: tl.constexpr, COMMON: tl.constexpr):
+    """Values of which the chip's conversion to an OCP encoding makes our codes: in the `common` one what rounds to 0,
+    by half of the smallest subnormal or less, is +0."""
+    if COMMON and (ENCODING == "e4m3fn" or ENCODING == "e5m2"):
+        half: tl.constexpr = 2.0**-10 if ENCODING == "e4m3fn" else 2.0**-17
+        x = tl.where(tl.abs(x) <= half, 0.0, x)
+    return x
+
+
+@triton.jit
 def encode(x, ENCODING: tl.constexpr, COMMON: tl.constexpr, HARD: tl.constexpr):
     """Codes (uint8) of fp32 values; e2m1 in the low nibble.
 
@@ -38,10 +48,7 @@ def encode(x, ENCODING: tl.constexpr, COMMON: tl.constexpr, HARD: tl.constexpr):
         # Clamped first: AMD's conversion turns Inf into NaN. NaN passes, and has its code set.
         limit: tl.constexpr = max_value(ENCODING, COMMON)
         clamped = x if HARD == 2 else tl.clamp(x, -limit, limit, propagate_nan=tl.PropagateNan.ALL)
-        if COMMON and (ENCODING == "e4m3fn" or ENCODING == "e5m2"):
-            # What rounds to 0, by half of the smallest subnormal or less, is +0.
-            half: tl.constexpr = 2.0**-10 if ENCODING == "e4m3fn" else 2.0**-17
-            clamped = tl.where(tl.abs(clamped) <= half, 0.0, clamped)
+        clamped = of_common_range(clamped, ENCODING, COMMON)
         if ENCODING == "e4m3fn":
             code = clamped.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
         elif ENCODING == "e5m2":

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from te_dispatch_triton.kernels import blocks, cast, tile
-from te_dispatch_triton.kernels.codes import encode, narrow, scale_from_amax
+from te_dispatch_triton.kernels.codes import encode, narrow, of_common_range, scale_from_amax
 
 #: PTX for four values, a's in %1: Triton takes apart what the instruction puts together.
 _WORD = """{{
@@ -107,13 +107,22 @@ def deliver(
             )  # fmt: skip
 
 
+@triton.constexpr_function
+def _packs(ENCODING, HARD):
+    """Whether the chip puts four codes in a word as they are converted."""
+    return HARD == 2 and ENCODING in ("e4m3fn", "e5m2")
+
+
 @triton.jit
 def _words(a, b, c, d, ENCODING: tl.constexpr, COMMON: tl.constexpr, HARD: tl.constexpr):
     """Codes of four values in a word, a's lowest."""
-    if HARD == 2 and not COMMON and ENCODING == "e4m3fn":
-        words = tl.inline_asm_elementwise(_WORD_E4M3, "=r,f,f,f,f", [a, b, c, d], tl.uint32, True, 1)
-    elif HARD == 2 and not COMMON and ENCODING == "e5m2":
-        words = tl.inline_asm_elementwise(_WORD_E5M2, "=r,f,f,f,f", [a, b, c, d], tl.uint32, True, 1)
+    if _packs(ENCODING, HARD):
+        a, b = of_common_range(a, ENCODING, COMMON), of_common_range(b, ENCODING, COMMON)
+        c, d = of_common_range(c, ENCODING, COMMON), of_common_range(d, ENCODING, COMMON)
+        if ENCODING == "e4m3fn":
+            words = tl.inline_asm_elementwise(_WORD_E4M3, "=r,f,f,f,f", [a, b, c, d], tl.uint32, True, 1)
+        else:
+            words = tl.inline_asm_elementwise(_WORD_E5M2, "=r,f,f,f,f", [a, b, c, d], tl.uint32, True, 1)
     else:
         e, f = encode(a, ENCODING, COMMON, HARD).to(tl.uint32), encode(b, ENCODING, COMMON, HARD).to(tl.uint32)
         g, h = encode(c, ENCODING, COMMON, HARD).to(tl.uint32), encode(d, ENCODING, COMMON, HARD).to(tl.uint32)
@@ -124,14 +133,17 @@ def _words(a, b, c, d, ENCODING: tl.constexpr, COMMON: tl.constexpr, HARD: tl.co
 @triton.jit
 def _codes_and_words(a, b, c, d, ENCODING: tl.constexpr, COMMON: tl.constexpr, HARD: tl.constexpr):
     """Codes of a, b, c and d, uint8, and the same four to a word."""
-    if HARD == 2 and not COMMON and ENCODING == "e4m3fn":
-        e, f, g, h, words = tl.inline_asm_elementwise(
-            _BLOCK_E4M3, _BLOCK, [a, b, c, d], (tl.uint8, tl.uint8, tl.uint8, tl.uint8, tl.uint32), True, 4
-        )
-    elif HARD == 2 and not COMMON and ENCODING == "e5m2":
-        e, f, g, h, words = tl.inline_asm_elementwise(
-            _BLOCK_E5M2, _BLOCK, [a, b, c, d], (tl.uint8, tl.uint8, tl.uint8, tl.uint8, tl.uint32), True, 4
-        )
+    if _packs(ENCODING, HARD):
+        a, b = of_common_range(a, ENCODING, COMMON), of_common_range(b, ENCODING, COMMON)
+        c, d = of_common_range(c, ENCODING, COMMON), of_common_range(d, ENCODING, COMMON)
+        if ENCODING == "e4m3fn":
+            e, f, g, h, words = tl.inline_asm_elementwise(
+                _BLOCK_E4M3, _BLOCK, [a, b, c, d], (tl.uint8, tl.uint8, tl.uint8, tl.uint8, tl.uint32), True, 4
+            )
+        else:
+            e, f, g, h, words = tl.inline_asm_elementwise(
+                _BLOCK_E5M2, _BLOCK, [a, b, c, d], (tl.uint8, tl.uint8, tl.uint8, tl.uint8, tl.uint32), True, 4
+            )
     else:
         words = _words(a, b, c, d, ENCODING, COMMON, HARD)
         e, f = (words & 0xFF).to(tl.uint8), ((words >> 8) & 0xFF).to(tl.uint8)
@@ -158,50 +170,156 @@ def _put_line(v, codes, out, row_data, rows, columns, M, N, bound, INTERPRETED: 
 
 
 @triton.jit
-def deliver_four(
-    a, b, c, d, out, row_data, column_data, sums, factor, first_row, first_column, M, N, bound,
-    SCALING: tl.constexpr, ENCODING: tl.constexpr, COMMON: tl.constexpr, HARD: tl.constexpr, INTERPRETED: tl.constexpr,
+def _row_scaled(
+    v, scales, rows, first_column, M, N, epsilon, ENCODING: tl.constexpr, COMMON: tl.constexpr,
+    POWER_OF_TWO: tl.constexpr,
 ):  # fmt: skip
-    """`deliver` of rows 0, 4, 8, ... of a tile in a, the ones below them in b, c and d, cast to one scale per tensor.
+    """block_1d: v times the scales of its rows, which are stored."""
+    factor, stored = blocks.scales_of(
+        blocks.row_amaxes(v, 128), 1.0, epsilon, "block_1d", ENCODING, COMMON, POWER_OF_TWO
+    )
+    tile.put_rows(stored, scales, rows, tile.span(first_column // 128, 1), M, tl.cdiv(N, 128))
+    return v * factor
 
-    What meets in a word of the copy by columns is then in one thread's registers, so that words and not codes are
-    transposed, and sums over rows begin there. M is a multiple of 4, and the copy by columns aligned to it.
-    """
+
+@triton.jit
+def _put_four_in_blocks(
+    a, b, c, d, out, row_data, row_scales, column_data, column_scales, epsilon, first_row, first_column, M, N, bound,
+    ENCODING: tl.constexpr, COMMON: tl.constexpr, HARD: tl.constexpr, POWER_OF_TWO: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """block_1d: `deliver_four` of a tile that is 128x128."""
     BM: tl.constexpr = a.shape[0]
-    BN: tl.constexpr = a.shape[1]
-    rows, columns = first_row + 4 * tl.arange(0, BM), tile.span(first_column, BN)
+    rows, columns = first_row + 4 * tl.arange(0, BM), tile.span(first_column, 128)
     e, f, g, h = a, b, c, d
-    if SCALING != "":
-        if row_data is None:
-            words = _words(a * factor, b * factor, c * factor, d * factor, ENCODING, COMMON, HARD)
-        else:
-            e, f, g, h, words = _codes_and_words(a * factor, b * factor, c * factor, d * factor, ENCODING, COMMON, HARD)
+    if row_data is not None:
+        e = encode(
+            _row_scaled(a, row_scales, rows, first_column, M, N, epsilon, ENCODING, COMMON, POWER_OF_TWO),
+            ENCODING, COMMON, HARD,
+        )  # fmt: skip
+        f = encode(
+            _row_scaled(b, row_scales, rows + 1, first_column, M, N, epsilon, ENCODING, COMMON, POWER_OF_TWO),
+            ENCODING, COMMON, HARD,
+        )  # fmt: skip
+        g = encode(
+            _row_scaled(c, row_scales, rows + 2, first_column, M, N, epsilon, ENCODING, COMMON, POWER_OF_TWO),
+            ENCODING, COMMON, HARD,
+        )  # fmt: skip
+        h = encode(
+            _row_scaled(d, row_scales, rows + 3, first_column, M, N, epsilon, ENCODING, COMMON, POWER_OF_TWO),
+            ENCODING, COMMON, HARD,
+        )  # fmt: skip
     _put_line(a, e, out, row_data, rows, columns, M, N, bound, INTERPRETED)
     _put_line(b, f, out, row_data, rows + 1, columns, M, N, bound, INTERPRETED)
     _put_line(c, g, out, row_data, rows + 2, columns, M, N, bound, INTERPRETED)
     _put_line(d, h, out, row_data, rows + 3, columns, M, N, bound, INTERPRETED)
     if column_data is not None:
+        amax = tile.number(tl.max(largest_of(a, b, c, d), axis=0, keep_dims=True))
+        factor, stored = blocks.scales_of(amax, 1.0, epsilon, "block_1d", ENCODING, COMMON, POWER_OF_TWO)
+        place = tile.span(first_row // 128, 1)
+        tile.put_transposed(stored, column_scales, place, columns, tl.cdiv(M, 128), N)
+        words = _words(a * factor, b * factor, c * factor, d * factor, ENCODING, COMMON, HARD)
         _put_words(words, column_data, first_row // 4, columns, M // 4, bound)
-    if sums is not None:
-        total = tl.sum((a + b) + (c + d), axis=0)
-        tl.store(sums + first_row // (4 * BM) * N + columns, total, mask=columns < bound)
+
+
+@triton.jit
+def _square_factor(
+    a, b, c, d, row_data, row_scales, column_data, column_scales, epsilon, first_row, first_column, M, N,
+    ENCODING: tl.constexpr, COMMON: tl.constexpr, POWER_OF_TWO: tl.constexpr,
+):  # fmt: skip
+    """block_2d: the scale of a tile that is a block, whose inverse is stored."""
+    amax = tile.amax_of(largest_of(a, b, c, d))
+    factor, stored = blocks.scales_of(amax, 1.0, epsilon, "block_2d", ENCODING, COMMON, POWER_OF_TWO)
+    down, side = first_row // 128, first_column // 128
+    if row_data is not None:
+        tl.store(row_scales + down * tl.cdiv(N, 128) + side, stored)
+    if column_data is not None:
+        tl.store(column_scales + side * tl.cdiv(M, 128) + down, stored)
+    return factor
+
+
+@triton.jit
+def deliver_four(
+    a, b, c, d, out, row_data, row_scales, column_data, column_scales, factor, epsilon, first_row, first_column, M, N,
+    bound,
+    SCALING: tl.constexpr, ENCODING: tl.constexpr, COMMON: tl.constexpr, HARD: tl.constexpr,
+    POWER_OF_TWO: tl.constexpr, INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """`deliver` of rows 0, 4, 8, ... of a tile in a, the ones below them in b, c and d, cast to one scale per tensor,
+    or to block_1d or block_2d by a tile of 128x128.
+
+    What meets in a word of the copy by columns is then in one thread's registers, so that words and not codes are
+    transposed. M is a multiple of 4, and the copy by columns aligned to it.
+    """
+    BM: tl.constexpr = a.shape[0]
+    BN: tl.constexpr = a.shape[1]
+    rows, columns = first_row + 4 * tl.arange(0, BM), tile.span(first_column, BN)
+    if SCALING == "block_1d":
+        _put_four_in_blocks(
+            a, b, c, d, out, row_data, row_scales, column_data, column_scales, epsilon, first_row, first_column, M, N,
+            bound, ENCODING, COMMON, HARD, POWER_OF_TWO, INTERPRETED,
+        )  # fmt: skip
+    else:
+        if SCALING == "block_2d":
+            factor = _square_factor(
+                a, b, c, d, row_data, row_scales, column_data, column_scales, epsilon, first_row, first_column, M, N,
+                ENCODING, COMMON, POWER_OF_TWO,
+            )  # fmt: skip
+        e, f, g, h = a, b, c, d
+        if SCALING != "":
+            if row_data is None:
+                words = _words(a * factor, b * factor, c * factor, d * factor, ENCODING, COMMON, HARD)
+            else:
+                e, f, g, h, words = _codes_and_words(
+                    a * factor, b * factor, c * factor, d * factor, ENCODING, COMMON, HARD
+                )
+        _put_line(a, e, out, row_data, rows, columns, M, N, bound, INTERPRETED)
+        _put_line(b, f, out, row_data, rows + 1, columns, M, N, bound, INTERPRETED)
+        _put_line(c, g, out, row_data, rows + 2, columns, M, N, bound, INTERPRETED)
+        _put_line(d, h, out, row_data, rows + 3, columns, M, N, bound, INTERPRETED)
+        if column_data is not None:
+            _put_words(words, column_data, first_row // 4, columns, M // 4, bound)
+
+
+@triton.jit
+def put_total(total, sums, place, first_column, N, bound):
+    """The sums over rows of (BM, BN) sums of values, into row `place` of fp32 (places, N). Columns up to `bound`."""
+    columns = tile.span(first_column, total.shape[1])
+    tl.store(sums + place.to(tl.int64) * N + columns, tl.sum(total, axis=0), mask=columns < bound)
 
 
 @triton.jit
 def largest_of(a, b, c, d):
     """Magnitudes, the largest of four at each place; of NaN and a number the number."""
-    return tl.maximum(tl.maximum(tl.abs(a), tl.abs(b)), tl.maximum(tl.abs(c), tl.abs(d)))
+    two = tl.maximum(tile.magnitudes(a), tile.magnitudes(b))
+    return tl.maximum(two, tl.maximum(tile.magnitudes(c), tile.magnitudes(d)))
 
 
 @triton.jit
-def record(found, program, maxima, history):
-    """The largest magnitude of what a program saw: into a delayed cast's history, or as its partial maximum.
+def known_of(history):
+    """What a delayed cast's history says of this step so far, for `record_above`; 0 where there is none."""
+    known = 0.0
+    if history is not None:
+        known = tl.load(history)
+    return known
+
+
+@triton.jit
+def record_above(found, known, history):
+    """The largest magnitude of what a program saw into a delayed cast's history, unless `known` was no less: most
+    programs have nothing new to say, and atomics on one address wait for each other.
 
     found: magnitudes, of any shape; NaN not among them.
     """
     amax = tile.amax_of(found)
-    if history is None:
-        tile.put_maximum(maxima, program, amax)
-    elif amax > tl.load(history):
-        # Most programs have nothing new to say, and atomics on one address wait for each other.
+    if amax > known:
         tile.record_amax(history, amax)
+
+
+@triton.jit
+def record(found, program, maxima, history):
+    """The largest magnitude of what a program saw: into a delayed cast's history, or as its partial maximum."""
+    if history is None:
+        tile.put_maximum(maxima, program, tile.amax_of(found))
+    else:
+        record_above(found, tl.load(history), history)

@@ -56,39 +56,78 @@ def norm_cast(
 
 
 @triton.jit
-def _line(x, mean, rstd, factor, shift, rows, columns, M, N, CENTERED: tl.constexpr):
+def _line(x, mean, rstd, factor, shift, rows, columns, M, N, CENTERED: tl.constexpr, BOUNDED: tl.constexpr):
+    """y of rows; BOUNDED: 0 beyond the matrix, else the shift may be there."""
     mask = tile.inside(rows, columns, M, N)
     v = widen(tl.load(x + rows[:, None] * N + columns[None, :], mask=mask, other=0.0))
     average, deviation = _statistics_of(mean, rstd, rows, M, CENTERED)
-    return normalized(v, average, deviation, factor, shift, CENTERED)
+    found = normalized(v, average, deviation, factor, shift, CENTERED)
+    if BOUNDED:
+        found = tl.where(mask, found, 0.0)
+    return found
+
+
+@triton.jit
+def _four_lines(
+    down, across, x, gamma, beta, mean, rstd, M, N, y, row_data, row_scales, column_data, column_scales, of_tensor,
+    epsilon,
+    ZERO_CENTERED: tl.constexpr, SCALING: tl.constexpr, ENCODING: tl.constexpr, COMMON: tl.constexpr,
+    HARD: tl.constexpr, POWER_OF_TWO: tl.constexpr, INTERPRETED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """All of `norm_columns` for a tile; magnitudes of y, (BM, BN), the largest of four."""
+    CENTERED: tl.constexpr = mean is not None
+    BOUNDED: tl.constexpr = SCALING != "tensor"  # blocks have an amax for all of them
+    first_row, first_column = tl.cast(down, tl.int64) * (4 * BM), across * BN
+    rows, columns = first_row + 4 * tl.arange(0, BM), tile.span(first_column, BN)
+    factor, shift = weights(gamma, beta, columns, N, ZERO_CENTERED)
+    a = _line(x, mean, rstd, factor, shift, rows, columns, M, N, CENTERED, BOUNDED)
+    b = _line(x, mean, rstd, factor, shift, rows + 1, columns, M, N, CENTERED, BOUNDED)
+    c = _line(x, mean, rstd, factor, shift, rows + 2, columns, M, N, CENTERED, BOUNDED)
+    d = _line(x, mean, rstd, factor, shift, rows + 3, columns, M, N, CENTERED, BOUNDED)
+    delivery.deliver_four(
+        a, b, c, d, y, row_data, row_scales, column_data, column_scales, of_tensor, epsilon, first_row, first_column,
+        M, N, N, SCALING, ENCODING, COMMON, HARD, POWER_OF_TWO, INTERPRETED,
+    )  # fmt: skip
+    # Rows beyond the matrix hold the shift.
+    return tl.where((rows < M)[:, None], delivery.largest_of(a, b, c, d), 0.0)
 
 
 @triton.jit
 def norm_columns(
-    x, gamma, beta, mean, rstd, M, N, y, row_data, column_data, scale, maxima, epsilon, inverse, history,
-    ZERO_CENTERED: tl.constexpr, SCALING: tl.constexpr, ENCODING: tl.constexpr, COMMON: tl.constexpr,
-    HARD: tl.constexpr, POWER_OF_TWO: tl.constexpr, COUNT: tl.constexpr, INTERPRETED: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr,
+    x, gamma, beta, mean, rstd, M, N, y, row_data, row_scales, column_data, column_scales, scale, maxima, epsilon,
+    inverse, history,
+    ZERO_CENTERED: tl.constexpr, SCALING: tl.constexpr, TWO_D: tl.constexpr, ENCODING: tl.constexpr,
+    COMMON: tl.constexpr, HARD: tl.constexpr, POWER_OF_TWO: tl.constexpr, COUNT: tl.constexpr,
+    INTERPRETED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """`norm_cast` to one scale per tensor and by columns: 4 BM rows, four of them at a time (`delivery.deliver_four`).
-    M is a multiple of 4."""
+    """`norm_cast` by columns, to one scale per tensor or those of blocks of 128: 4 BM rows, four of them at a time
+    (`delivery.deliver_four`). M is a multiple of 4.
+
+    STAGES: as in `kernels.cast_columns`.
+    """
     program = tl.program_id(0)
     of_tensor = delivery.begin(scale, maxima, epsilon, inverse, program, SCALING, ENCODING, COMMON, POWER_OF_TWO, COUNT)
-    CENTERED: tl.constexpr = mean is not None
+    known = delivery.known_of(history)
+    tiles_across = tl.maximum(tl.cdiv(N, BN), 1)
+    # What the pass before this one read last is still in the cache: start there.
     place = tl.num_programs(0) - 1 - program
-    across = tl.cdiv(N, BN)
-    down = (place // across).to(tl.int64)
-    first_row, first_column = down * (4 * BM), (place - down * across) * BN
-    rows, columns = first_row + 4 * tl.arange(0, BM), tile.span(first_column, BN)
-    factor, shift = weights(gamma, beta, columns, N, ZERO_CENTERED)
-    a = _line(x, mean, rstd, factor, shift, rows, columns, M, N, CENTERED)
-    b = _line(x, mean, rstd, factor, shift, rows + 1, columns, M, N, CENTERED)
-    c = _line(x, mean, rstd, factor, shift, rows + 2, columns, M, N, CENTERED)
-    d = _line(x, mean, rstd, factor, shift, rows + 3, columns, M, N, CENTERED)
-    delivery.deliver_four(
-        a, b, c, d, y, row_data, column_data, None, of_tensor, first_row, first_column, M, N, N, SCALING, ENCODING,
-        COMMON, HARD, INTERPRETED,
-    )  # fmt: skip
+    share = place // tiles_across
+    across = place - share * tiles_across
+    if STAGES == 0:
+        found = _four_lines(
+            share, across, x, gamma, beta, mean, rstd, M, N, y, row_data, row_scales, column_data, column_scales,
+            of_tensor, epsilon, ZERO_CENTERED, SCALING, ENCODING, COMMON, HARD, POWER_OF_TWO, INTERPRETED, BM, BN,
+        )  # fmt: skip
+    else:
+        found = tl.zeros((BM, BN), tl.float32)
+        tiles_down, step = tl.cdiv(M, 4 * BM), tl.maximum(tl.num_programs(0) // tiles_across, 1)
+        for turn in tl.range(share, tiles_down, step, num_stages=STAGES):
+            seen = _four_lines(
+                tiles_down - 1 - turn, across, x, gamma, beta, mean, rstd, M, N, y, row_data, row_scales, column_data,
+                column_scales, of_tensor, epsilon, ZERO_CENTERED, SCALING, ENCODING, COMMON, HARD, POWER_OF_TWO,
+                INTERPRETED, BM, BN,
+            )  # fmt: skip
+            if history is not None:
+                found = tl.maximum(found, seen)
     if history is not None:
-        found = tl.where((rows < M)[:, None], delivery.largest_of(a, b, c, d), 0.0)
-        delivery.record(found, program, None, history)
+        delivery.record_above(found, known, history)

@@ -31,7 +31,7 @@ from triton import knobs
 from te_dispatch_triton.kernels.codes import encode, scale_from_amax
 
 #: As ``@triton.jit`` reads it when this module is imported.
-_INTERPRETED: tl.constexpr = tl.constexpr(knobs.runtime.interpret)
+INTERPRETED: tl.constexpr = tl.constexpr(knobs.runtime.interpret)
 
 
 @triton.jit
@@ -49,7 +49,7 @@ def inside(rows, columns, M, N):
 @triton.jit
 def magnitudes(v):
     """|v| for maxima. A chip's maximum of a number and NaN is the number; NumPy's is not where that NaN signals."""
-    if _INTERPRETED:
+    if INTERPRETED:
         return tl.where(v == v, tl.abs(v), 0.0)
     else:
         return tl.abs(v)

@@ -19,7 +19,7 @@ from te_dispatch.numerics.quantizers import (
 )
 from te_dispatch_triton import quantize, scales
 
-_SHAPE, _ODD = (8192, 4096), (1031, 1037)
+_SHAPE, _ODD, _NO_FOURS = (8192, 4096), (1031, 1037), (8190, 4096)
 Call = tuple[str, Callable[[], object]]
 
 
@@ -62,6 +62,8 @@ def _block_casts() -> Iterator[Call]:
         yield _cast("block_2d", BlockQuantizer(two_d=True), usage, _x())
         yield _cast("mxfp8", MXFP8Quantizer(), usage, _x())
         yield _cast("nvfp4", NVFP4Quantizer(), usage, _x())
+    yield _cast("block_1d rows", BlockQuantizer(), "both", _x(shape=_NO_FOURS))
+    yield _cast("block_2d rows", BlockQuantizer(two_d=True), "both", _x(shape=_NO_FOURS))
     yield _cast("nvfp4 16x16", NVFP4Quantizer(two_d=True), "both", _x())
     for encoding in ("e4m3fnuz", "e5m2"):
         yield _cast(f"block_1d {encoding}", BlockQuantizer(encoding, power_of_two=False), "both", _x(torch.float32))
