@@ -51,7 +51,7 @@ def test_work_goes_on_the_current_stream() -> None:
     halved(dy)
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
-        torch.cuda._sleep(50_000_000)
+        torch.cuda._sleep(2_000_000_000)  # about a second: a busy host takes its time
         filled = torch.full_like(dy, 3.0)
         found = halved(filled)
     assert not stream.query()  # it waits behind the sleep

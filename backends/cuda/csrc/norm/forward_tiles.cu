@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kThreads, 1) forward_tiles_kernel(const __grid
   const int group = threadIdx.x / lanes, t = threadIdx.x % lanes;
   const float scale = scale_of(a.cast);
   const float known = a.cast.amax == nullptr ? 0.0f : *static_cast<volatile const float*>(a.cast.amax);
-  const int64_t tiles = (a.rows + R - 1) / R;
+  const int tiles = static_cast<int>((a.rows + R - 1) / R);  // each of 4096 elements at least
   float amax = 0.0f;
   int turn = 0;
 
@@ -88,8 +88,8 @@ __global__ void __launch_bounds__(kThreads, 1) forward_tiles_kernel(const __grid
     if (row < a.rows) load_row(x.words, static_cast<const T*>(a.x) + row * a.columns, columns, t, lanes);
   };
   load(static_cast<int64_t>(blockIdx.x) * R + group);
-  for (int64_t at = blockIdx.x; at < tiles; at += gridDim.x) {
-    const int64_t row0 = at * R;
+  for (int at = blockIdx.x; at < tiles; at += gridDim.x) {
+    const int64_t row0 = static_cast<int64_t>(at) * R;
     const int valid = static_cast<int>(min(a.rows - row0, static_cast<int64_t>(R)));
     for (int r = group; r < valid; r += groups, turn ^= 1) {
       const int64_t row = row0 + r, start = row * a.columns;
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(kThreads, 1) forward_tiles_kernel(const __grid
           *reinterpret_cast<Codes<E>*>(tile + r * pitch + word_of(column / 4, r)) = codes;
         }
       });
-      load(r + groups < valid ? row + groups : (at + gridDim.x) * R + group);
+      load(r + groups < valid ? row + groups : row0 + static_cast<int64_t>(gridDim.x) * R + group);
     }
     __syncthreads();
     store_columns<R>(tile, pitch, a, row0, valid);
