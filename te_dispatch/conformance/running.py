@@ -15,6 +15,10 @@ from te_dispatch.conformance.isolation import Worker
 from te_dispatch.conformance.outcome import Outcome
 from te_dispatch.conformance.settings import Settings
 
+#: Stretches of units for each worker. Some operators' units take a hundred times as long as others': who is done with
+#: one stretch takes another.
+_STRETCHES = 8
+
 
 def run(units: Sequence[Unit], settings: Settings) -> Iterator[Outcome]:
     """Run units and yield outcomes as they come: in order where there is one worker or none.
@@ -32,13 +36,13 @@ def run(units: Sequence[Unit], settings: Settings) -> Iterator[Outcome]:
 
 def _in_workers(units: Sequence[Unit], settings: Settings) -> Iterator[Outcome]:
     jobs = max(1, min(settings.jobs, len(units)))
-    # Neighbours share an oracle's result, so each worker takes a stretch.
-    stretches = [units[len(units) * i // jobs : len(units) * (i + 1) // jobs] for i in range(jobs)]
+    waiting: SimpleQueue[Sequence[Unit] | None] = SimpleQueue()
+    for stretch in (*stretches(units, jobs), *[None] * jobs):
+        waiting.put(stretch)
     done: SimpleQueue[Union[Outcome, BaseException, None]] = SimpleQueue()
     stopping = threading.Event()
     threads = [
-        threading.Thread(target=_work, args=(stretch, settings, done.put, stopping), daemon=True)
-        for stretch in stretches
+        threading.Thread(target=_work, args=(waiting, settings, done.put, stopping), daemon=True) for _ in range(jobs)
     ]
     for thread in threads:
         thread.start()
@@ -58,18 +62,25 @@ def _in_workers(units: Sequence[Unit], settings: Settings) -> Iterator[Outcome]:
             thread.join()
 
 
+def stretches(units: Sequence[Unit], jobs: int) -> list[Sequence[Unit]]:
+    """All units in their order, cut so that workers share them out. Neighbours share an oracle's result."""
+    count = min(len(units), jobs * _STRETCHES if jobs > 1 else 1)
+    return [units[len(units) * i // count : len(units) * (i + 1) // count] for i in range(count)]
+
+
 def _work(
-    units: Sequence[Unit],
+    waiting: SimpleQueue[Sequence[Unit] | None],
     settings: Settings,
     put: Callable[[Union[Outcome, BaseException, None]], None],
     stopping: threading.Event,
 ) -> None:
     worker = Worker(settings)
     try:
-        for unit in units:
-            if stopping.is_set():
-                break
-            put(worker.run(unit))
+        while (stretch := waiting.get()) is not None:
+            for unit in stretch:
+                if stopping.is_set():
+                    return
+                put(worker.run(unit))
     except BaseException as error:  # handed to the thread that reads outcomes
         put(error)
     finally:

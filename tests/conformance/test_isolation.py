@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from te_dispatch.conformance import isolation
+from te_dispatch.conformance import isolation, running
 from te_dispatch.conformance.case import Unit
 from te_dispatch.conformance.isolation import Worker, WorkerError
 from te_dispatch.conformance.outcome import Outcome
@@ -171,3 +171,34 @@ def test_a_lost_device_costs_the_worker(monkeypatch: pytest.MonkeyPatch) -> None
         assert ours.recv() == (kind, outcome.as_data())
         ours.close()
         serving.join(10)
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 3, 16])
+@pytest.mark.parametrize("count", [0, 1, 5, 17, 300])
+def test_stretches_are_all_units_in_order(count: int, jobs: int) -> None:
+    cut = running.stretches(range(count), jobs)  # type: ignore[arg-type]
+    assert [unit for stretch in cut for unit in stretch] == list(range(count))
+    assert all(cut) and len(cut) >= min(count, jobs) and (jobs > 1 or len(cut) <= 1)
+
+
+def test_a_worker_that_is_done_takes_what_another_is_too_slow_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    others, all_but_one = [], threading.Event()
+
+    class Played:
+        def __init__(self, settings: Settings) -> None:
+            pass
+
+        def run(self, unit: int) -> int:
+            if unit == 0:
+                assert all_but_one.wait(30)
+            else:
+                others.append(unit)
+                if len(others) == 15:
+                    all_but_one.set()
+            return unit
+
+        def stop(self) -> None:
+            pass
+
+    monkeypatch.setattr(running, "Worker", Played)
+    assert sorted(run(range(16), Settings(jobs=2))) == list(range(16))  # type: ignore[arg-type]
