@@ -2,8 +2,8 @@
 """Calls of a module that are like an earlier one: what a call follows from is compared, instead of worked out again.
 
 Two things are kept for each kind of call: the options of the module's Function, and inside them the steps that the
-Function takes (`settled`). Whatever no kind covers takes the way on which these were
-found: checkpoints, cached weights, quantized inputs and outputs, compiled graphs, torch.autocast, no_grad.
+Function takes (`settled`). Whatever no kind covers takes the way on which these were found: checkpoints, cached
+weights, quantized inputs and outputs, compiled graphs, torch.autocast, no_grad.
 """
 
 from __future__ import annotations

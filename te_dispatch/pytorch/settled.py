@@ -104,35 +104,59 @@ class NormSteps:
         self.backward = backward
 
 
-class LinearSteps:
-    """The steps of `Linear` and `LayerNormLinear`, for one kind of call; all that a training step wants.
+class Steps:
+    """What a Function's steps of any kind have: where they hold, and how the gradient of its output is read.
 
     Attributes:
-        scope: the bindings of the forward.
+        scope: the bindings of the forward. group: of the gradients' scales.
         needs: `ctx.needs_input_grad` of the Function; its backward may be asked for less, and then takes the long way.
-        product: the weight's.
-        cast_x: the input's cast. norm: casts x instead, in `LayerNormLinear`.
         gradient, fits: the gradient's cast, and what gradients the steps serve; None until there was one.
         sums: whether the gradient's cast sums its columns, too.
     """
 
-    __slots__ = ("scope", "plan", "group", "needs", "product", "cast_x", "norm", "gradient", "fits", "sums", "at")
+    __slots__ = ("scope", "plan", "group", "needs", "gradient", "fits", "sums", "at")
+
+    def __init__(self, scope: Any, plan: Plan | None, needs: tuple[bool, ...]) -> None:
+        self.scope = scope
+        self.plan = plan
+        self.group = None if plan is None else plan.backward_group
+        #: Where results have what products read: values, or, behind them, values quantized.
+        self.at = 0 if plan is None else 1
+        self.needs = needs
+        self.gradient: Call | None = None
+        self.fits: Likeness | None = None
+        self.sums = False
+
+    def learn_product(
+        self, product: ProductSteps | PlainProduct, dy: torch.Tensor, dyq: Any, x: Any, weight: Any, sums: bool
+    ) -> bool:
+        """Settle the gradients of the product that made the output, of ones that were just made; whether that was
+        possible. `fits` is left to who settles the rest.
+        """
+        gradient = product.cast_gradient(self.scope, dy, weight is not None, sums)
+        if gradient is None or not product.learn(self.scope, dyq, x, weight, sums):
+            return False
+        self.gradient, self.sums = gradient, sums and product.casts is not None
+        return True
+
+
+class LinearSteps(Steps):
+    """The steps of `Linear` and `LayerNormLinear`, for one kind of call; all that a training step wants.
+
+    Attributes:
+        product: the weight's.
+        cast_x: the input's cast. norm: casts x instead, in `LayerNormLinear`.
+    """
+
+    __slots__ = ("product", "cast_x", "norm")
 
     def __init__(
         self, scope: Any, plan: Plan | None, needs: tuple[bool, ...], product: ProductSteps | PlainProduct
     ) -> None:
-        self.scope = scope
-        self.plan = plan
-        self.group = None if plan is None else plan.backward_group
-        #: Where results have what the product reads: values, or, behind them, values quantized.
-        self.at = 0 if plan is None else 1
-        self.needs = needs
+        super().__init__(scope, plan, needs)
         self.product = product
         self.cast_x: Call | None = None
         self.norm: NormSteps | None = None
-        self.gradient: Call | None = None
-        self.fits: Likeness | None = None
-        self.sums = False
 
     @classmethod
     def of(
@@ -197,9 +221,5 @@ class LinearSteps:
 
     def learn(self, dy: torch.Tensor, dyq: Any, x: Any, weight: Any, sums: bool) -> None:
         """Settle the backward's steps, of one that was just made."""
-        product, scope = self.product, self.scope
-        gradient = product.cast_gradient(scope, dy, weight is not None, sums)
-        if gradient is None or not product.learn(scope, dyq, x, weight, sums):
-            return
-        self.gradient, self.sums = gradient, sums and product.casts is not None
-        self.fits = alike((dy,), (True,))  # last: another thread may be looking
+        if self.learn_product(self.product, dy, dyq, x, weight, sums):
+            self.fits = alike((dy,), (True,))  # last: another thread may be looking

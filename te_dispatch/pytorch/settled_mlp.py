@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from te_dispatch.core.repeating import repeating
-from te_dispatch.ops.checks.likeness import Likeness, alike
+from te_dispatch.ops.checks.likeness import alike
 from te_dispatch.pytorch import scale_update
-from te_dispatch.pytorch.settled import NormSteps
+from te_dispatch.pytorch.settled import NormSteps, Steps
 from te_dispatch.pytorch.settled_products import Call, PlainProduct, ProductSteps
 
 if TYPE_CHECKING:
@@ -21,22 +21,15 @@ if TYPE_CHECKING:
 FRONT = 7
 
 
-class MLPSteps:
+class MLPSteps(Steps):
     """Norm, product, activation, product and their gradients for one kind of call that wants all of them.
 
     Attributes:
-        scope: the bindings of the forward. group: of the gradients' scales.
-        needs: `ctx.needs_input_grad` of the Function; its backward may be asked for less, and then takes the long way.
         norm, first, second: of the norm and the two products.
         activate: z -> what `ops.activation_fwd` returns. activation_gradient: (dhidden, z) -> what its gradient does.
-        gradient, sums: the cast of the output's gradient, and whether it sums its columns, too.
-        fits: what gradients of the output the steps serve. It and those of the backward are None until there was one.
     """
 
-    __slots__ = (
-        "scope", "plan", "group", "needs", "norm", "first", "second", "activate", "activation_gradient", "gradient",
-        "sums", "fits", "kind", "params", "at",
-    )  # fmt: skip
+    __slots__ = ("norm", "first", "second", "activate", "activation_gradient", "kind", "params")
 
     def __init__(
         self,
@@ -49,21 +42,13 @@ class MLPSteps:
         activate: Call,
         options: LayerNormMLPOptions,
     ) -> None:
-        self.scope = scope
-        self.plan = plan
-        self.group = None if plan is None else plan.backward_group
-        #: Where results have what the products read: values, or, behind them, values quantized.
-        self.at = 0 if plan is None else 1
-        self.needs = needs
+        super().__init__(scope, plan, needs)
         self.norm = norm
         self.first = first
         self.second = second
         self.activate = activate
         self.kind, self.params = options.kind, options.params
         self.activation_gradient: Call | None = None
-        self.gradient: Call | None = None
-        self.sums = False
-        self.fits: Likeness | None = None
 
     @classmethod
     def of(
@@ -149,10 +134,7 @@ class MLPSteps:
 
     def learn_second(self, dy: torch.Tensor, dyq: Any, hidden: Any, w2: Any, sums: bool) -> None:
         """Settle the steps of the second product's gradients, of ones that were just made."""
-        second = self.second
-        gradient = second.cast_gradient(self.scope, dy, True, sums)
-        if gradient is not None and second.learn(self.scope, dyq, hidden, w2, sums):
-            self.gradient, self.sums = gradient, sums and second.casts is not None
+        self.learn_product(self.second, dy, dyq, hidden, w2, sums)
 
     def learn_first(
         self,
