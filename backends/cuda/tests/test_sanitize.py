@@ -348,3 +348,18 @@ def test_claimed_units_are_those_that_run(sanitize: Any, tmp_path: Path, monkeyp
         wrong = argparse.Namespace(**{**vars(options), name: ["nothing_of_that_name"]})
         with pytest.raises(SystemExit, match="nothing_of_that_name"):
             sanitize.claimed(wrong, 1, tmp_path / "plain.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--jobs", "-1"), ("--jobs", "0"), ("--batch", "0"), ("--batch", "2.5"), ("--time", "-3"), ("--limit", "nan")],
+)
+def test_numbers_that_cannot_be_are_refused_before_anything_runs(
+    sanitize: Any, tmp_path: Path, monkeypatch: Any, capsys: Any, option: str, value: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["sanitize.py", "--program", sys.executable, "--out", str(tmp_path / "out")])
+    sys.argv.append(f"{option}={value}")
+    with pytest.raises(SystemExit) as error:
+        sanitize.main()
+    assert error.value.code == 2 and not (tmp_path / "out").exists()
+    assert f"argument {option}: got '{value}', expected " in capsys.readouterr().err

@@ -310,6 +310,22 @@ def control(tool: Tool, folder: Path, gpu: str | None) -> str:
     return f"{tool.name} did not report a kernel that is wrong on purpose ({folder}): what it calls clean may not be"
 
 
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected 1 or more")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected seconds above 0")
+    return seconds
+
+
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tool", choices=sorted(_PLANTED), default="racecheck")
@@ -317,10 +333,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--op", action="append", default=[], help="operator, family or glob; repeat it")
     parser.add_argument("--check", action="append", default=[], help="only this check, such as capture; repeat it")
     parser.add_argument("--first", action="append", default=[], help="operators, as a glob, that come first; repeat it")
-    parser.add_argument("--batch", type=int, default=10, help="units of a process")
-    parser.add_argument("--jobs", type=int, help="processes at once; 6 for each GPU if there are the processors for it")
-    parser.add_argument("--limit", type=float, default=60.0, metavar="SECONDS", help="for each unit, under the tool")
-    parser.add_argument("--time", type=float, default=3600.0, metavar="SECONDS", help="for all")
+    parser.add_argument("--batch", type=_count, default=10, help="units of a process")
+    parser.add_argument("--jobs", type=_count, help="processes at once; 6 for each GPU where processors suffice")
+    parser.add_argument("--limit", type=_seconds, default=60.0, metavar="SECONDS", help="for each unit, under the tool")
+    parser.add_argument("--time", type=_seconds, default=3600.0, metavar="SECONDS", help="for all")
     parser.add_argument("--out", type=Path, help="folder of verdicts and logs; te_dispatch_TOOL")
     parser.add_argument("--resume", action="store_true", help="keep what an earlier run found clean or hazardous")
     parser.add_argument("--json", action="store_true", help="print all verdicts as one JSON document")
