@@ -43,10 +43,8 @@ def _canonical(scale: torch.Tensor, x: Quantized, column: bool) -> torch.Tensor:
     if x.scale_layout == CANONICAL_SCALES:
         return scale
     rows, columns = scale_shapes(x.shape, x.scaling)[1 if column else 0]
-    if x.scale_layout == "gemm_1d":
-        return scale.t()[:rows, :columns]
-    if x.scale_layout == "gemm_2d":
-        return scale[:rows, :columns]
+    if x.scale_layout in ("gemm_1d", "gemm_2d"):
+        return _taken_back(scale, x.scale_layout, rows, columns)
     if x.scale_layout != "swizzled_32x4x4":
         raise ValueError(f"scale_layout: got {x.scale_layout!r}, expected canonical, gemm_1d, gemm_2d, swizzled_32x4x4")
     turned = x.scaling == "mxfp8" and column
@@ -54,6 +52,19 @@ def _canonical(scale: torch.Tensor, x: Quantized, column: bool) -> torch.Tensor:
     tiles = scale.reshape(ceil_div(lines, 128), ceil_div(blocks, 4), 32, 4, 4).permute(0, 3, 2, 1, 4)
     found = tiles.reshape(ceil_div(lines, 128) * 128, ceil_div(blocks, 4) * 4)[:lines, :blocks]
     return found.t() if turned else found
+
+
+def _taken_back(scale: torch.Tensor, layout: str, lines: int, blocks: int) -> torch.Tensor:
+    """(lines, blocks): float scales of a layout in canonical order, without their padding."""
+    return (scale.t() if layout == "gemm_1d" else scale)[:lines, :blocks]
+
+
+def _laid_out(per_block: torch.Tensor, layout: str) -> torch.Tensor:
+    """The way back, padded with zeros."""
+    if layout == CANONICAL_SCALES:
+        return per_block
+    lines = per_block.t() if layout == "gemm_1d" else per_block
+    return torch.cat((lines, lines.new_zeros(lines.shape[0], -lines.shape[1] % 4)), 1)
 
 
 def _e8m0(codes: torch.Tensor) -> torch.Tensor:
@@ -270,10 +281,14 @@ def _copy_rules(
     if isinstance(quantizer, BlockQuantizer):
         rows = 128 if quantizer.two_d else 1
         amax = _Interval(*(_block_max(end, rows, block) for end in size))
+        layout = quantizer.scale_layout
+        reported, expected = (_taken_back(x, layout, *amax.low.shape) for x in scales)
         around = _around(reported)
         around = _power_of_two(around) if quantizer.power_of_two else around
         wide = _Interval(*(_spread(end, rows, block, shape) for end in around))
-        return _codes(_products(ends, wide), quantizer), _scale_inv_rule(amax, quantizer, expected)
+        # Padding is 0, without an error.
+        rule = Within(_laid_out(_scale_inv_rule(amax, quantizer, expected).limit, layout))
+        return _codes(_products(ends, wide), quantizer), rule
     if isinstance(quantizer, NVFP4Quantizer):
         assert global_inv is not None
         return _nvfp4_rules(ends, quantizer, reported, global_inv)

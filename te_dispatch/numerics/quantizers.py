@@ -1,8 +1,8 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
 """Quantizers: frozen descriptions of one cast. They hold no algorithm; `ops.quantize` carries them out.
 
-Every quantizer has three class-level or instance strings that dispatch reads: `kind` (which algorithm), `scaling`
-(what the result's `Quantized.scaling` will be) and `encoding`.
+Every quantizer has four class-level or instance strings: `kind` (which algorithm), `encoding`, and what the result's
+`Quantized.scaling` and `Quantized.scale_layout` will be: `scaling`, `scale_layout`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Union
 
 from te_dispatch.numerics.encodings import encoding as find_encoding
+from te_dispatch.numerics.quantized import CANONICAL_SCALES
 
 if TYPE_CHECKING:
     import torch
@@ -33,6 +34,7 @@ class _Cast:
 
     kind: ClassVar[str] = ""
     scaling: ClassVar[str] = ""
+    scale_layout = CANONICAL_SCALES  # not annotated: a field of one kind, after its others
 
     def __post_init__(self) -> None:
         found = find_encoding(self.encoding)
@@ -91,13 +93,25 @@ class BlockQuantizer(_Cast):
     Attributes:
         two_d: 128x128 tiles, for weights; else 1x128, for activations and gradients.
         power_of_two, epsilon: as in `CurrentQuantizer`; power of two by default.
+        scale_layout: how the scales of both copies shall lie (`te_dispatch.ops.relayout_scales`): ``canonical``, or as
+            libraries of block-scaled products read them, ``gemm_1d`` of 1x128 blocks and ``gemm_2d`` of tiles, padded
+            with zeros.
     """
 
     two_d: bool = False
     power_of_two: bool = True
     epsilon: float = 0.0
+    scale_layout: str = CANONICAL_SCALES
 
     kind: ClassVar[str] = "block"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        of_gemm = "gemm_2d" if self.two_d else "gemm_1d"
+        if self.scale_layout not in (CANONICAL_SCALES, of_gemm):
+            raise ValueError(
+                f"scale_layout: got {self.scale_layout!r} with {self.scaling}, expected {CANONICAL_SCALES} or {of_gemm}"
+            )
 
     @property
     def scaling(self) -> str:  # type: ignore[override]

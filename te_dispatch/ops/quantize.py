@@ -84,7 +84,7 @@ def quantize(
         rng_state: int64 (2,), reserved for stochastic rounding; None rounds to nearest even.
 
     Returns:
-        `Quantized` with canonical scales, fresh memory unless `out` was given.
+        `Quantized` with scales in the quantizer's `scale_layout`, fresh memory unless `out` was given.
 
     Raises:
         ValueError: a usage that is none of the three, or a shape or dtype that is not served; names the argument.

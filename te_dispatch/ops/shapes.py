@@ -82,7 +82,7 @@ def empty_quantized(
     import torch
 
     scaling = quantizer.scaling
-    data, scales = data_shapes(shape, scaling), scale_shapes(shape, scaling)
+    data, scales = data_shapes(shape, scaling), laid_out_shapes(shape, scaling, quantizer.scale_layout)
     scale_dtype = torch.uint8 if scaling in ("mxfp8", "nvfp4") else torch.float32
     row = usage in ("row", "both")
     column = usage in ("column", "both")
@@ -98,7 +98,7 @@ def empty_quantized(
         col_scale if column else None,
         quantizer.encoding,
         scaling,
-        CANONICAL_SCALES,
+        quantizer.scale_layout,
         tuple(shape),
         dtype,
         device,

@@ -9,6 +9,7 @@ the format that its own cast would give.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -45,8 +46,9 @@ class Leaves:
 class Boundary:
     """The casts at a module's edges under one plan.
 
-    They are those of the first GEMM's input and gradient, which is what the neighbours expect; with delayed scaling
-    each has a state of its own.
+    They are those of the first GEMM's input and gradient, which is what the neighbours expect, but for the scale
+    layout: others than the canonical one can be neither sliced nor written to. With delayed scaling each has a state of
+    its own.
 
     Attributes:
         output, input_grad: quantizers.
@@ -62,8 +64,8 @@ class Boundary:
         forward: DelayedScales | None = None,
         backward: DelayedScales | None = None,
     ) -> None:
-        self.output = output
-        self.input_grad = input_grad
+        self.output = _canonical(output)
+        self.input_grad = _canonical(input_grad)
         self.forward = forward
         self.backward = backward
 
@@ -87,6 +89,12 @@ class Boundary:
         return Boundary(frozen, self.input_grad, self.forward, self.backward)
 
 
+def _canonical(quantizer: Quantizer) -> Quantizer:
+    if quantizer.scale_layout == CANONICAL_SCALES:
+        return quantizer
+    return replace(quantizer, scale_layout=CANONICAL_SCALES)  # type: ignore[call-arg]
+
+
 def operand(x: torch.Tensor, quantizer: Quantizer, usage: str, in_backward: bool = False) -> Quantized:
     """A Function's input or incoming gradient as a GEMM operand, with the copies `usage` names.
 
@@ -95,7 +103,7 @@ def operand(x: torch.Tensor, quantizer: Quantizer, usage: str, in_backward: bool
     if x.__class__ is QuantizedTensor:
         found = _in_format(record_of(x), quantizer, usage)
         if found is not None:
-            return found
+            return found if found.scale_layout != CANONICAL_SCALES else with_layout(found, quantizer.scale_layout)
     return ops.quantize(detached(x), snapshot(quantizer, x, in_backward), usage=usage)
 
 

@@ -7,6 +7,7 @@ Built once and reused while recipe, policy, device and process group stay the sa
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +23,6 @@ from te_dispatch.common.recipe import (
 )
 from te_dispatch.core import scopes
 from te_dispatch.numerics.encodings import device_encoding
-from te_dispatch.numerics.quantized import CANONICAL_SCALES
 from te_dispatch.numerics.quantizers import (
     BlockQuantizer,
     CurrentQuantizer,
@@ -52,7 +52,7 @@ class GemmCasts:
         grad_usage: of dy, by (dgrad) + 2 (wgrad); entry 0 is never used.
         fprop, dgrad, wgrad: ((usage, scale layout) of a, the same of b), as the bound GEMMs read them.
         fprop_split, dgrad_split, wgrad_split: whether partial sums are promoted to full float32.
-        relays: whether a GEMM reads scales in a layout of its own.
+        relays: whether a GEMM reads scales in another layout than the casts write.
     """
 
     __slots__ = (
@@ -75,7 +75,12 @@ class GemmCasts:
         self.fprop, self.dgrad, self.wgrad = formats
         self.input_usage = (self.fprop[0][0], _union(self.fprop[0][0], self.wgrad[1][0]))
         self.weight_usage = (self.fprop[1][0], _union(self.fprop[1][0], self.dgrad[1][0]))
-        self.relays = any(layout != CANONICAL_SCALES for gemm in formats for _, layout in gemm)
+        read = ((self.fprop, (input, weight)), (self.dgrad, (grad, weight)), (self.wgrad, (grad, input)))
+        self.relays = any(
+            layout != quantizer.scale_layout
+            for gemm, quantizers in read
+            for (_, layout), quantizer in zip(gemm, quantizers, strict=True)
+        )
         dgrad, wgrad = self.dgrad[0][0], self.wgrad[0][0]
         self.grad_usage = (dgrad, dgrad, wgrad, _union(dgrad, wgrad))
 
@@ -206,6 +211,15 @@ def _stateless(recipe: Recipe, role: str, encoding: str, common: bool) -> Quanti
     raise NotImplementedError(f"{type(recipe).__name__}: no quantizers for this recipe yet")
 
 
+def _as_read(quantizer: Quantizer, *formats: tuple[str, str]) -> Quantizer:
+    """The quantizer with the scale layout of the (usage, scale layout) in which GEMMs read what it makes, where they
+    agree: a record has one."""
+    layouts = {layout for _, layout in formats}
+    if quantizer.kind != "block" or len(layouts) > 1:
+        return quantizer
+    return replace(quantizer, scale_layout=layouts.pop())  # type: ignore[call-arg]
+
+
 def build_plan(
     recipe: Recipe,
     device: torch.device,
@@ -237,11 +251,12 @@ def build_plan(
             x = _stateless(recipe, "input", fwd, common)
             w = _stateless(recipe, "weight", fwd, common)
             g = _stateless(recipe, "grad", bwd, common)
-        formats = tuple(
+        formats = fprop, dgrad, wgrad = tuple(
             ops.gemm_operand_format(device, a.encoding, a.scaling, b.encoding, b.scaling, layout)
             for a, b, layout in ((x, w, "NT"), (g, w, "NN"), (g, x, "TN"))
         )
-        gemms.append(GemmCasts(x, w, g, splits, formats))  # type: ignore[arg-type]
+        x, w, g = _as_read(x, fprop[0], wgrad[1]), _as_read(w, fprop[1], dgrad[1]), _as_read(g, dgrad[0], wgrad[0])
+        gemms.append(GemmCasts(x, w, g, splits, formats))
     if forward is not None and backward is not None:
         assert isinstance(recipe, DelayedScaling)
         forward.retarget([q.max_value for casts in gemms for q in (casts.input, casts.weight)], recipe.margin)

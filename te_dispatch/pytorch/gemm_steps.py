@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from te_dispatch import ops
-from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized
+from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.numerics.quantizers import Quantizer
 from te_dispatch.pytorch import scale_update
 from te_dispatch.pytorch.boundary import Leaves, detached, leaving_product, operand
@@ -114,10 +114,8 @@ def product_gradients(
     return dx, dw, db
 
 
-def _laid_out(casts: GemmCasts, formats: Any, a: Quantized, b: Quantized) -> tuple[Quantized, Quantized]:
+def _laid_out(formats: Any, a: Quantized, b: Quantized) -> tuple[Quantized, Quantized]:
     """Operands with their scales as the GEMM of these `formats` reads them."""
-    if not casts.relays and a.scale_layout is CANONICAL_SCALES and b.scale_layout is CANONICAL_SCALES:
-        return a, b
     (_, a_layout), (_, b_layout) = formats
     return with_layout(a, a_layout), with_layout(b, b_layout)
 
@@ -132,7 +130,7 @@ def fprop(
     after: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """x W^T + bias in `dtype`, and quantized where it `leaves` so."""
-    x, weight = _laid_out(casts, casts.fprop, x, weight)
+    x, weight = _laid_out(casts.fprop, x, weight)
     bias, split = as_dtype(bias, dtype), casts.fprop_split
     if leaves is not None:
         assert after is not None
@@ -151,7 +149,7 @@ def dgrad(
     after: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """dy W in `dtype`, and quantized where it `leaves` so."""
-    dy, weight = _laid_out(casts, casts.dgrad, dy, weight)
+    dy, weight = _laid_out(casts.dgrad, dy, weight)
     if leaves is not None:
         assert after is not None
         return leaving_product(dy, weight, leaves, after, dtype, True, layout="NN", split_accumulator=casts.dgrad_split)
@@ -162,7 +160,7 @@ def dgrad(
 
 def wgrad(casts: GemmCasts, dy: Quantized, x: Quantized, dtype: torch.dtype) -> torch.Tensor:
     """dy^T x in `dtype`."""
-    dy, x = _laid_out(casts, casts.wgrad, dy, x)
+    dy, x = _laid_out(casts.wgrad, dy, x)
     return ops.gemm(  # type: ignore[return-value]
         dy, x, layout="TN", out_dtype=dtype, split_accumulator=casts.wgrad_split
     ).out

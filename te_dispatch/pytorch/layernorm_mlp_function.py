@@ -329,29 +329,28 @@ def _activation_gradient(
     wanted: Wanted,
     dy: torch.Tensor,
 ) -> tuple[Any, torch.Tensor | None]:
-    """(gradient of z as the GEMMs read it, that of the first bias where the cast gives it); `dy` is the Function's."""
-    if casts is None:
-        return ops.activation_bwd(dhidden, z, kind=options.kind, params=options.params).dx, None
+    """(gradient of z as the GEMMs read it, that of the first bias); `dy` is the Function's."""
     x_dtype, weight_dtype, bias_dtype = wanted
-    step = ops.activation_bwd(
-        dhidden,
-        z,
-        kind=options.kind,
-        params=options.params,
-        quantizer=snapshot(casts.grad, dy, in_backward=True),
-        usage=casts.grad_usage[(x_dtype is not None) + 2 * (weight_dtype is not None)],
-        with_dbias=bias_dtype is not None,
-    )
-    return step.dx_quantized, None if bias_dtype is None else as_dtype(step.dbias, bias_dtype)
+    asked = {"kind": options.kind, "params": options.params, "with_dbias": bias_dtype is not None}
+    if casts is None:
+        step = ops.activation_bwd(dhidden, z, **asked)
+        dz = step.dx
+    else:
+        usage = casts.grad_usage[(x_dtype is not None) + 2 * (weight_dtype is not None)]
+        quantizer = snapshot(casts.grad, dy, in_backward=True)
+        step = ops.activation_bwd(dhidden, z, quantizer=quantizer, usage=usage, **asked)
+        dz = step.dx_quantized
+    return dz, None if bias_dtype is None else as_dtype(step.dbias, bias_dtype)
 
 
 def _first_gradients(
     casts: GemmCasts | None, dz: Any, dbias: torch.Tensor | None, operand: Any, weight: Any, wanted: Wanted
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
     """Gradients of norm(x), w1 and b1, from that of the activation's input."""
-    if casts is None:
-        return product_gradients(None, dz, operand, weight, wanted)
     x_dtype, weight_dtype, _ = wanted
+    if casts is None:
+        dx, dw, _ = product_gradients(None, dz, operand, weight, (x_dtype, weight_dtype, None))
+        return dx, dw, dbias
     dx = None if x_dtype is None else dgrad(casts, dz, weight, x_dtype)
     return dx, None if weight_dtype is None else wgrad(casts, dz, operand, weight_dtype), dbias
 

@@ -147,11 +147,11 @@ class MLPSteps(Steps):
         sums: bool,
     ) -> None:
         """The same of the activation's gradient and the first product's, after the second's."""
-        casts, how = self.first.casts, {"kind": self.kind, "params": self.params}
+        casts, how = self.first.casts, {"kind": self.kind, "params": self.params, "with_dbias": sums}
         if casts is not None:
-            how |= {"quantizer": casts.grad, "usage": casts.grad_usage[3], "with_dbias": sums}
+            how |= {"quantizer": casts.grad, "usage": casts.grad_usage[3]}
         activation = repeating(self.scope, "activation_bwd", ("dy", "x"), dy=dhidden, x=z, **how)
-        if self.gradient is None or activation is None or not self.first.learn(self.scope, dz, operand, w1, sums):
+        if self.gradient is None or activation is None or not self.first.learn(self.scope, dz, operand, w1, False):
             return
         self.activation_gradient = activation
         self.fits = alike((dy,), (True,))  # last: another thread may be looking

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from te_dispatch.core.repeating import repeating
-from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized
+from te_dispatch.numerics.quantized import Quantized
 
 if TYPE_CHECKING:
     from te_dispatch.pytorch.casts import GemmCasts
@@ -105,8 +105,8 @@ class ProductSteps:
         """
         usages = (casts.wgrad[1][0], casts.dgrad[1][0])
         plain = all(
-            record.scale_layout is CANONICAL_SCALES and record.global_scale_inv is None
-            for record in (x, weight_quantized)
+            record.scale_layout == quantizer.scale_layout and record.global_scale_inv is None
+            for record, quantizer in ((x, casts.input), (weight_quantized, casts.weight))
         )
         if casts.relays or not plain or "both" in usages or (bias is not None and bias.dtype is not dtype):
             return None
@@ -139,7 +139,7 @@ class ProductSteps:
     def gradients(
         self, dy: Quantized, x: Quantized, weight: Quantized | None, dbias: torch.Tensor | None
     ) -> tuple[Any, Any, Any]:
-        """Gradients of x, the weight and the bias; `dbias` is what the gradient's cast summed."""
+        """Gradients of x, the weight and the bias; `dbias` is what whoever made dy has summed."""
         dx = None if weight is None else self.dgrad(dy, weight)[0]  # type: ignore[misc]
         return dx, self.wgrad(dy, x)[0], dbias  # type: ignore[misc]
 
@@ -158,7 +158,7 @@ class ProductSteps:
         """Settle the products of the backward, of ones that were just made; whether that was possible.
 
         Args:
-            sums: whether the bias's gradient is wanted.
+            sums: whether the bias's gradient is wanted, and dy was not summed when it was made.
         """
         casts, (x_dtype, weight_dtype, _) = self.casts, self.dtypes
         wgrad = product(scope, dy, x, "TN", None, weight_dtype, casts.wgrad_split)
@@ -206,11 +206,11 @@ class PlainProduct:
         return (saved[0], saved[1]) if self.keeps_weight else (saved[0], None)
 
     def gradients(
-        self, dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | None, _: torch.Tensor | None
+        self, dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | None, dbias: torch.Tensor | None
     ) -> tuple[Any, Any, Any]:
         dx = None if weight is None else self.dgrad(dy, weight)[0]  # type: ignore[misc]
-        dw, _, dbias = self.wgrad(dy, x)  # type: ignore[misc]
-        return dx, dw, dbias
+        dw, _, summed = self.wgrad(dy, x)  # type: ignore[misc]
+        return dx, dw, summed if dbias is None else dbias
 
     def cast_gradient(self, scope: Any, dy: torch.Tensor, dgrad: bool, sums: bool) -> Call | None:
         """dy -> itself."""

@@ -133,6 +133,7 @@ def _mutants(value: Any) -> list[Any]:
         found += [tuple(map(float, value)), tuple(map(bool, value))]
     if hasattr(value, "encoding"):
         found += [delayed(), CurrentQuantizer(), CurrentQuantizer(epsilon=-1.0), BlockQuantizer(two_d=True)]
+        found += [BlockQuantizer(), BlockQuantizer(scale_layout="gemm_1d")]
     return found
 
 

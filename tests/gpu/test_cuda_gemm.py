@@ -83,6 +83,21 @@ def test_a_saturating_cast_saturates():
     assert ((found & 0x7F) <= 0x7E).all() and ((found & 0x7F) == 0x7E).any()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize(("rows", "columns"), [(2049, 2048), (4100, 1031), (70001, 40), (3, 1 << 20)])
+def test_sums_of_an_operand_that_the_library_does_not_sum(rows, columns, dtype):
+    """From some MiB on they are ours: vectors and single elements, one part and many."""
+    dy = torch.randn(rows, columns, device=DEVICE).to(dtype)
+    x = torch.randn(rows, 8, device=DEVICE).to(dtype)
+    found = ops.gemm(dy, x, layout="TN", epilogue="bgrad_a")
+    again = ops.gemm(dy, x, layout="TN", epilogue="bgrad_a")
+    expected, size = dy.double().sum(0), dy.double().abs().sum(0)
+    rounding = 2.0**-8 if dtype == torch.bfloat16 else 2.0**-11 if dtype == torch.float16 else 2.0**-24
+    assert ((found.dbias - expected).abs() <= rounding * expected.abs() + 2.0**-20 * size).all()
+    assert torch.equal(found.dbias, again.dbias)
+    assert torch.equal(found.out, ops.gemm(dy, x, layout="TN").out)
+
+
 def test_plans_are_kept_and_bounded(monkeypatch):
     a, b = torch.randn(64, 64, device=DEVICE), torch.randn(64, 64, device=DEVICE)
     ops.gemm(a, b, layout="NT")
@@ -250,3 +265,23 @@ def test_a_repeated_product_of_blocks_is_the_product(layout):
     assert expected.any() and torch.equal(repeated(c, d).out, expected)
     c.row_scale_inv, c.col_scale_inv = moved(c.row_scale_inv), moved(c.col_scale_inv)
     assert c.row_scale_inv.data_ptr() % 16 and torch.equal(repeated(c, d).out, expected)
+
+
+@pytest.mark.parametrize(("layout", "epilogue"), [("TN", "bgrad_a"), ("TN", "bgrad_b"), ("NN", "bgrad_b")])
+@pytest.mark.parametrize("columns", [256, 8192])
+def test_a_repeated_product_with_sums_is_the_product(layout, epilogue, columns):
+    """Sums of the library, and of operands that it does not sum."""
+    gemm = pytest.importorskip("te_dispatch_cuda.gemm")
+
+    def operands() -> list[torch.Tensor]:
+        shapes = ((512, columns), (512, 64)) if epilogue == "bgrad_a" else ((512, 512), (512, columns))
+        return [torch.randn(shape, device=DEVICE).bfloat16() for shape in shapes]
+
+    (a, b), (c, d) = operands(), operands()
+    defaults = {p.name: p.default for p in inspect.signature(ops.gemm).parameters.values()}
+    gemm.gemm(a, b, layout=layout, epilogue=epilogue)
+    repeated = gemm.gemm.prepared(("a", "b"), **{**defaults, "a": a, "b": b, "layout": layout, "epilogue": epilogue})
+    assert repeated is not None
+    found, expected = repeated(c, d), ops.gemm(c, d, layout=layout, epilogue=epilogue)
+    assert expected.dbias is not None and expected.dbias.any()
+    assert torch.equal(found.out, expected.out) and torch.equal(found.dbias, expected.dbias)

@@ -7,6 +7,7 @@ kernel that casts by columns in one pass.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -79,11 +80,15 @@ def test_casts_by_columns_are_transposes(rows: int, columns: int) -> None:
     assert torch.equal(lone.col_data, found.col_data)
 
 
-def test_current_scaling_casts_the_same_y() -> None:
-    x, gamma, _ = operands(1000, 5120, torch.bfloat16)
+@pytest.mark.parametrize("columns", [8, 256, 768, 4096, 5120, 8192, 16384, 20480])
+@pytest.mark.parametrize("centered", [True, False], ids=["layernorm", "rmsnorm"])
+def test_current_scaling_casts_the_same_y(columns: int, centered: bool) -> None:
+    """The pass for statistics and amax, in every way to spread a row, and the cast that makes y again."""
+    x, gamma, beta = operands(1000, columns, torch.bfloat16)
     quantizer = CurrentQuantizer()
-    options: Any = {"out_dtype": torch.float32, "with_y": True}
-    result = norm.rmsnorm_fwd(x, gamma, quantizer=quantizer, usage="both", **options)
+    options: Any = {"out_dtype": torch.float32, "with_y": True, "residual": torch.randn_like(x)}
+    run = partial(norm.layernorm_fwd, x, gamma, beta) if centered else partial(norm.rmsnorm_fwd, x, gamma)
+    result = run(quantizer=quantizer, usage="both", **options)
     expected = forms.transpose_quantized(quantize.quantize(result.y, quantizer, usage="row"))
     for name in ("row_data", "col_data", "row_scale_inv"):
         assert torch.equal(getattr(result.y_quantized, name), getattr(expected, name))

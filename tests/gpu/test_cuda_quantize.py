@@ -121,6 +121,22 @@ def test_more_histories_than_one_launch_takes(algorithm: str) -> None:
         assert torch.equal(found, expected)
 
 
+@pytest.mark.parametrize("algorithm", ["max", "most_recent"])
+@pytest.mark.parametrize("length", [1, 2, 1023, 1024, 1025, 2500])
+def test_histories_of_any_length(length: int, algorithm: str) -> None:
+    """Up to 1024 rows are read once, longer ones in stretches."""
+    histories = [torch.rand(length, columns, device=DEVICE) for columns in (1, 9, 33)]
+    histories[1][0, 3] = 0.0  # no cast happened
+    histories[2][-1, 5] = 7.0
+    scales = [torch.ones(history.shape[1], device=DEVICE) for history in histories]
+    copies = [x.clone() for x in histories], [x.clone() for x in scales]
+    maxima = [[448.0] * history.shape[1] for history in histories]
+    native.update_delayed_scales(histories, scales, maxima, algorithm=algorithm)
+    state.update_delayed_scales(*copies, maxima, algorithm=algorithm)
+    for found, expected in zip((*histories, *scales), (*copies[0], *copies[1]), strict=True):
+        assert torch.equal(found, expected)
+
+
 @pytest.mark.parametrize("usage", ["row", "column"])
 def test_beyond_31_bits(usage: str) -> None:
     rows, columns = 2**17 + 3, 2**14 + 16

@@ -166,6 +166,28 @@ def test_scale_layouts_round_trip_and_read_the_same(quantizer: BlockQuantizer, l
     np.testing.assert_array_equal(back.col_scale_inv, made.col_scale_inv)
 
 
+@pytest.mark.parametrize("two_d", [False, True])
+def test_a_cast_into_a_scale_layout_is_a_cast_and_a_relayout(two_d: bool) -> None:
+    layout = "gemm_2d" if two_d else "gemm_1d"
+    x = torch.randn(150, 300, generator=torch.Generator().manual_seed(1)) * torch.logspace(-3, 3, 150)[:, None]
+    quantizer = BlockQuantizer(two_d=two_d, scale_layout=layout)
+    made = quantize(x, quantizer, usage="both")
+    canonical = quantize(x, BlockQuantizer(two_d=two_d), usage="both")
+    expected = relayout_scales(canonical, scale_layout=layout)
+    assert made.scale_layout == layout
+    for name in ("row_data", "col_data", "row_scale_inv", "col_scale_inv"):
+        np.testing.assert_array_equal(getattr(made, name), getattr(expected, name))
+    with pytest.raises(ValueError, match=f"^out: .*with canonical scales, expected .*with {layout} scales"):
+        quantize(x, quantizer, usage="both", out=canonical)
+    assert quantize(x * 2, quantizer, usage="both", out=made) is made
+
+
+def test_a_quantizer_refuses_a_scale_layout_of_another_scaling() -> None:
+    for two_d, layout in ((False, "gemm_2d"), (True, "gemm_1d"), (False, "swizzled_32x4x4"), (True, "")):
+        with pytest.raises(ValueError, match=f"^scale_layout: got '{layout}' with block_"):
+            BlockQuantizer(two_d=two_d, scale_layout=layout)
+
+
 def test_swizzle_follows_its_formula() -> None:
     made = quantize(torch.randn(130, 32 * 5).exp(), MXFP8Quantizer(), usage="both")
     moved = relayout_scales(made, scale_layout="swizzled_32x4x4")

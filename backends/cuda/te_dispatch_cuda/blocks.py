@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized
-from te_dispatch.numerics.quantizers import BlockQuantizer, MXFP8Quantizer, NVFP4Quantizer
+from te_dispatch.numerics.quantizers import BlockQuantizer, MXFP8Quantizer, NVFP4Quantizer, Quantizer
+from te_dispatch.ops.shapes import laid_out_shapes
 from te_dispatch_cuda.codes import DTYPES, cast_code
 from te_dispatch_cuda.memory import empty
 from te_dispatch_cuda.native import load
@@ -20,12 +21,19 @@ _native = load()
 _F32, _U8 = torch.float32, torch.uint8
 #: As csrc/cast/blocks.h numbers them.
 SCALINGS = {"tensor": 0, "block_1d": 1, "block_2d": 2, "mxfp8": 3, "nvfp4": 4}
+_FOR_PRODUCTS = 8
 #: Scalings that activations and their gradients are cast to as they are computed, where no operand is a record.
 _FUSED = ("block_1d", "mxfp8")
 _MAXIMA: int = _native.MAXIMA
 _TILE_ROWS: int = _native.TILE_ROWS
 
 BlockScaled = BlockQuantizer | MXFP8Quantizer | NVFP4Quantizer
+
+
+def scaling_code(quantizer: Quantizer) -> int:
+    """A quantizer's scaling, and whether its scales lie in gemm_1d or gemm_2d."""
+    code = SCALINGS[quantizer.scaling]
+    return code if quantizer.scale_layout == CANONICAL_SCALES else code + _FOR_PRODUCTS
 
 
 def block_cast(
@@ -69,7 +77,7 @@ def block_cast(
         size += rows * columns + 4
     return [
         *source,
-        SCALINGS[scaling],
+        scaling_code(quantizer),
         cast_code(quantizer),
         record.row_data if wants_row else 0,
         record.row_scale_inv if wants_row else 0,
@@ -99,9 +107,9 @@ def block_record(
     quantizer: BlockScaled,
     usage: str,
 ) -> Record:
-    """A block-scaled record with canonical scales that a call makes; `rows` by `columns` is the matrix of `shape`."""
-    *copies, whole = _copies(Made, shape, rows, columns, quantizer.scaling, usage)
-    return Record(*copies, quantizer.encoding, quantizer.scaling, shape, dtype, device, whole)
+    """A block-scaled record that a call makes; `rows` by `columns` is the matrix of `shape`."""
+    *copies, whole = _copies(Made, shape, rows, columns, quantizer, usage)
+    return Record(*copies, quantizer.encoding, quantizer.scaling, shape, dtype, device, whole, quantizer.scale_layout)
 
 
 def empty_record(
@@ -118,8 +126,10 @@ def empty_record(
     def make(role: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return empty(role, shape, dtype, device)
 
-    *copies, whole = _copies(make, shape, rows, columns, quantizer.scaling, usage)
-    return Quantized(*copies, quantizer.encoding, quantizer.scaling, CANONICAL_SCALES, shape, dtype, device, whole)
+    *copies, whole = _copies(make, shape, rows, columns, quantizer, usage)
+    return Quantized(
+        *copies, quantizer.encoding, quantizer.scaling, quantizer.scale_layout, shape, dtype, device, whole
+    )
 
 
 def _copies(
@@ -127,12 +137,15 @@ def _copies(
     shape: tuple[int, ...],
     rows: int,
     columns: int,
-    scaling: str,
+    quantizer: BlockScaled,
     usage: str,
 ) -> list[Any]:
     """row_data, col_data, row_scale_inv, col_scale_inv, global_scale_inv; None for what there is none of."""
+    scaling = quantizer.scaling
     scale_dtype = _F32 if scaling in ("block_1d", "block_2d") else _U8
     data, scales = _SHAPES[scaling](shape, rows, columns)
+    if quantizer.scale_layout != CANONICAL_SCALES:
+        scales = laid_out_shapes((rows, columns), scaling, quantizer.scale_layout)
     row = column = row_scale = column_scale = whole = None
     if usage != "column":
         row, row_scale = make("row_data", data[0], _U8), make("row_scale_inv", scales[0], scale_dtype)

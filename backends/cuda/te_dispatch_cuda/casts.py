@@ -59,8 +59,9 @@ def prepare_cast(
         noop_at, tensors = Given(tensors), tensors + 6
         row, row_scale, column, column_scale, whole = (Given(i) for i in range(tensors - 5, tensors))
         record = Record(
-            row, column, row_scale, column_scale, quantizer.encoding, quantizer.scaling, shape, dtype, device, whole
-        )
+            row, column, row_scale, column_scale, quantizer.encoding, quantizer.scaling, shape, dtype, device, whole,
+            quantizer.scale_layout,
+        )  # fmt: skip
     elif quantizer.scaling == "tensor":
         record = _tensor_record(source, shape, dtype, device, quantizer, usage)
     else:

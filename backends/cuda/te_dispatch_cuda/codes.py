@@ -27,7 +27,8 @@ def cast_facts(quantizer: Quantizer) -> tuple[tuple[Any, ...], tuple[torch.Tenso
     epsilon, power_of_two = quantizer.epsilon, quantizer.power_of_two  # type: ignore[union-attr]
     if kind == "current":
         return (kind, quantizer.encoding, quantizer.common, epsilon, power_of_two), ()
-    return (kind, quantizer.encoding, quantizer.common, epsilon, power_of_two, quantizer.two_d), ()  # type: ignore[union-attr]
+    how = quantizer.two_d, quantizer.scale_layout  # type: ignore[union-attr]
+    return (kind, quantizer.encoding, quantizer.common, epsilon, power_of_two, *how), ()
 
 
 def cast_code(quantizer: Quantizer) -> int:

@@ -21,13 +21,16 @@ from te_dispatch.numerics.quantizers import Quantizer
 from te_dispatch.ops.checks import gemm as checks
 from te_dispatch.ops.gemm import operand_format as default_format
 from te_dispatch.ops.results import Gemm
+from te_dispatch_cuda import known_products
 from te_dispatch_cuda.codes import DTYPES, cast_code, cast_facts
 from te_dispatch_cuda.gemm_calls import dense_out, placed, prepare_fused, prepare_product
 from te_dispatch_cuda.gemm_plans import CALLS, LAID_OUT, NONE, SCALES, UNALIGNED, type_code
 from te_dispatch_cuda.gemm_repeated import copies, repeated
+from te_dispatch_cuda.known_products import Products
 from te_dispatch_cuda.memory import dense
 
 Operand = torch.Tensor | Quantized
+_OF_TENSORS, _OF_RECORDS = Products(), Products()
 
 _fp32_setting = torch._C._get_fp32_precision_getter
 
@@ -53,6 +56,11 @@ def gemm(
     split_accumulator: bool | None = None,
 ) -> Gemm:
     """fp32, bf16 and fp16 operands."""
+    known = None
+    if out is epilogue is aux is aux_quantizer is out_quantizer is None:
+        known = known_products.of_tensors(a, b, layout, alpha, accumulate, bias, out_dtype)
+        if known is not None and (result := _OF_TENSORS.again(known)) is not None:
+            return result  # type: ignore[no-any-return]
     shape = checks.gemm(
         a, b, layout, out, accumulate, bias, epilogue, aux, aux_quantizer, out_dtype, out_quantizer, alpha
     )  # fmt: skip
@@ -61,7 +69,10 @@ def gemm(
     if not (a.is_contiguous() and b.is_contiguous()):
         a, b = dense(a), dense(b)
     if epilogue is None and out_quantizer is None:
-        return _product(a, b, None, None, layout, kind, shape, alpha, out, accumulate, bias, dtype)
+        result, call = _product(a, b, None, None, layout, kind, shape, alpha, out, accumulate, bias, dtype)
+        if known is not None and call is not None:
+            _OF_TENSORS.keep(known, call)
+        return result
     return _fused(
         a,
         b,
@@ -101,6 +112,11 @@ def gemm_codes(
     """Quantized operands, through their copies contracted along the last dimension. `None` accumulates fast where there
     is one scale per tensor; partial sums of blocks are always promoted.
     """
+    known = None
+    if out is epilogue is aux is aux_quantizer is out_quantizer is None:
+        known = known_products.of_records(a, b, layout, alpha, accumulate, bias, out_dtype, split_accumulator)
+        if known is not None and (result := _OF_RECORDS.again(known)) is not None:
+            return result  # type: ignore[no-any-return]
     shape = checks.gemm(
         a, b, layout, out, accumulate, bias, epilogue, aux, aux_quantizer, out_dtype, out_quantizer, alpha
     )  # fmt: skip
@@ -114,9 +130,12 @@ def gemm_codes(
     kind, layout = _kind(a, b, a_scale, b_scale, layout, split_accumulator)
     dtype = out_dtype or (a.dtype if out is None else out.dtype)
     if epilogue is None and out_quantizer is None and a.global_scale_inv is None:
-        return _product(
+        result, call = _product(
             a_data, b_data, a_scale, b_scale, layout, kind, shape, alpha, out, accumulate, bias, dtype
         )  # fmt: skip
+        if known is not None and call is not None:
+            _OF_RECORDS.keep(known, call)
+        return result
     return _fused(
         a_data, b_data, a_scale, b_scale, layout, kind, shape, alpha, out, accumulate, bias,
         epilogue, aux, aux_quantizer, dtype, out_quantizer, (a.global_scale_inv, b.global_scale_inv),
@@ -130,10 +149,11 @@ def _repeated_gemm(varying: tuple[str, ...], **given: Any) -> Any:
         # Whether fp32 is multiplied in TF32 is asked at every call.
         if a.dtype is torch.float32 or not (a.is_contiguous() and b.is_contiguous()):
             return None
-        dtype = given["out_dtype"] or a.dtype
-        return _product_key(
+        dtype, epilogue = given["out_dtype"] or a.dtype, given["epilogue"]
+        key = _product_key(
             a, b, given["layout"], a.dtype, shape, given["alpha"], True, given["accumulate"], given["bias"], dtype
         )
+        return key if epilogue is None else _fused_key(key, epilogue)
 
     return repeated(gemm, key_of, varying, given)
 
@@ -143,7 +163,7 @@ def _repeated_codes(varying: tuple[str, ...], **given: Any) -> Any:
 
     def key_of(a: Quantized, b: Quantized, shape: tuple[int, ...], given: dict[str, Any]) -> Any:
         a_data, a_scale, b_data, b_scale = copies(a, b, given["layout"])
-        if a.global_scale_inv is not None or a_data is None or b_data is None:
+        if a.global_scale_inv is not None or a_data is None or b_data is None or given["epilogue"] is not None:
             return None
         if not all(x.is_contiguous() for x in (a_data, a_scale, b_data, b_scale)):
             return None
@@ -161,9 +181,15 @@ gemm_codes.prepared = _repeated_codes  # type: ignore[attr-defined]
 
 
 def operand_format(layout: str, operand: str, scaling: str) -> tuple[str, str]:
-    """The default's copies; scales of mxfp8 and nvfp4 in the library's tiles. It turns those of blocks over itself."""
+    """The default's copies; scales as the library reads them, those of blocks, which it lays out itself if they are
+    canonical, too."""
     usage, scales = default_format(layout, operand, scaling)
-    return usage, "swizzled_32x4x4" if scaling in ("mxfp8", "nvfp4") else scales
+    return usage, _SCALE_LAYOUTS.get(scaling, scales)
+
+
+_SCALE_LAYOUTS = {
+    "block_1d": "gemm_1d", "block_2d": "gemm_2d", "mxfp8": "swizzled_32x4x4", "nvfp4": "swizzled_32x4x4",
+}  # fmt: skip
 
 
 gemm_codes.operand_format = operand_format  # type: ignore[attr-defined]
@@ -204,8 +230,8 @@ def _product(
     accumulate: bool,
     bias: torch.Tensor | None,
     dtype: torch.dtype,
-) -> Gemm:
-    """The product without an epilogue."""
+) -> tuple[Gemm, Any]:
+    """The product without an epilogue; the call that made it, if it was prepared before."""
     if bias is not None:
         bias = dense(bias)
     key = _product_key(a, b, layout, kind, shape, alpha, out is None, accumulate, bias, dtype)
@@ -215,7 +241,10 @@ def _product(
     if result is None:
         prepared = partial(prepare_product, a, b, layout, kind, shape, alpha, target is None, accumulate, bias, dtype)
         result = placed(key, (a, b, target), (a, b, a_scale, b_scale, bias, target), prepared)
-    return result if target is out else result._replace(out=out.copy_(target))  # type: ignore[union-attr,no-any-return]
+        call = None
+    if target is not out:
+        result = result._replace(out=out.copy_(target))  # type: ignore[union-attr]
+    return result, call
 
 
 def _product_key(
@@ -257,14 +286,10 @@ def _fused(
     """The product with an epilogue, a cast of the output, or (`wholes`) scales of whole fp4 operands."""
     casts, state = _casts(out_quantizer, aux_quantizer)
     read, read_scale, read_type = _read_aux(aux, epilogue)
-    key: Any = (
-        "fused", a.shape, b.shape, shape, layout, kind, dtype, accumulate, a.get_device(), out is None,
-        alpha or str(alpha), epilogue, read_type, casts,
-        *[None if q is None else q.encoding for q in (out_quantizer, aux_quantizer)],
-    )  # fmt: skip
     if bias is not None:
         bias = dense(bias)
-        key += (bias.dtype, bias.data_ptr() & 15)
+    key = _product_key(a, b, layout, kind, shape, alpha, out is None, accumulate, bias, dtype)
+    key = _fused_key(key, epilogue, read_type, casts)
     target = None if out is None else dense_out(out, accumulate)
     tensors = (a, b, a_scale, b_scale, bias, target, read, read_scale, *wholes, *state)
     call = CALLS.get(key)
@@ -276,6 +301,13 @@ def _fused(
         )  # fmt: skip
         result = placed(key, (a, b, target, read), tensors, prepared)
     return result if target is out else result._replace(out=out.copy_(target))  # type: ignore[union-attr,no-any-return]
+
+
+def _fused_key(
+    product: tuple[Any, ...], epilogue: str | None, read_type: int = NONE, casts: tuple[int, ...] = (NONE, NONE)
+) -> tuple[Any, ...]:
+    """Of a product with this key, and what is done to it."""
+    return "fused", product, epilogue, read_type, casts
 
 
 def _casts(*quantizers: Quantizer | None) -> tuple[tuple[int, ...], tuple[torch.Tensor | None, ...]]:

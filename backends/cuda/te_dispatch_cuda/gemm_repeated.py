@@ -17,6 +17,9 @@ from te_dispatch.ops.checks import gemm as checks
 from te_dispatch_cuda.gemm_plans import CALLS
 
 _VARYING = (("a", "b"), ("a", "b", "bias"))
+_SUMS = (None, "bgrad_a", "bgrad_b")
+#: Tensors that a fused product takes behind those of any.
+_NO_MORE = (None,) * 8
 
 
 def repeated(
@@ -29,15 +32,17 @@ def repeated(
         key_of: (a, b, shape, arguments) -> the key of the product, its data and its scales; None if it is not served.
     """
     options = {name: value for name, value in given.items() if name not in ("a", "b", "bias")}
-    unusual = ("out", "epilogue", "aux", "aux_quantizer", "out_quantizer")
+    unusual = ("out", "aux", "aux_quantizer", "out_quantizer")
     if varying not in _VARYING or any(options[name] is not None for name in unusual):
+        return None
+    if options["epilogue"] not in _SUMS:
         return None
     a, b, bias = given["a"], given["b"], given["bias"]
     if ("bias" in varying) != (bias is not None) or (bias is not None and not bias.is_contiguous()):
         return None
     shape = checks.gemm(
-        a, b, options["layout"], None, options["accumulate"], bias, None, None, None, options["out_dtype"], None,
-        options["alpha"],
+        a, b, options["layout"], None, options["accumulate"], bias, options["epilogue"], None, None,
+        options["out_dtype"], None, options["alpha"],
     )  # fmt: skip
     key = key_of(a, b, shape, given)
     call = None if key is None else CALLS.get(key)
@@ -45,11 +50,12 @@ def repeated(
         return None
     layout, records = options["layout"], isinstance(a, Quantized)
     generation, low = CALLS.generation, 0 if bias is None else bias.data_ptr() & 15
+    more = () if options["epilogue"] is None else _NO_MORE
 
     def product(a: Any, b: Any, bias: torch.Tensor | None = None) -> Any:
         if CALLS.generation == generation and (bias is None or bias.data_ptr() & 15 == low):
             a_data, a_scale, b_data, b_scale = copies(a, b, layout) if records else (a, None, b, None)
-            result = call(a_data, b_data, a_scale, b_scale, bias, None)
+            result = call(a_data, b_data, a_scale, b_scale, bias, None, *more)
             if result is not None:
                 return result
         return gemm(a, b, bias=bias, **options)

@@ -11,7 +11,7 @@ from te_dispatch.numerics.quantized import row_count
 from te_dispatch.numerics.quantizers import CurrentQuantizer, DelayedQuantizer, Quantizer
 from te_dispatch.ops.checks import rows as checks
 from te_dispatch.ops.results import NormBackward, NormForward
-from te_dispatch_cuda.blocks import block_record
+from te_dispatch_cuda.blocks import block_record, scaling_code
 from te_dispatch_cuda.codes import DTYPES, cast_code, cast_facts
 from te_dispatch_cuda.memory import dense
 from te_dispatch_cuda.native import load
@@ -21,8 +21,7 @@ _native = load()
 _FORWARD, _BACKWARD = Calls(), Calls()
 _F32, _U8 = torch.float32, torch.uint8
 #: csrc/norm/arguments.h
-_DELAYED, _CURRENT = 1, 2
-_SCALINGS = {"block_1d": 3, "block_2d": 4, "mxfp8": 5, "nvfp4": 6}
+_DELAYED, _CURRENT, _OF_BLOCKS = 1, 2, 2
 
 
 def _forward(
@@ -118,7 +117,7 @@ def _cast(
     if quantizer.scaling != "tensor":
         record = block_record(shape, rows, columns, dtype, device, quantizer, usage)  # type: ignore[arg-type]
         return record, [
-            workspace, _SCALINGS[quantizer.scaling], record.row_data or 0, record.col_data or 0, code, 0, 0,
+            workspace, _OF_BLOCKS + scaling_code(quantizer), record.row_data or 0, record.col_data or 0, code, 0, 0,
             record.row_scale_inv or 0, record.col_scale_inv or 0, record.global_scale_inv or 0,
             getattr(quantizer, "epsilon", 0.0), getattr(quantizer, "power_of_two", False),
             getattr(quantizer, "two_d", False),

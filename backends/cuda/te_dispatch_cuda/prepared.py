@@ -9,8 +9,12 @@ addresses of tensors, and prepares it where there is none:
 
 `prepare` lists the native function's arguments as they would be passed, `Given(i)` for the address of the i-th tensor
 of a call, `Made(...)` for that of an output or workspace, and what the operator returns. The call then reads the
-current stream and allocates anew every time, through `te_dispatch.ops.alloc`. Nothing of a call is kept but its key,
-so nothing of it goes stale: what is not in the key must not be among the arguments.
+current stream and allocates its outputs anew every time, through `te_dispatch.ops.alloc`. Nothing of a call is kept but
+its key, so nothing of it goes stale: what is not in the key must not be among the arguments.
+
+What is `Made` as "workspace" lies in memory that the calls on a stream share, up to 8 MiB, and that is kept. It is
+allocated anew for a call that is captured into a graph, and where another allocator is in force or another device
+current.
 """
 
 from __future__ import annotations
@@ -26,6 +30,8 @@ from te_dispatch_cuda.native import load
 
 _native = load()
 
+#: release_workspaces() -> bytes: frees the workspace that is kept for all streams. Calls make it again.
+release_workspaces: Any = _native.release_workspaces
 #: Calls that an operator keeps. A model makes some tens of kinds; ragged batches make one for every number of rows.
 CAPACITY = 4096
 #: What an address's place holds until a call.
@@ -39,7 +45,9 @@ class Given(NamedTuple):
 
 
 class Made:
-    """A tensor that every call allocates, as `te_dispatch.ops.alloc.empty` takes it; each is of its own."""
+    """A tensor that every call allocates, as `te_dispatch.ops.alloc.empty` takes it; each is of its own. A "workspace"
+    is no result, and may lie in what is kept.
+    """
 
     __slots__ = ("dtype", "role", "shape")
 

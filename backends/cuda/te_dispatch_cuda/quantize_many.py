@@ -101,6 +101,7 @@ def _cast_many(
                 cast_code(quantizer),
                 computed and q.power_of_two,
                 kind == "nvfp4" and q.two_d,
+                q.scale_layout != CANONICAL_SCALES,
             )
         )
         epsilons.append(q.epsilon if computed else 0.0)

@@ -7,6 +7,8 @@ Contracts: `te_dispatch.ops.training`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import is_
+from typing import Any
 
 import torch
 
@@ -14,12 +16,14 @@ from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.ops.checks import training as checks
 from te_dispatch.ops.results import DropoutAddForward, MoePermute, MoeUnpermuteBackward
 from te_dispatch_cuda.codes import DTYPES
+from te_dispatch_cuda.known_lists import Lists
 from te_dispatch_cuda.memory import address, dense, empty, stream_of
 from te_dispatch_cuda.native import load
 from te_dispatch_cuda.prepared import Calls, Given, Made, prepare
 
 _native = load()
 _DROPOUT, _DROPOUT_BACKWARD = Calls(), Calls()
+_ADAM, _NORMS, _SCALES = Lists(), Lists(), Lists()
 _Tensors = Sequence[torch.Tensor]
 
 
@@ -83,19 +87,39 @@ def multi_tensor_adam(
     noop_flag: torch.Tensor | None = None,
 ) -> None:
     """One step of all tensors, in place, in fp32: a launch for every 576 of them."""
-    checks.multi_tensor_adam(
-        params, grads, exp_avgs, exp_avg_sqs, lr, beta1, beta2, eps, step, weight_decay, master, noop_flag
-    )
-    device = params[0].get_device()
-    corrections = (1.0 - beta1**step, 1.0 - beta2**step) if bias_correction else (1.0, 1.0)
-    written = [params, exp_avgs, exp_avg_sqs, () if master is None else master]
-    lists = [_contiguous(tensors) for tensors in (params, grads, exp_avgs, exp_avg_sqs, written[3])]
+    given = (params, grads, exp_avgs, exp_avg_sqs, master)
+    options = (lr, beta1, beta2, eps, step, weight_decay, adam_w, bias_correction, noop_flag)
+    for known, device in _ADAM.like(given):
+        if _native.multi_tensor_adam_of(known, given, *_launched_on(device), *_adam_numbers(device, *options)):
+            return
+    checks.adam_tensors(*given)
+    device = params[0].device
+    numbers = _adam_numbers(device, *options)
+    lists = [params, grads, exp_avgs, exp_avg_sqs, master or ()]
+    held = [_contiguous(tensors) for tensors in lists]
     _native.multi_tensor_adam(
-        device, stream_of(device), *map(_addresses, lists), list(map(torch.Tensor.numel, params)), address(noop_flag),
-        lr, beta1, beta2, eps, *corrections, weight_decay, adam_w, DTYPES[params[0].dtype], DTYPES[grads[0].dtype],
+        *_launched_on(device), *map(_addresses, held), list(map(torch.Tensor.numel, params)), *numbers,
+        DTYPES[params[0].dtype], DTYPES[grads[0].dtype],
     )  # fmt: skip
-    for targets, sources in zip(written, (lists[0], *lists[2:])):
-        _returned(targets, sources)
+    for place in (0, 2, 3, 4):
+        _returned(lists[place], held[place])
+    if all(map(is_, lists, held)):
+        _ADAM.keep(given)
+
+
+def _adam_numbers(
+    device: torch.device, lr: float, beta1: float, beta2: float, eps: float, step: int, weight_decay: float,
+    adam_w: bool, bias_correction: bool, noop_flag: torch.Tensor | None,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Adam's arguments beside the lists, checked, as native code takes them."""
+    checks.adam_numbers(lr, beta1, beta2, eps, step, weight_decay, noop_flag, device)
+    corrections = (1.0 - beta1**step, 1.0 - beta2**step) if bias_correction else (1.0, 1.0)
+    return address(noop_flag), lr, beta1, beta2, eps, *corrections, weight_decay, adam_w
+
+
+def _launched_on(device: torch.device) -> tuple[int, int]:
+    """Device and stream as native code takes them."""
+    return device.index, stream_of(device.index)
 
 
 def _contiguous(tensors: _Tensors) -> _Tensors:
@@ -119,18 +143,31 @@ def _addresses(tensors: _Tensors) -> list[int]:
 
 def multi_tensor_l2norm(tensors: Sequence[torch.Tensor], *, per_tensor: bool = False) -> torch.Tensor:
     """The square root of sums of squares, in fp32: of chunks, then of these."""
+    given = (tensors,)
+    for known, device in _NORMS.like(given):
+        out, partials = _room_for_norms(len(tensors), known.elements, per_tensor, device)
+        where = (partials.data_ptr(), partials.shape[0], out.data_ptr(), per_tensor)
+        if _native.multi_tensor_l2norm_of(known, given, *_launched_on(device), *where):
+            return out
     checks.multi_tensor_l2norm(tensors)
-    device, where = tensors[0].get_device(), tensors[0].device
-    out = empty("result", (len(tensors) if per_tensor else 1,), torch.float32, where)
-    tensors = _contiguous(tensors)
-    counts = list(map(torch.Tensor.numel, tensors))
-    chunks = sum(counts) // _native.NORM_CHUNK + len(counts)  # at least as many as there are
-    partials = empty("workspace", (chunks,), torch.float32, where)
+    device, held = tensors[0].device, _contiguous(tensors)
+    counts = list(map(torch.Tensor.numel, held))
+    out, partials = _room_for_norms(len(counts), sum(counts), per_tensor, device)
     _native.multi_tensor_l2norm(
-        device, stream_of(device), _addresses(tensors), counts, [DTYPES[x.dtype] for x in tensors],
-        partials.data_ptr(), chunks, out.data_ptr(), per_tensor,
+        *_launched_on(device), _addresses(held), counts, [DTYPES[x.dtype] for x in held], partials.data_ptr(),
+        partials.shape[0], out.data_ptr(), per_tensor,
     )  # fmt: skip
+    if held is tensors:
+        _NORMS.keep(given)
     return out
+
+
+def _room_for_norms(
+    count: int, elements: int, per_tensor: bool, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The result, and workspace for at least as many sums as there are chunks of so many tensors."""
+    out = empty("result", (count if per_tensor else 1,), torch.float32, device)
+    return out, empty("workspace", (elements // _native.NORM_CHUNK + count,), torch.float32, device)
 
 
 def multi_tensor_scale(
@@ -141,14 +178,21 @@ def multi_tensor_scale(
     noop_flag: torch.Tensor | None = None,
 ) -> None:
     """outputs[i] = inputs[i] * scale; the flag is raised by any input that is not finite."""
+    given = (inputs, outputs)
+    for known, device in _SCALES.like(given):
+        checks.scale_number(scale, noop_flag, device)
+        if _native.multi_tensor_scale_of(known, given, *_launched_on(device), scale, address(noop_flag)):
+            return
     checks.multi_tensor_scale(inputs, outputs, scale, noop_flag)
-    device = inputs[0].get_device()
     sources, targets = _contiguous(inputs), _contiguous(outputs)
     _native.multi_tensor_scale(
-        device, stream_of(device), _addresses(sources), _addresses(targets), list(map(torch.Tensor.numel, inputs)),
-        [DTYPES[x.dtype] for x in inputs], [DTYPES[x.dtype] for x in outputs], scale, address(noop_flag),
+        *_launched_on(inputs[0].device), _addresses(sources), _addresses(targets),
+        list(map(torch.Tensor.numel, inputs)), [DTYPES[x.dtype] for x in inputs], [DTYPES[x.dtype] for x in outputs],
+        scale, address(noop_flag),
     )  # fmt: skip
     _returned(outputs, targets)
+    if sources is inputs and targets is outputs:
+        _SCALES.keep(given)
 
 
 def moe_permute(

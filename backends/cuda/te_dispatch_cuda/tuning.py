@@ -65,10 +65,10 @@ def _chip(device: int) -> str:
 
 
 def key_of(problem: Problem) -> str:
-    """The chip, the library, and everything of the problem that an algorithm may depend on."""
-    return " ".join(
-        [_chip(problem.device), *(f"{name}={int(x)}" for name, x in problem._asdict().items() if name != "device")]
-    )
+    """The chip, the library, and everything of the problem that an algorithm may depend on: it finds block scales in
+    one layout, wherever they came from."""
+    facts = {name: int(x) for name, x in problem._asdict().items() if name not in ("device", "a_scales", "b_scales")}
+    return " ".join([_chip(problem.device), *(f"{name}={x}" for name, x in facts.items())])
 
 
 def tune(

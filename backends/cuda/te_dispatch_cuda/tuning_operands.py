@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from te_dispatch.core.errors import Declined
+from te_dispatch.numerics.quantized import CANONICAL_SCALES
 from te_dispatch.ops.shapes import data_shapes, laid_out_shapes
 from te_dispatch_cuda import gemm as gemms
 from te_dispatch_cuda.gemm_calls import problem_of
@@ -99,12 +100,11 @@ class Scratch:
         # Codes of numbers, none of them NaN or Inf: magnitudes below 0x70, any sign.
         data = torch.randint(0, 0x70, data_shapes(shape, scaling)[0], dtype=torch.uint8, device=self.device)
         data |= torch.randint(0, 2, data.shape, dtype=torch.uint8, device=self.device) << 7
+        laid_out = laid_out_shapes(shape, scaling, gemms.operand_format("NT", side, scaling)[1])[0]
         if scaling in ("mxfp8", "nvfp4"):
-            laid_out = laid_out_shapes(shape, scaling, "swizzled_32x4x4")[0]
-            return data, torch.full(
-                laid_out, 0x7F if scaling == "mxfp8" else 0x38, dtype=torch.uint8, device=self.device
-            )
-        return data, torch.ones(laid_out_shapes(shape, scaling, "canonical")[0], device=self.device)
+            one = 0x7F if scaling == "mxfp8" else 0x38
+            return data, torch.full(laid_out, one, dtype=torch.uint8, device=self.device)
+        return data, torch.ones(laid_out, device=self.device)
 
     def _problem(self, given: tuple[Any, ...]) -> Problem:
         call, (a, b, _, _, out, bias) = self._call, given
@@ -115,7 +115,7 @@ class Scratch:
             dtype = _DTYPES[kinds[0]]
             layout, kind = call["layout"], (dtype, gemms.allows_tf32()) if dtype is torch.float32 else dtype
         elif scalings[0] != "tensor":
-            flags = LAID_OUT if scalings[0] in ("mxfp8", "nvfp4") else 0
-            kind = (*kinds, *scalings, flags, flags)
+            formats = [gemms.operand_format("NT", side, scaling) for side, scaling in zip("ab", scalings, strict=True)]
+            kind = (*kinds, *scalings, *(LAID_OUT * (scales != CANONICAL_SCALES) for _, scales in formats))
         low = (a.data_ptr() | b.data_ptr() | out.data_ptr()) & 255
         return problem_of(a, b, layout, kind, self.device.index, low, out.dtype, bool(call.get("accumulate")), bias)

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -59,3 +60,35 @@ def build(resources: Any) -> Path:
     """The folder in which this interpreter's module was built."""
     found = resources.build_folder()
     return found if found is not None else _absent("backends/cuda was not built from this checkout: make cuda")
+
+
+@pytest.fixture
+def products(native: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """(what a product was prepared for, its tensors) of every product that is made. It needs no GPU and no library."""
+    import torch
+
+    from te_dispatch_cuda import libraries
+
+    # Imported as if the library were here: no product is launched.
+    monkeypatch.setattr(libraries, "cublaslt", lambda: SimpleNamespace(path="nowhere"))
+    for name in ("gemm_plans", "gemm_calls", "gemm_repeated", "known_products", "gemm"):
+        monkeypatch.delitem(sys.modules, f"te_dispatch_cuda.{name}", raising=False)
+    stub = SimpleNamespace(**{name: getattr(native, name) for name in dir(native) if not name.startswith("__")})
+    stub.open_cublaslt = lambda path: None
+    monkeypatch.setitem(sys.modules, "te_dispatch_cuda._native", stub)
+    gemm = importlib.import_module("te_dispatch_cuda.gemm")
+    monkeypatch.setattr(sys.modules["te_dispatch_cuda"], "gemm", gemm, raising=False)
+    made: list[Any] = []
+
+    def prepare(*facts: Any) -> Any:
+        def call(*tensors: Any) -> Any:
+            made.append((facts, tensors))
+            return gemm.Gemm(torch.zeros(1), None, None)
+
+        return call
+
+    monkeypatch.setattr(gemm, "prepare_product", prepare)
+    monkeypatch.setattr(sys.modules["te_dispatch_cuda.gemm_calls"], "address", lambda x: 0)  # as the device aligns
+    gemm.CALLS.clear()
+    yield made
+    gemm.CALLS.clear()

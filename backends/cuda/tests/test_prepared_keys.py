@@ -32,7 +32,9 @@ QUANTIZERS = (
     DelayedQuantizer("e5m2", scale=TWO, amax=ONE), DelayedQuantizer("e4m3fn", True, scale=ONE, amax=TWO),
     CurrentQuantizer("e4m3fn"), CurrentQuantizer("e4m3fn", power_of_two=True), CurrentQuantizer("e4m3fn", epsilon=0.5),
     CurrentQuantizer("e4m3fn", True), BlockQuantizer("e4m3fn"), BlockQuantizer("e4m3fn", two_d=True),
-    BlockQuantizer("e4m3fn", power_of_two=False), BlockQuantizer("e5m2", epsilon=0.5), MXFP8Quantizer("e4m3fn"),
+    BlockQuantizer("e4m3fn", power_of_two=False), BlockQuantizer("e5m2", epsilon=0.5),
+    BlockQuantizer("e4m3fn", scale_layout="gemm_1d"), BlockQuantizer("e4m3fn", two_d=True, scale_layout="gemm_2d"),
+    MXFP8Quantizer("e4m3fn"),
     MXFP8Quantizer("e5m2"), NVFP4Quantizer(), NVFP4Quantizer(two_d=True),
 )  # fmt: skip
 USAGES = ("row", "column", "both")

@@ -6,9 +6,7 @@ No GPU and no library: what a product is prepared for is noted instead.
 
 from __future__ import annotations
 
-import importlib
 import sys
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,36 +25,6 @@ def _record(rows: int, columns: int, scaling: str = "tensor") -> Quantized:
     if scaling == "mxfp8":
         column, scales = column.t().contiguous(), (scales[0].byte(), scales[1].t().contiguous().byte())
     return Quantized(row, column, *scales, "e4m3fn", scaling, "canonical", (rows, columns), BF16, row.device)
-
-
-@pytest.fixture
-def products(native: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """(what a product was prepared for, its tensors) of every product that is made."""
-    from te_dispatch_cuda import libraries
-
-    # Imported as if the library were here: no product is launched.
-    monkeypatch.setattr(libraries, "cublaslt", lambda: SimpleNamespace(path="nowhere"))
-    for name in ("gemm_plans", "gemm_calls", "gemm_repeated", "gemm"):
-        monkeypatch.delitem(sys.modules, f"te_dispatch_cuda.{name}", raising=False)
-    stub = SimpleNamespace(**{name: getattr(native, name) for name in dir(native) if not name.startswith("__")})
-    stub.open_cublaslt = lambda path: None
-    monkeypatch.setitem(sys.modules, "te_dispatch_cuda._native", stub)
-    gemm = importlib.import_module("te_dispatch_cuda.gemm")
-    monkeypatch.setattr(sys.modules["te_dispatch_cuda"], "gemm", gemm, raising=False)
-    made: list[Any] = []
-
-    def prepare(*facts: Any) -> Any:
-        def call(*tensors: Any) -> Any:
-            made.append((facts, tensors))
-            return gemm.Gemm(torch.zeros(1), None, None)
-
-        return call
-
-    monkeypatch.setattr(gemm, "prepare_product", prepare)
-    monkeypatch.setattr(sys.modules["te_dispatch_cuda.gemm_calls"], "address", lambda x: 0)  # as the device aligns
-    gemm.CALLS.clear()
-    yield made
-    gemm.CALLS.clear()
 
 
 @pytest.mark.parametrize("scaling", ["tensor", "block_1d", "mxfp8", None])

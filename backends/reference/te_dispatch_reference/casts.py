@@ -26,7 +26,7 @@ from te_dispatch.numerics.quantizers import (
 from te_dispatch.ops.shapes import USAGES, ceil_div, rows_of
 from te_dispatch_reference import host
 from te_dispatch_reference.encodings import Codes, decode, encode, pack_nibbles, unpack_nibbles
-from te_dispatch_reference.scale_layouts import canonical_scales
+from te_dispatch_reference.scale_layouts import canonical_scales, to_layout
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -219,16 +219,21 @@ def quantized(
     row_data = arrays.row_data
     if row_data is not None:
         row_data = row_data.reshape(*shape[:-1], row_data.shape[-1])
-    row_scale = give("row_scale_inv", arrays.row_scale_inv)
+
+    def give_scales(role: str, scales: Codes | F32 | None, column: bool) -> torch.Tensor | None:
+        laid_out = None if scales is None else to_layout(scales, quantizer.scale_layout, quantizer.scaling, column)
+        return give(role, laid_out)
+
+    row_scale = give_scales("row_scale_inv", arrays.row_scale_inv, False)
     shared = quantizer.scaling == "tensor" and row_scale is not None and arrays.col_scale_inv is not None
     return Quantized(
         give("row_data", row_data),
         give("col_data", arrays.col_data),
         row_scale,
-        row_scale if shared else give("col_scale_inv", arrays.col_scale_inv),
+        row_scale if shared else give_scales("col_scale_inv", arrays.col_scale_inv, True),
         quantizer.encoding,
         quantizer.scaling,
-        CANONICAL_SCALES,
+        quantizer.scale_layout,
         shape,
         dtype,
         device,

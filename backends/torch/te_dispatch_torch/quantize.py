@@ -21,7 +21,7 @@ from te_dispatch.ops.results import QuantizeDbias
 from te_dispatch.ops.shapes import rows_of
 from te_dispatch_torch import blocks
 from te_dispatch_torch.encodings import decode, encode_
-from te_dispatch_torch.scales_layout import canonical
+from te_dispatch_torch.scales_layout import canonical, laid_out
 from te_dispatch_torch.scaling import amax_of, scale_from_amax
 
 _COPIES = ("row_data", "col_data", "row_scale_inv", "col_scale_inv", "global_scale_inv")
@@ -113,10 +113,11 @@ def _record(
         row, row_scale = None, None
     elif usage == "row":
         column, col_scale = None, None
-    return Quantized(
+    made = Quantized(
         row, column, row_scale, col_scale, quantizer.encoding, quantizer.scaling, CANONICAL_SCALES, tuple(x.shape),
         dtype, x.device, global_scale_inv,
     )  # fmt: skip
+    return laid_out(made, quantizer.scale_layout)
 
 
 def quantize_dbias(

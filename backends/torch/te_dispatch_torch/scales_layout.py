@@ -14,7 +14,11 @@ from te_dispatch.ops.shapes import scale_shapes
 def relayout_scales(x: Quantized, *, scale_layout: str) -> Quantized:
     """The same values with scales in another layout."""
     checks.relayout_scales(x, scale_layout)
-    x = canonical(x)
+    return laid_out(canonical(x), scale_layout)
+
+
+def laid_out(x: Quantized, scale_layout: str) -> Quantized:
+    """A record with canonical scales with them in another layout: itself where that is the canonical one, too."""
     if scale_layout == CANONICAL_SCALES:
         return x
     to = _TO[scale_layout]
@@ -64,7 +68,7 @@ def _copied(scale: torch.Tensor) -> torch.Tensor:
 
 def _to_gemm_1d(scale: torch.Tensor) -> torch.Tensor:
     transposed = scale.t()
-    return pad(transposed, (0, -transposed.shape[1] % 4)).contiguous()
+    return pad_matrix(transposed, 0, -transposed.shape[1] % 4).contiguous()
 
 
 def _from_gemm_1d(scale: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
@@ -72,7 +76,7 @@ def _from_gemm_1d(scale: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
 
 
 def _to_gemm_2d(scale: torch.Tensor) -> torch.Tensor:
-    return pad(scale, (0, -scale.shape[1] % 4)).contiguous()
+    return pad_matrix(scale, 0, -scale.shape[1] % 4).contiguous()
 
 
 def _from_gemm_2d(scale: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:

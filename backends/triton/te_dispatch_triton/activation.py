@@ -21,6 +21,7 @@ from te_dispatch_triton.launch import Config, Kernel
 from te_dispatch_triton.memory import dense, empty
 from te_dispatch_triton.prepared import prepared
 from te_dispatch_triton.quantize import cast
+from te_dispatch_triton.quantize_forms import laid_out, values
 from te_dispatch_triton.targets import INTERPRETER, Target, target_of
 
 _F32 = torch.float32
@@ -118,8 +119,6 @@ def _operands(
         if x.scaling == "tensor" and x.row_data is not None and x.row_data.is_contiguous():
             inverse, encoding, x = x.row_scale_inv, x.encoding, x.row_data
         else:
-            from te_dispatch_triton.quantize_forms import values
-
             x = values(x, _F32)
     else:
         x = dense(x)
@@ -148,7 +147,7 @@ def _run(
     if into.needs_maxima:
         maxima = _find_maxima(read, target, device)
     _pass(read, target, device, into, maxima, out, dbias)
-    return into.record
+    return laid_out(into.record, quantizer.scale_layout)
 
 
 def _through_memory(
@@ -185,8 +184,9 @@ def _pass(
     dy, x, x_inverse, x_encoding, kind, (limit, alpha), rows, half = read
     gated = kind in GATED
     copies, constants = (NO_COPIES, NO_CAST) if into is None else (into.copies, into.constants)
-    fours = _by_fours(constants[0], copies[2] is not None, dbias is not None, dy is not None, rows)
-    form = _form(target, constants[0], copies[2] is None, gated and dy is not None, dbias is None, fours)
+    two_results = gated and dy is not None
+    fours = _by_fours(constants[0], copies[2] is not None, dbias is not None, dy is not None, two_results, rows)
+    form = _form(target, constants[0], copies[2] is None, two_results, dbias is None, fours)
     bm, bn, split, _, stages, turns, config = form
     if copies[2] is None and dbias is None and not gated and constants[0] in ("", "tensor"):
         rows, half = 1, rows * half  # one line
@@ -239,13 +239,13 @@ def _bytes_read(read: _Operands) -> int:
     return size if read.dy is None else size + read.dy.element_size()
 
 
-def _by_fours(scaling: str, columns: bool, sums: bool, backward: bool, rows: int) -> bool:
-    """Whether `activation_columns` serves. Gradients in blocks are too much for a program's registers."""
+def _by_fours(scaling: str, columns: bool, sums: bool, backward: bool, two_results: bool, rows: int) -> bool:
+    """Whether `activation_columns` serves. Two gradients in blocks are too much for a program's registers."""
     if rows % 4:
         return False
     if scaling in ("", "tensor"):
         return columns or sums
-    return columns and not backward and scaling in ("block_1d", "block_2d")
+    return columns and ((scaling == "block_1d" and not two_results) or (scaling == "block_2d" and not backward))
 
 
 #: By the target's arch, whose hash is at hand, and what `_form` takes.
@@ -259,7 +259,7 @@ def _form(target: Target, scaling: str, no_columns: bool, two_results: bool, no_
     if found is not None:
         return found
     if fours:
-        name = "fours" if no_sums or two_results else "fours_sums"
+        name = "fours" if no_sums or two_results else "fours_sums" if scaling else "sums"
         if scaling not in ("", "tensor"):
             name = f"fours_{scaling}"
     elif scaling in ("", "tensor"):

@@ -131,29 +131,31 @@ def _splits(x: str) -> str:
 
 #: By their length, lists that were met twice: what tells whether tensors look like them, and their facts. Reading facts
 #: from Python takes ten times as long as that.
-_known: dict[int, list[tuple[Likeness, tuple[Any, ...]]]] = {}
-_met: set[tuple[Any, ...]] = set()
-#: Lists of one length that are kept, lengths, and lists that were met once.
+_known: dict[int, list[tuple[Likeness, object]]] = {}
+#: What stands for a list's facts in keys: it is hashed at once, where facts are hashed one by one.
+_tokens: dict[tuple[Any, ...], object] = {}
+#: Lists of one length that are kept, lengths, and lists that were met.
 _ALIKE, _LENGTHS, _MET = 12, 256, 1024
 
 
-def _facts_of(tensors: Sequence[Any]) -> tuple[Any, ...]:
+def _facts_of(tensors: Sequence[Any]) -> object:
+    """Something that is equal for lists whose facts are."""
     known = _known.get(len(tensors), ())
-    for looks, facts in known:
+    for looks, token in known:
         if looks(*tensors):
-            return facts
+            return token
     facts = tuple([
         (x.__class__, x.shape, x.dtype, x.get_device(), x.is_contiguous() or x.stride()) for x in tensors
     ])  # fmt: skip
-    if facts in _met:
+    token = _tokens.get(facts)
+    if token is not None:
         if len(known) >= _ALIKE or len(_known) >= _LENGTHS:
             _known.clear()
-        _known.setdefault(len(tensors), []).append((alike(tensors, [True] * len(tensors)), facts))
-    else:
-        if len(_met) >= _MET:
-            _met.clear()
-        _met.add(facts)
-    return facts
+        _known.setdefault(len(tensors), []).append((alike(tensors, [True] * len(tensors)), token))
+        return token
+    if len(_tokens) >= _MET:
+        _tokens.clear()
+    return _tokens.setdefault(facts, object())
 
 
 def _operands(xs: Any) -> tuple[list[Any], Any]:
@@ -161,7 +163,7 @@ def _operands(xs: Any) -> tuple[list[Any], Any]:
     if xs is None:
         return [], None
     if PLAIN.issuperset(map(type, xs)):
-        return list(xs), (xs.__class__, *(map(in_reach, xs) if AMD else ()), *_facts_of(xs))
+        return list(xs), (xs.__class__, *(map(in_reach, xs) if AMD else ()), _facts_of(xs))
     tensors: list[Any] = []
     tags: list[Any] = [xs.__class__]
     for x in xs:
@@ -178,7 +180,7 @@ def _operands(xs: Any) -> tuple[list[Any], Any]:
         else:
             raise TypeError("other classes are never prepared")
     facts = [in_reach(x) for x in tensors] if AMD else []
-    return tensors, (*tags, *facts, *_facts_of(tensors))
+    return tensors, (*tags, *facts, _facts_of(tensors))
 
 
 def _quantizer_list(qs: Any) -> tuple[list[Any], Any]:
@@ -191,7 +193,7 @@ def _quantizer_list(qs: Any) -> tuple[list[Any], Any]:
             tensors += (q.scale,) if q.amax is None else (q.scale, q.amax)
         else:
             tags.append(_other_quantizer(q))
-    return tensors, (*tags, *_facts_of(tensors))
+    return tensors, (*tags, _facts_of(tensors))
 
 
 def _number_lists(lists: Any) -> tuple[Any, ...]:
@@ -203,7 +205,8 @@ def _other_quantizer(q: Any) -> tuple[Any, ...]:
     """Facts of a quantizer without tensors."""
     kind = q.__class__
     if kind is BlockQuantizer:
-        return kind, q.encoding, q.common, q.two_d, q.power_of_two, q.epsilon.__class__, q.epsilon
+        how = q.two_d, q.scale_layout, q.power_of_two, q.epsilon.__class__, q.epsilon
+        return kind, q.encoding, q.common, *how
     if kind is CurrentQuantizer:
         return kind, q.encoding, q.common, q.power_of_two, q.epsilon.__class__, q.epsilon
     if kind is MXFP8Quantizer:

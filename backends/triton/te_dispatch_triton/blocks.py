@@ -7,18 +7,22 @@ from typing import Any, NamedTuple
 
 import torch
 
-from te_dispatch.numerics.quantized import Quantized
+from te_dispatch.core.errors import Declined
+from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized
 from te_dispatch.ops.shapes import rows_of
 from te_dispatch_triton import configs, sums
 from te_dispatch_triton.kernels import blocks_cast as kernels
 from te_dispatch_triton.kernels.cast_columns import cast_columns
+from te_dispatch_triton.kernels.cast_words import cast_words
 from te_dispatch_triton.launch import Config, Kernel
 from te_dispatch_triton.maxima import find_maxima
+from te_dispatch_triton.quantize_forms import laid_out
 from te_dispatch_triton.records import BlockScaled, empty_record
 from te_dispatch_triton.targets import target_of
 
 _cast = Kernel(kernels.cast_blocks)
-_squares, _crossed, _columns = Kernel(kernels.cast_squares), Kernel(kernels.cast_crossed), Kernel(cast_columns)
+_squares, _crossed = Kernel(kernels.cast_squares), Kernel(kernels.cast_crossed)
+_columns, _words = Kernel(cast_columns), Kernel(cast_words)
 
 
 def cast_blocks(
@@ -40,6 +44,8 @@ def cast_blocks(
         amax: float32 (1,), nvfp4: the tensor's.
         dbias: (columns,): receives the sums over rows, accumulated in fp32.
     """
+    if into is not None and quantizer.scale_layout != CANONICAL_SCALES:
+        raise Declined(f"out has {quantizer.scale_layout} scales, and canonical ones are written")
     device, shape, scaling = x.device, tuple(x.shape), quantizer.scaling
     rows, columns = rows_of(shape), shape[-1]
     record = empty_record(shape, rows, columns, x.dtype, device, quantizer, usage) if into is None else into
@@ -55,7 +61,12 @@ def cast_blocks(
         row, row_scale = record.row_data, record.row_scale_inv
     if usage != "row":
         column, column_scale = record.col_data, record.col_scale_inv
-    plan = _plan(device, quantizer, usage, count, _by_fours(scaling, column, rows))
+    stride = x.stride(0) if x.ndim == 2 else columns
+    form = scaling if scaling != "block_1d" or usage == "both" else f"block_1d_{usage}"
+    fours = column is not None and rows % 4 == 0 and column.data_ptr() % 4 == 0
+    if fours and (form == "block_2d" or (form == "block_1d" and _in_words(x, stride, columns, row))):
+        form = f"fours_{form}"
+    plan = _plan(device, quantizer, form, count)
     down, across = -(-rows // plan.height), -(-columns // plan.width)
     stages: tuple[int, ...] = ()
     if plan.kernel is _columns:
@@ -65,7 +76,7 @@ def cast_blocks(
     partial = None if dbias is None else sums.workspace(down, columns, device)
     programs = down * across * plan.programs
     if programs or whole is not None:
-        matrix = (x, x.stride(0) if x.ndim == 2 else columns, rows, columns, row, row_scale, column, column_scale)
+        matrix = (x, stride, rows, columns, row, row_scale, column, column_scale)
         rest = (epsilon, noop_flag, partial)
         if plan.kernel is _columns:
             args: tuple[Any, ...] = (*matrix, None, None, epsilon, None, None, None, noop_flag, partial)
@@ -74,13 +85,14 @@ def cast_blocks(
         plan.kernel(device, (programs or 1, 1, 1), args, (*plan.constants, *stages), plan.config)
     if dbias is not None:
         sums.finish(partial, down, dbias)
-    return record
+    return laid_out(record, quantizer.scale_layout)
 
 
-def _by_fours(scaling: str, column: torch.Tensor | None, rows: int) -> bool:
-    """Whether `cast_columns` serves: words of four codes are stored. block_1d takes so many registers there that too
-    few programs are at work to keep memory busy."""
-    return column is not None and scaling == "block_2d" and rows % 4 == 0 and column.data_ptr() % 4 == 0
+def _in_words(x: torch.Tensor, stride: int, columns: int, row: torch.Tensor | None) -> bool:
+    """Whether two elements make a word, and their codes 16 bits, in every row."""
+    if x.element_size() != 2 or (columns | stride) % 2:
+        return False
+    return x.data_ptr() % 4 == 0 and row is not None and row.data_ptr() % 2 == 0
 
 
 class _Plan(NamedTuple):
@@ -100,26 +112,26 @@ class _Plan(NamedTuple):
 _plans: dict[tuple[Any, ...], _Plan] = {}
 
 
-def _plan(device: torch.device, quantizer: Any, usage: str, count: int, fours: bool) -> _Plan:
+def _plan(device: torch.device, quantizer: Any, form: str, count: int) -> _Plan:
+    """form: a scaling, block_1d with both copies unless it says which; fours_: four rows at a time, in words."""
     scaling, target = quantizer.scaling, target_of(device)
     two_d = scaling == "nvfp4" and quantizer.two_d
     power_of_two = scaling[:5] == "block" and quantizer.power_of_two
-    form = scaling if scaling != "block_1d" or usage == "both" else f"block_1d_{usage}"
-    if fours:
-        form = f"fours_{scaling}"
     key = (target.arch, form, two_d, quantizer.encoding, quantizer.common, power_of_two, count)
     found = _plans.get(key)
     if found is None:
         choice = configs.choose("quantize", form, target)
         c = choice.constants
         how = (quantizer.encoding, quantizer.common, target.conversion_of_cast(quantizer.encoding), power_of_two)
-        if fours:
+        if form == "fours_block_2d":
             turns = (c.get("STAGES", 0), c.get("PROGRAMS", 0))
             found = _Plan(_columns, (scaling, *how, 1, 32, 128), choice.config, 128, 128, 1, *turns)
         elif form == "block_2d":
             found = _Plan(_squares, (*how, c["BM"]), choice.config, 128, 128, 1)
-        elif form == "block_1d":
+        elif "SPAN" in c:
             found = _Plan(_crossed, (*how, c["SPAN"]), choice.config, 128, 128, 256 // c["SPAN"])
+        elif form == "fours_block_1d":
+            found = _Plan(_words, how, choice.config, 128, 128, 1)
         else:
             found = _Plan(_cast, (scaling, two_d, *how, count, c["BM"], c["BN"]), choice.config, c["BM"], c["BN"], 1)
         _plans[key] = found

@@ -10,10 +10,10 @@ A kind of product names a table of ``configs/gemm.json``:
 ``microscaled``                 codes whose scales the units apply.
 
 ``<kind>_described`` is the variant that loads its operands through descriptors. An entry's
-``up_to`` may bound m, n, k, their product ``area`` m n, ``finish`` (`_finish`), ``pointers`` (0 where the output may
-go through a descriptor too) and ``b_lines`` (1 where each row of b has scales of its own). Beside the kernel's block
-sizes it holds PROGRAMS, programs per processor (0: one per tile of the output), STORE, whether such an output does, and
-TURN, which takes the kernel of `kernels.gemm_turns` for it.
+``up_to`` may bound m, n, k, their product ``area`` m n, ``finish`` (`_finish`) and ``pointers`` (0 where the output may
+go through a descriptor too). Beside the kernel's block sizes it holds PROGRAMS, programs per processor (0: one per tile
+of the output), STORE, whether such an output does, and TEAMS, which takes the kernel of `kernels.gemm_turns` for it,
+whose tiles have so many times BLOCK_M rows; that loads scales of TURN steps at a time.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Plan(NamedTuple):
         described, store: whether operands and output are given as descriptors.
         part: columns that are finished together.
         units, promote, promoted: as the kernel takes them (`kernels.gemm`).
-        turns: whether the kernel is that of `kernels.gemm_turns`.
+        turns: whether the kernel is that of `kernels.gemm_turns`, whose teams take block_m rows each.
     """
 
     constants: tuple[Any, ...]
@@ -156,7 +156,6 @@ def choice_of(problem: Problem, target: Target, tuned: bool = True) -> tuple[str
     return kind, described, configs.choose(
         FAMILY, name, target, True, m=problem.m, n=problem.n, k=problem.k, area=problem.m * problem.n,
         finish=_finish(problem), pointers=int(not (described and _storable(problem))),
-        b_lines=int(problem.scaling == "block" and not problem.b_tiles),
     )  # fmt: skip
 
 
@@ -192,7 +191,7 @@ def plan_of(problem: Problem, target: Target) -> Plan:
     promote = kind == "fp8_split" and not promoted
     parts = chosen.get("PARTS", 1)
     store = bool(described and chosen.get("STORE", False) and _storable(problem))
-    turn = chosen.get("TURN", 0) if store else 0
+    teams = chosen.get("TEAMS", 0) if store else 0
     constants: tuple[Any, ...] = (
         problem.a_along_k, problem.b_along_k, problem.a_code, problem.b_code, problem.a_tiles, problem.b_tiles,
         problem.scaling, units, promote, "tf32" if kind == "tf32" else "ieee", described, problem.k % block_k == 0,
@@ -201,16 +200,17 @@ def plan_of(problem: Problem, target: Target) -> Plan:
         problem.aux_code, problem.aux_common, problem.aux_code in target.encodings,
         block_m, block_n, block_k, chosen["GROUP"], parts, promoted, chosen.get("FLATTEN", False), store,
     )  # fmt: skip
-    if turn:
+    if teams:
         constants = (
-            problem.a_tiles, problem.b_tiles, problem.scaling, choice.config.num_stages, chosen["GROUP"], turn
+            problem.a_tiles, problem.b_tiles, problem.scaling, choice.config.num_stages, chosen["GROUP"],
+            chosen["TURN"], teams,
         )  # fmt: skip
-    tiles = blocks(problem.m, block_m) * blocks(problem.n, block_n)
+    tiles = blocks(problem.m, block_m * max(teams, 1)) * blocks(problem.n, block_n)
     per_processor = chosen["PROGRAMS"]
     programs = min(tiles, target.processors * per_processor) if per_processor else tiles
     return Plan(
         constants, choice.config, (programs, 1, 1), described, store, block_m, block_n, block_k, chosen["GROUP"],
-        block_n // parts, units, promote, promoted, bool(turn),
+        block_n // parts, units, promote, promoted, bool(teams),
     )  # fmt: skip
 
 

@@ -312,7 +312,9 @@ def tiles_of(
         dtype = x.data.dtype if x.code == "none" else UNIT_TYPES[x.code]
         shapes = ((size, k), (block, plan.block_k)) if x.along_k else ((k, size), (plan.block_k, block))
         found.append((dtype, shapes[0], (x.stride, 1), shapes[1]))
-    stored = (target.dtype, (m, n), (n, 1), (plan.block_m, plan.part)) if plan.store else None
+    # As much of fp32 as of 16 bits, which the memory of operands leaves room for.
+    part = 256 // target.element_size() if plan.turns else plan.part
+    stored = (target.dtype, (m, n), (n, 1), (plan.block_m, part)) if plan.store else None
     return found[0], found[1], stored
 
 

@@ -198,6 +198,11 @@ def _parameters_of(launcher: type) -> tuple[str, ...]:
 _SHORT = ("self", "gridX", "gridY", "gridZ", "stream", "function", "args")
 
 
+def recorded() -> bool:
+    """Whether launches are noted instead of done."""
+    return _recorder is not None
+
+
 def observed() -> bool:
     """Whether launches are recorded, or a hook of Triton's (or one of a chain of hooks) would be called at one."""
     enter, leave = _runtime.launch_enter_hook, _runtime.launch_exit_hook

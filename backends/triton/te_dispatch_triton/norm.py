@@ -20,9 +20,12 @@ from te_dispatch_triton.kernels import norm_casts
 from te_dispatch_triton.launch import Config, Kernel
 from te_dispatch_triton.memory import dense, empty
 from te_dispatch_triton.prepared import prepared
+from te_dispatch_triton.quantize_forms import laid_out
 from te_dispatch_triton.targets import INTERPRETER, Target, target_of
 
 _F32 = torch.float32
+#: Of a configuration: the kernel starts as the one before it ends, and waits for it by itself.
+_OVERLAPS = ("launch_pdl", True)
 _rows, _tiles = Kernel(kernels.norm_rows), Kernel(kernels.norm_tiles)
 _again, _columns = Kernel(norm_casts.norm_cast), Kernel(norm_casts.norm_columns)
 
@@ -118,8 +121,8 @@ def _forward(
     record = None
     if quantizer is not None:
         into = deliver_to(quantizer, usage, shape, dtype, device, target)
-        record = into.record
         _cast(call, target, device, zero_centered, into, y)
+        record = laid_out(into.record, quantizer.scale_layout)
     elif call.rows:
         _one_pass(call, target, device, zero_centered, None, y)
     return NormForward(y, record, residual_out, mean, rstd)
@@ -139,10 +142,12 @@ def _cast(
         if form is not None and form.bm:
             _by_tiles(call, target, device, zero_centered, into, y, None, form)
             return
+    fours, form = _second_form(target, into, call.rows)
     maxima = None
     if call.rows or into.needs_maxima:
-        maxima = _one_pass(call, target, device, zero_centered, None, None, looks_for_maxima=into.needs_maxima)
-    _second_pass(call, target, device, zero_centered, into, y, maxima)
+        followed = fours and _OVERLAPS in form.config.options
+        maxima = _one_pass(call, target, device, zero_centered, None, None, into.needs_maxima, followed)
+    _second_pass(call, target, device, zero_centered, into, y, maxima, fours, form)
 
 
 def _one_pass(
@@ -153,8 +158,12 @@ def _one_pass(
     into: Delivery | None,
     y: torch.Tensor | None,
     looks_for_maxima: bool = False,
+    followed: bool = False,
 ) -> torch.Tensor | None:
-    """Statistics, and y, codes by rows or maxima of |y|, which it returns."""
+    """Statistics, and y, codes by rows or maxima of |y|, which it returns.
+
+    followed: by a kernel that may start early.
+    """
     scaling = "" if into is None else into.constants[0]
     turns = looks_for_maxima or (into is not None and into.history is not None)
     form = _row_form(target, call.columns, turns, scaling in ("", "tensor"))
@@ -177,7 +186,11 @@ def _one_pass(
     scale, history, epsilon, inverse = (None, None, 0.0, None) if into is None else into[2:6]
     _rows(
         device, (blocks, 1, 1), (*call, y, copies[0], copies[1], scale, maxima, epsilon, inverse, history),
-        (zero_centered, *constants, target is INTERPRETER, bm, bn, stages, maxima is not None or programs > 0), config,
+        (
+            zero_centered, *constants, target is INTERPRETER, bm, bn, stages, maxima is not None or programs > 0,
+            followed,
+        ),
+        config,
     )  # fmt: skip
     return maxima
 
@@ -211,6 +224,14 @@ def _by_fours(scaling: str, columns: bool, rows: int) -> bool:
     return scaling in ("tensor", "block_1d", "block_2d") and columns and rows % 4 == 0
 
 
+def _second_form(target: Target, into: Delivery, rows: int) -> tuple[bool, _Form]:
+    """Whether `norm_columns` makes y again, and how that is launched."""
+    scaling, only_rows = into.constants[0], into.copies[2] is None
+    if _by_fours(scaling, not only_rows, rows):
+        return True, _tile_form(target, "fours" if scaling == "tensor" else f"fours_{scaling}")
+    return False, _tile_form(target, scaling + "_rows" if only_rows and scaling in ("tensor", "nvfp4") else scaling)
+
+
 def _second_pass(
     call: _Call,
     target: Target,
@@ -219,15 +240,12 @@ def _second_pass(
     into: Delivery,
     y: torch.Tensor | None,
     maxima: torch.Tensor | None,
+    fours: bool,
+    form: _Form,
 ) -> None:
     """y and its cast, tile by tile, from statistics that are there."""
     copies, constants = into.copies, into.constants
-    scaling, only_rows = constants[0], copies[2] is None
-    fours = _by_fours(scaling, not only_rows, call.rows)
-    name = scaling + "_rows" if only_rows and scaling in ("tensor", "nvfp4") else scaling
-    if fours:
-        name = "fours" if scaling == "tensor" else f"fours_{scaling}"
-    bm, bn, stages, turns, config = _tile_form(target, name)
+    bm, bn, stages, turns, config = form
     down, across = -(-call.rows // bm), -(-call.columns // bn)
     if not down * across and into.inverse is None:
         return
@@ -242,7 +260,7 @@ def _second_pass(
         ),
         (
             zero_centered, *constants, 1 if maxima is None else maxima.shape[0], target is INTERPRETER,
-            bm // 4 if fours else bm, bn, *((stages,) if fours else ()),
+            bm // 4 if fours else bm, bn, *((stages, _OVERLAPS in config.options) if fours else ()),
         ),
         config,
     )  # fmt: skip

@@ -143,6 +143,11 @@ def transpose_quantized(x: Quantized) -> Quantized:
 def relayout_scales(x: Quantized, *, scale_layout: str) -> Quantized:
     """The same values with scales in another layout: one launch for both copies."""
     checks.relayout_scales(x, scale_layout)
+    return laid_out(x, scale_layout)
+
+
+def laid_out(x: Quantized, scale_layout: str) -> Quantized:
+    """`relayout_scales` without its checks: what casts end with, which write canonical scales."""
     if scale_layout == x.scale_layout:
         return x
     device, scaling = x.device, x.scaling

@@ -24,9 +24,10 @@ from te_dispatch_triton.launch import Config, Kernel
 from te_dispatch_triton.memory import address, dense
 from te_dispatch_triton.prepared import prepared
 from te_dispatch_triton.quantize import cast
+from te_dispatch_triton.quantize_forms import laid_out
 from te_dispatch_triton.records import empty_record, empty_tensor_record
 from te_dispatch_triton.targets import target_of
-from te_dispatch_triton.training_tables import FEW, MANY, write
+from te_dispatch_triton.training_tables import FEW, MANY, sent
 
 _maxima = Kernel(kernels.find_maxima)
 _tensors, _blocks = Kernel(kernels.cast_tensors), Kernel(kernels.cast_blocks)
@@ -105,7 +106,7 @@ def _cast_many(
                 [parts[i] for i in places], dtype, device, [quantizers[i] for i in places], usage, variant
             )
             for i, record in zip(places, made):
-                records[i] = record
+                records[i] = laid_out(record, quantizers[i].scale_layout)
     return records
 
 
@@ -152,7 +153,7 @@ def _cast_alike(
         entries += 1
         programs += tiles
     if entries:
-        table = write(words, device)
+        table = sent(words, device)
         args, grid = (table, entries, columns, stride), (programs, 1, 1)
         if not uniform:
             lists += 2

@@ -7,56 +7,99 @@ import functools
 import math
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 import torch
 
 from te_dispatch.core.errors import Declined
 from te_dispatch.ops.checks import quantize as checks
+from te_dispatch.ops.checks.likeness import Likeness, alike
 from te_dispatch_triton import configs
-from te_dispatch_triton.argument_facts import NUMBER, NUMBER_LISTS, OPERANDS
+from te_dispatch_triton.argument_facts import NUMBER, NUMBER_LISTS, OPERANDS, PLAIN
+from te_dispatch_triton.kept_tables import lasting, place_of
 from te_dispatch_triton.kernels import cast_scales as kernels
 from te_dispatch_triton.launch import Config, Grid, Kernel
 from te_dispatch_triton.memory import address, dense
 from te_dispatch_triton.prepared import prepared
 from te_dispatch_triton.targets import target_of
+from te_dispatch_triton.training_tables import workspace, write
 
-_update = Kernel(kernels.update_scales)
+_update, _update_of = Kernel(kernels.update_scales), Kernel(kernels.update_scales_of)
 _choices: dict[str, configs.Choice] = {}
-#: Entries of a launch: as many as there are, up to one of these.
-_SIZES = (2, 8, 32)
+#: Entries that a launch takes by value: as many as there are, up to one of these; and histories whose entries it takes.
+_SIZES, _FEW = (2, 8), 2
 _WIDEST = 1 << 31
-Entry = tuple[int, int, int, int, int]
+#: Updates of a kind (lists that look alike) that are kept, and kinds.
+_UPDATES, _KINDS = 4, 64
+Tensors = Sequence[torch.Tensor]
+Maxima = Sequence[Sequence[float]]
+#: What a kernel is called with.
+Arguments = tuple[torch.device, Grid, tuple[Any, ...], tuple[Any, ...], Config]
 
 
-@prepared(histories=OPERANDS, scales=OPERANDS, max_values=NUMBER_LISTS, margin=NUMBER, amaxes=OPERANDS)
+class Run(NamedTuple):
+    """Neighbouring columns with one maximum: addresses, rows of their history and elements between them, how many
+    columns, their numerator's bits."""
+
+    history: int
+    scale: int
+    amax: int
+    rows: int
+    stride: int
+    columns: int
+    numerator: int
+
+
 def update_delayed_scales(
-    histories: Sequence[torch.Tensor],
-    scales: Sequence[torch.Tensor],
-    max_values: Sequence[Sequence[float]],
+    histories: Tensors,
+    scales: Tensors,
+    max_values: Maxima,
     *,
     algorithm: str = "max",
     margin: int = 0,
-    amaxes: Sequence[torch.Tensor] | None = None,
+    amaxes: Tensors | None = None,
 ) -> None:
-    """End-of-step update of delayed scaling, in place: one launch for every 32 runs of columns with one maximum."""
-    checks.update_delayed_scales(histories, scales, max_values, algorithm, margin, amaxes)
+    """End-of-step update of delayed scaling, in place: one launch, and where there are many histories those that write
+    a table of them, which is kept (`kept_tables`)."""
+    if histories.__class__ not in (list, tuple) or len(histories) <= _FEW:
+        _update_few(histories, scales, max_values, algorithm, margin, amaxes)
+        return
+    lists, how = (histories, scales, amaxes), (algorithm, margin.__class__, margin)
+    launches = _kept(lists, max_values, how)
+    known = launches is not None
     aside: list[tuple[torch.Tensor, torch.Tensor]] = []  # (what does not lie dense, its copy that is worked on)
+    if launches is None:
+        checks.update_delayed_scales(histories, scales, max_values, algorithm, margin, amaxes)
+        held = [_lying_dense(xs, aside) for xs in (histories, scales, amaxes or ())]
+        launches = _listed(held, max_values, algorithm, margin, workspace)
+    for launch in launches:
+        _update_of(*launch)
+    _back(aside)
+    if not known and not aside:
+        _keep(lists, max_values, how)
+
+
+@prepared(histories=OPERANDS, scales=OPERANDS, max_values=NUMBER_LISTS, margin=NUMBER, amaxes=OPERANDS)
+def _update_few(
+    histories: Tensors, scales: Tensors, max_values: Maxima, algorithm: str, margin: int, amaxes: Tensors | None
+) -> None:
+    checks.update_delayed_scales(histories, scales, max_values, algorithm, margin, amaxes)
+    aside: list[tuple[torch.Tensor, torch.Tensor]] = []
     held = [_lying_dense(xs, aside) for xs in (histories, scales, amaxes or ())]
     for launch in _launches(held, max_values, algorithm, margin):
         _update(*launch)
-    for original, copy in aside:
-        original.copy_(copy)
+    _back(aside)
 
 
 def _repeated_update(
     varying: tuple[str, ...],
-    histories: Sequence[torch.Tensor],
-    scales: Sequence[torch.Tensor],
-    max_values: Sequence[Sequence[float]],
+    histories: Tensors,
+    scales: Tensors,
+    max_values: Maxima,
     algorithm: str,
     margin: int,
-    amaxes: Sequence[torch.Tensor] | None,
+    amaxes: Tensors | None,
 ) -> Callable[[], None] | None:
     """The update of these very tensors (`te_dispatch.core.repeating`): looked at once, because they stay. Whether they
     lie where they did is looked at every time."""
@@ -64,13 +107,21 @@ def _repeated_update(
     held = (*histories, *scales, *(amaxes or ()))
     if varying or not held or not all(map(torch.Tensor.is_contiguous, held)):
         return None
-    launches = _launches([histories, scales, amaxes or ()], max_values, algorithm, margin)
+    lists: list[Tensors] = [histories, scales, amaxes or ()]
     addresses = [*map(torch.Tensor.data_ptr, held)]
+    place = None
+    if len(histories) <= _FEW:
+        kernel, launches = _update, _launches(lists, max_values, algorithm, margin)
+    else:
+        place = place_of(held)
+        if place is None:
+            return None
+        kernel, launches = _update_of, _listed(lists, max_values, algorithm, margin, lasting)
 
     def update() -> None:
-        if [*map(torch.Tensor.data_ptr, held)] == addresses:
+        if [*map(torch.Tensor.data_ptr, held)] == addresses and (place is None or place_of(held) == place):
             for launch in launches:
-                _update(*launch)
+                kernel(*launch)
         else:
             update_delayed_scales(histories, scales, max_values, algorithm=algorithm, margin=margin, amaxes=amaxes)
 
@@ -80,26 +131,105 @@ def _repeated_update(
 update_delayed_scales.prepared = _repeated_update  # type: ignore[attr-defined]
 
 
-def _launches(
-    held: list[Sequence[torch.Tensor]], max_values: Sequence[Sequence[float]], algorithm: str, margin: int
-) -> list[tuple[torch.device, Grid, tuple[Any, ...], tuple[Any, ...], Config]]:
-    """What `_update` is called with, for tensors that lie dense."""
-    entries, widest = _entries(held, max_values, margin)
+class _Update(NamedTuple):
+    """An update that was made: of which tensors, and what launches it."""
+
+    looks: Likeness
+    addresses: list[int]
+    maxima: list[list[float]]
+    launches: list[Arguments]
+
+
+_updates: dict[tuple[Any, ...], list[_Update]] = {}
+
+
+def _key(lists: Sequence[Any], tensors: Tensors, how: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    place = place_of(tensors)
+    return None if place is None else (place, *how, *[(x.__class__, x and len(x)) for x in lists])
+
+
+def _kept(lists: Sequence[Any], max_values: Any, how: tuple[Any, ...]) -> list[Arguments] | None:
+    """What launches the update of these very tensors where it is kept; then its arguments need no checks."""
+    try:
+        tensors = [*chain.from_iterable(filter(None, lists))]
+        found = _updates.get(_key(lists, tensors, how), ())  # type: ignore[arg-type]  # None is no key
+        if found:
+            addresses, maxima = [*map(torch.Tensor.data_ptr, tensors)], [*map(list, max_values)]
+            for one in found:
+                if one.addresses == addresses and one.maxima == maxima and one.looks(*tensors):
+                    return one.launches
+    except Exception:  # something that was not foreseen: checks shall say what
+        pass
+    return None
+
+
+def _keep(lists: Sequence[Any], max_values: Maxima, how: tuple[Any, ...]) -> None:
+    """Keep an update that was made, of tensors that lie dense."""
+    tensors = [*chain.from_iterable(filter(None, lists))]
+    key = _key(lists, tensors, how)
+    if key is None or not PLAIN.issuperset(map(type, tensors)):
+        return
+    if len(_updates) >= _KINDS:
+        _updates.clear()
+    made = _Update(
+        alike(tensors, [True] * len(tensors)), [*map(torch.Tensor.data_ptr, tensors)], [*map(list, max_values)],
+        _listed([xs or () for xs in lists], max_values, how[0], how[-1], lasting),
+    )  # fmt: skip
+    _updates[key] = [made, *_updates.get(key, ())[: _UPDATES - 1]]
+
+
+def _listed(
+    held: list[Tensors], max_values: Maxima, algorithm: str, margin: int,
+    memory: Callable[[int, torch.device], torch.Tensor],
+) -> list[Arguments]:  # fmt: skip
+    """What `_update_of` is called with, once or never, for tensors that lie dense; their table is in `memory`."""
+    runs, widest = _runs_of(held, max_values, margin)
+    if not runs:
+        return []
     device = held[0][0].device
+    choice = _choice(device)
+    table = memory(len(runs) * len(Run._fields), device)
+    write([word for run in runs for word in run], table)
+    c = choice.constants
+    grid = (-(-widest // c["BC"]), len(runs), 1)
+    return [(device, grid, (table,), (algorithm == "most_recent", c["BR"], c["BC"]), choice.config)]
+
+
+def _launches(held: list[Tensors], max_values: Maxima, algorithm: str, margin: int) -> list[Arguments]:
+    """What `_update` is called with, for tensors that lie dense."""
+    runs, widest = _runs_of(held, max_values, margin)
+    device = held[0][0].device
+    choice = _choice(device)
+    how = (algorithm == "most_recent", choice.constants["BR"], choice.constants["BC"])
+    across = -(-widest // choice.constants["BC"])
+    size = next((size for size in _SIZES if size >= len(runs)), _SIZES[-1])
+    launches = []
+    for first in range(0, len(runs), size):
+        part = [_words(run) for run in runs[first : first + size]]
+        words = [*chain.from_iterable(part), *part[0] * (size - len(part))]
+        launches.append((device, (across, len(part), 1), (tuple(words),), (size, *how), choice.config))
+    return launches
+
+
+def _words(run: Run) -> tuple[int, ...]:
+    """An entry by value."""
+    return (
+        run.history, run.scale, run.amax, run.rows << 32 | run.stride,
+        (run.numerator - (run.numerator >> 31 << 32)) << 32 | 1 << 31 | run.columns,
+    )  # fmt: skip
+
+
+def _choice(device: torch.device) -> configs.Choice:
     target = target_of(device)
     choice = _choices.get(target.arch)
     if choice is None:
         choice = _choices[target.arch] = configs.choose("quantize", "update", target)
-    how = (algorithm == "most_recent", choice.constants["BR"], choice.constants["BC"])
-    across = -(-widest // choice.constants["BC"])
-    size = next((size for size in _SIZES if size >= len(entries)), _SIZES[-1])
-    launches = []
-    for first in range(0, len(entries), size):
-        part = entries[first : first + size]
-        words = [word for entry in part for word in entry]
-        words += part[0] * (size - len(part))
-        launches.append((device, (across, len(part), 1), (tuple(words),), (size, *how), choice.config))
-    return launches
+    return choice
+
+
+def _back(aside: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    for original, copy in aside:
+        original.copy_(copy)
 
 
 def _lying_dense(
@@ -112,28 +242,24 @@ def _lying_dense(
     return copies
 
 
-def _entries(
-    held: list[Sequence[torch.Tensor]], max_values: Sequence[Sequence[float]], margin: int
-) -> tuple[list[Entry], int]:
-    """Entries, of runs that are not empty, and the columns of the widest run."""
+def _runs_of(held: list[Tensors], max_values: Maxima, margin: int) -> tuple[list[Run], int]:
+    """Runs that are not empty, and the columns of the widest."""
     histories, scales, amaxes = held
-    entries: list[Entry] = []
+    runs: list[Run] = []
     widest = 0
     for i, history in enumerate(histories):
-        length, columns = history.shape
-        if length >= _WIDEST or columns >= _WIDEST:
-            raise Declined(f"histories[{i}]: {length}x{columns}, at most 2^31 - 1 either way")
+        rows, stride = history.shape
+        if rows >= _WIDEST or stride >= _WIDEST:
+            raise Declined(f"histories[{i}]: {rows}x{stride}, at most 2^31 - 1 either way")
         base, scale = address(history), address(scales[i])
         amax = address(amaxes[i]) if amaxes else scale
         for first, count, maximum in _runs(tuple(max_values[i])):
             offset = 4 * first
-            entries.append((
-                base + offset, scale + offset, amax + offset, length << 32 | columns,
-                _numerator(maximum, margin) << 32 | 1 << 31 | count,
-            ))  # fmt: skip
-            if count > widest:
-                widest = count
-    return entries, widest
+            runs.append(
+                Run(base + offset, scale + offset, amax + offset, rows, stride, count, _numerator(maximum, margin))
+            )
+            widest = max(widest, count)
+    return runs, widest
 
 
 @functools.lru_cache(256)
@@ -150,10 +276,10 @@ def _runs(values: tuple[float, ...]) -> list[tuple[int, int, float]]:
 
 @functools.lru_cache(256)
 def _numerator(maximum: float, margin: int) -> int:
-    """The fp32 bits of maximum * 2^-margin, as a signed integer."""
+    """The fp32 bits of maximum * 2^-margin."""
     try:
         packed = struct.pack("<f", math.ldexp(float(maximum), -margin))
     except OverflowError:
         packed = struct.pack("<f", math.copysign(math.inf, maximum))
-    bits: int = struct.unpack("<i", packed)[0]
+    bits: int = struct.unpack("<I", packed)[0]
     return bits

@@ -12,7 +12,7 @@ from te_dispatch_triton.memory import empty
 from te_dispatch_triton.targets import INTERPRETER, target_of
 
 _sum = Kernel(sum_columns)
-_choices: dict[str, configs.Choice] = {}
+_choices: dict[tuple[str, int], configs.Choice] = {}
 
 
 def workspace(tiles: int, columns: int, device: torch.device) -> torch.Tensor:
@@ -26,9 +26,9 @@ def finish(partial: torch.Tensor, tiles: int, target: torch.Tensor) -> None:
     if columns == 0:
         return
     chip = target_of(target.device)
-    choice = _choices.get(chip.arch)
+    choice = _choices.get((chip.arch, tiles))
     if choice is None:
-        choice = _choices[chip.arch] = configs.choose("quantize", "sums", chip)
+        choice = _choices[chip.arch, tiles] = configs.choose("quantize", "sums", chip, tiles=tiles)
     width = choice.constants["BN"]
     _sum(
         target.device, (-(-columns // width), 1, 1), (partial, tiles, columns, target),

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import is_
+from typing import Any
 
 import torch
 import triton.language as tl
@@ -11,14 +13,16 @@ import triton.language as tl
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.ops.checks import training as checks
 from te_dispatch.ops.results import DropoutAddForward, MoePermute, MoeUnpermuteBackward
-from te_dispatch_triton.argument_facts import NUMBER, OPERAND, OPERANDS, TENSOR
+from te_dispatch_triton.argument_facts import NUMBER, OPERAND, TENSOR
 from te_dispatch_triton.configs import Choice, choose
+from te_dispatch_triton.kept_tables import Known, Tables
 from te_dispatch_triton.kernels import dropout, moe, moe_sort, optimizer
 from te_dispatch_triton.launch import Config, Kernel, blocks
 from te_dispatch_triton.memory import dense, empty
 from te_dispatch_triton.prepared import prepared
 from te_dispatch_triton.targets import INTERPRETER, target_of
-from te_dispatch_triton.training_tables import CODES, contiguous, returned, tables, write
+from te_dispatch_triton.training_tables import CODES, Layout, Table, Tensors, contiguous, returned, sent
+from te_dispatch_triton.training_tables import tables as written
 
 _dropout_forward, _dropout_backward = Kernel(dropout.dropout_forward), Kernel(dropout.dropout_backward)
 _adam, _scale = Kernel(optimizer.adam), Kernel(optimizer.scale_tensors)
@@ -29,6 +33,8 @@ _clear_marks, _clear_rows = Kernel(moe.clear_marks), Kernel(moe.clear_rows)
 #: What configs/training.json says, as (values of the constants in the file's order, how to compile, whether this is
 #: Triton's interpreter), by kernel, device and size.
 _chosen: dict[tuple[str, torch.device, int], tuple[tuple[int, ...], Config, bool]] = {}
+_ADAM, _NORMS, _SCALES, _SCALES_IN_PLACE = Tables(), Tables(), Tables(), Tables()
+Found = tuple[Known, list[torch.Tensor]]
 #: Choices of a token whose rows are in flight together.
 _UNROLLED = 8
 _TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -123,45 +129,64 @@ def multi_tensor_adam(
     noop_flag: torch.Tensor | None = None,
 ) -> None:
     """One step of all tensors, in place, in fp32: a launch for every 1024 of them, and those that write its table."""
-    checks.multi_tensor_adam(
-        params, grads, exp_avgs, exp_avg_sqs, lr, beta1, beta2, eps, step, weight_decay, master, noop_flag
-    )
-    corrections = (1.0 - beta1**step, 1.0 - beta2**step) if bias_correction else (1.0, 1.0)
-    written = [params, exp_avgs, exp_avg_sqs, () if master is None else master]
-    lists = [contiguous(tensors) for tensors in (params, grads, exp_avgs, exp_avg_sqs, written[3])]
+    given = (params, grads, exp_avgs, exp_avg_sqs, master)
+    found = _ADAM.find(given)
+    if found is None:
+        checks.adam_tensors(*given)
     device = params[0].device
+    checks.adam_numbers(lr, beta1, beta2, eps, step, weight_decay, noop_flag, device)
     constants, config, interpreted = _choice("adam", device)
+    lists = [params, grads, exp_avgs, exp_avg_sqs, master or ()]
+    found, dense_lists, steps = _tables(_ADAM, found, given, lists, constants[0])
+    corrections = (1.0 - beta1**step, 1.0 - beta2**step) if bias_correction else (1.0, 1.0)
     numbers = (lr, beta2, eps, 1.0 - beta1, 1.0 - beta2, *corrections, weight_decay)
     options = (_TYPES[params[0].dtype], _TYPES[grads[0].dtype], master is not None, weight_decay != 0.0, bool(adam_w))
-    for table in tables(lists, constants[0]):
+    for table in steps:
         args = (table.words, table.entries, noop_flag, *map(float, numbers))
         _adam(
             device, (table.programs, 1, 1), args, (*options, table.most, table.aligned, interpreted, *constants), config
         )
-    for targets, sources in zip(written, (lists[0], *lists[2:])):
-        returned(targets, sources)
+    for place in (0, 2, 3, 4):
+        returned(lists[place], dense_lists[place])
 
 
-@prepared(tensors=OPERANDS)
+def _tables(
+    tables: Tables, found: Found | None, given: Sequence[Any], lists: list[Tensors], chunk: int, code: Any = None
+) -> tuple[Found | None, list[Tensors], list[Table]]:
+    """What is known of lists that passed checks, if they are or may be kept; the lists made dense; their tables."""
+    if found is None:
+        dense_lists = [contiguous(tensors) for tensors in lists]
+        layout = Layout(dense_lists, chunk, code)
+        if all(map(is_, lists, dense_lists)):
+            found = tables.keep(given, layout)
+        if found is None:
+            return None, dense_lists, written(dense_lists, layout)
+    known, tensors = found
+    return found, lists, known.tables(tensors)
+
+
 def multi_tensor_l2norm(tensors: Sequence[torch.Tensor], *, per_tensor: bool = False) -> torch.Tensor:
     """The square root of sums of squares, in fp32: of chunks, then of these."""
-    checks.multi_tensor_l2norm(tensors)
+    found = _NORMS.find((tensors,))
+    if found is None:
+        checks.multi_tensor_l2norm(tensors)
     device = tensors[0].device
     out = empty("result", (len(tensors) if per_tensor else 1,), torch.float32, device)
-    sources = contiguous(tensors)
     constants, config, _ = _choice("partial_norms", device)
-    ranges = [0]
-    for x in sources:
-        ranges.append(ranges[-1] + blocks(x.numel(), constants[0]))
-    partials = empty("workspace", (max(ranges[-1], 1),), torch.float32, device)
+    found, held, parts = _tables(
+        _NORMS, found, (tensors,), [tensors], constants[0], lambda place: CODES[tensors[place].dtype]
+    )
+    partials = empty("workspace", (max(sum([table.programs for table in parts]), 1),), torch.float32, device)
     done = 0
-    for table in tables([sources], constants[0], lambda place: CODES[sources[place].dtype]):
+    for table in parts:
         args = (table.words, table.entries, partials, done)
         _partial_norms(device, (table.programs, 1, 1), args, (table.most, table.aligned, *constants), config)
         done += table.programs
+    starts = None
+    if per_tensor:
+        starts = sent(Layout(held, constants[0]).ranges, device) if found is None else found[0].starts()
     constants, config, _ = _choice("finish_norms", device)
-    starts = write(ranges, device) if per_tensor else None
-    _finish_norms(device, (out.shape[0], 1, 1), (starts, partials, out, ranges[-1]), constants, config)
+    _finish_norms(device, (out.shape[0], 1, 1), (starts, partials, out, done), constants, config)
     return out
 
 
@@ -173,15 +198,28 @@ def multi_tensor_scale(
     noop_flag: torch.Tensor | None = None,
 ) -> None:
     """outputs[i] = inputs[i] * scale; the flag is raised by any input that is not finite."""
-    checks.multi_tensor_scale(inputs, outputs, scale, noop_flag)
+    in_place = _same(inputs, outputs)
+    given, kept = ((inputs,), _SCALES_IN_PLACE) if in_place else ((inputs, outputs), _SCALES)
+    found = kept.find(given)
+    if found is None:
+        checks.scale_tensors(inputs, outputs)
     device = inputs[0].device
-    sources, targets = contiguous(inputs), contiguous(outputs)
+    checks.scale_number(scale, noop_flag, device)
     constants, config, interpreted = _choice("scale_tensors", device)
-    code = lambda i: CODES[sources[i].dtype] | CODES[targets[i].dtype] << 2  # noqa: E731
-    for table in tables([sources, targets], constants[0], code):
+    code = lambda i: CODES[inputs[i].dtype] | CODES[outputs[i].dtype] << 2  # noqa: E731
+    _, held, parts = _tables(kept, found, given, [inputs, () if in_place else outputs], constants[0], code)
+    for table in parts:
         args = (table.words, table.entries, float(scale), noop_flag)
         _scale(device, (table.programs, 1, 1), args, (table.most, table.aligned, interpreted, *constants), config)
-    returned(outputs, targets)
+    returned(outputs, held[0 if in_place else 1])
+
+
+def _same(lists: Any, others: Any) -> bool:
+    """Whether two lists hold the same tensors, as they do that are scaled in place."""
+    if lists is others:
+        return True
+    both = lists.__class__ in (list, tuple) and others.__class__ in (list, tuple)
+    return both and len(lists) == len(others) and all(map(is_, lists, others))
 
 
 @prepared(x=OPERAND, indices=TENSOR, probs=TENSOR, capacity=NUMBER)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -150,3 +151,42 @@ def test_kernels(rows: int, options: dict[str, str], kernels: list[str]) -> None
     finally:
         targets.pretend(CPU, None)
     assert [each.kernel.name for each in made] == kernels
+
+
+@pytest.mark.parametrize("kind, cast, kernel", [
+    ("gelu", "block_1d", "activation_columns"), ("swiglu", "block_1d", "activation_tiles"),
+    ("gelu", "block_2d", "activation_tiles"),
+])  # fmt: skip
+def test_kernels_of_gradients_in_blocks(kind: str, cast: str, kernel: str) -> None:
+    """Four rows at a time where one program has the registers for what it casts."""
+    x, dy = operands(kind, 128, 128)
+    made: list[launch.Launch] = []
+    targets.pretend(CPU, targets.target_for("nvidia", "sm_90", 100))
+    try:
+        with launch.recording(made):
+            activation.activation_bwd(dy, x, kind=kind, quantizer=QUANTIZERS[cast](), usage="both", with_dbias=True)
+    finally:
+        targets.pretend(CPU, None)
+    assert [each.kernel.name for each in made] == [kernel, "sum_columns"]
+
+
+@pytest.mark.compiles
+@pytest.mark.parametrize("backward, loads", [(False, 8), (True, 12)])
+def test_all_of_a_tile_is_on_its_way_before_arithmetic(backward: bool, loads: int) -> None:
+    """In Hopper's binaries: its assembler would rather save registers (`kernels.activation_tiles`)."""
+    from te_dispatch_triton.crosscompile.matrix import compile_for
+    from te_dispatch_triton.crosscompile.unwritten import disassembly
+
+    target = targets.target_for("nvidia", "sm_90")
+    made: list[launch.Launch] = []
+    x, dy = (torch.empty(8192, columns, dtype=torch.bfloat16) for columns in (16384, 8192))
+    options: dict[str, Any] = {"kind": "swiglu", "quantizer": QUANTIZERS["delayed"](), "usage": "both"}
+    targets.pretend(CPU, target)
+    try:
+        with launch.recording(made):
+            activation.activation_bwd(dy, x, **options) if backward else activation.activation_fwd(x, **options)
+    finally:
+        targets.pretend(CPU, None)
+    (one,) = made
+    before = disassembly(compile_for(one, target).asm["cubin"]).split("MUFU.EX2")[0]
+    assert len(re.findall(r"LDG\.E\.(?:64|128)", before)) == loads

@@ -6,6 +6,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -104,59 +105,88 @@ def test_microscaled_codes_go_only_to_units_that_apply_their_scales(arch, units,
     assert found["UNITS"] is units and found["SCALING"] == {"mxfp8": "mx", "nvfp4": "nv"}[scaling]
 
 
-@pytest.mark.compiles
-@pytest.mark.parametrize("scaling", ["tensor", "block_2d"])
-def test_turns_are_assembled_with_a_product_under_way_while_one_is_added(scaling, tmp_path):
-    """ptxas makes every product wait for the one before where it does not see through the waits that are asked for."""
+def turns_choice(teams: int = 2) -> Any:
+    """A configuration that takes the kernel of `kernels.gemm_turns`."""
+    from te_dispatch_triton import configs
+
+    tiles = {"BLOCK_M": 64, "BLOCK_N": 128, "BLOCK_K": 128, "GROUP": 8, "PROGRAMS": 1, "STORE": True}
+    constants = {**tiles, "TEAMS": teams, "TURN": 4}
+    return configs.as_choice({"constants": constants, "num_warps": 4, "num_stages": 4}, True)
+
+
+def listing_of(launch: Any, folder: Path) -> str:
+    """What a launch of the kernel in turns is assembled to."""
     from triton import knobs
 
     from te_dispatch_triton import targets
     from te_dispatch_triton.crosscompile.matrix import compile_for
-    from te_dispatch_triton.gemm import gemm_codes
-    from te_dispatch_triton.launch import Launch, recording
 
-    a = record((2048, 1024), scaling="tensor" if scaling == "tensor" else "block_1d")
-    b = record((1024, 1024), scaling=scaling)
+    assert launch.kernel.name == "gemm_turns"
+    binary = folder / "gemm_turns.cubin"
+    binary.write_bytes(compile_for(launch, targets.target_for("nvidia", "sm_90", 132)).asm["cubin"])
+    tool = knobs.nvidia.nvdisasm.path
+    return subprocess.run([tool, "-c", binary], capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.compiles
+@pytest.mark.parametrize(
+    "scalings, dtype",
+    [
+        (("tensor", "tensor"), BF16),
+        (("block_1d", "block_2d"), BF16),
+        (("block_1d", "block_1d"), BF16),
+        (("block_1d", "block_1d"), torch.float32),
+    ],
+)
+def test_teams_of_warps_multiply_in_turns_and_keep_sums_in_registers(scalings, dtype, tmp_path):
+    """ptxas makes every product wait for the one before where it does not see through the waits that are asked for, and
+    has room for a team's sums only where roles are given registers of their own."""
+    from te_dispatch_triton.gemm import gemm_codes
+    from te_dispatch_triton.launch import Launch, constant_names, recording
+
+    a, b = record((2048, 1024), scaling=scalings[0]), record((1024, 1024), scaling=scalings[1])
     found: list[Launch] = []
     with standing_for("nvidia", "sm_90"), recording(found):
-        gemm_codes(a, b, layout="NT", split_accumulator=True)
-    assert found[0].kernel.name == "gemm_turns"
-    binary = tmp_path / "gemm_turns.cubin"
-    binary.write_bytes(compile_for(found[0], targets.target_for("nvidia", "sm_90", 132)).asm["cubin"])
-    tool = knobs.nvidia.nvdisasm.path
-    listing = subprocess.run([tool, "-c", binary], capture_output=True, text=True, check=True).stdout
-    assert listing.count("QGMMA.") == 4 * listing.count("WARPGROUP.DEPBAR") > 0
+        gemm_codes(a, b, layout="NT", split_accumulator=True, out_dtype=dtype)
+    listing = listing_of(found[0], tmp_path)
+    teams = dict(zip(constant_names(found[0].kernel), found[0].constants))["TEAMS"]
+    assert listing.count("QGMMA.") == 4 * teams
+    assert listing.count("WARPGROUP.DEPBAR") == teams
+    assert listing.count("LDL") <= 60  # hundreds, where sums are spilled
 
 
 @pytest.mark.compiles
 @pytest.mark.parametrize("scaling", ["tensor", "block_1d"])
 def test_only_outputs_that_go_through_descriptors_are_promoted_in_turns(scaling):
-    from te_dispatch_triton import configs, gemm_plans
+    from te_dispatch_triton import gemm_plans
     from te_dispatch_triton.gemm import gemm_codes
     from te_dispatch_triton.launch import Launch, constant_names, recording
 
-    tiles = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 128, "GROUP": 8, "PROGRAMS": 1, "STORE": True, "TURN": 4}
     table = "fp8_split_described" if scaling == "tensor" else "fp8_blocks_described"
-    choice = configs.as_choice({"constants": tiles, "num_warps": 8, "num_stages": 5}, True)
 
-    def kernel(columns: int = 256, **options: Any) -> Launch:
+    def launch(teams: int = 3, columns: int = 256, **options: Any) -> Launch:
         a, b = record((256, 256), scaling=scaling), record((columns, 256), scaling=scaling)
         launches: list[Launch] = []
         with standing_for("nvidia", "sm_90"), recording(launches):
-            gemm_plans.force(table, choice)
+            gemm_plans.force(table, turns_choice(teams))
             try:
                 gemm_codes(a, b, layout="NT", split_accumulator=True, **options)
             finally:
                 gemm_plans.force(table, None)
         return launches[0]
 
-    found = kernel(bias=torch.ones(256, dtype=BF16))
-    assert found.kernel.name == "gemm_turns"
-    assert dict(zip(constant_names(found.kernel), found.constants))["STAGES"] == 5
-    assert kernel(epilogue="bgrad_b").kernel.name == "gemm_turns"
-    assert kernel(epilogue="gelu").kernel.name == "gemm"
-    assert kernel(out=torch.zeros(256, 256), accumulate=True).kernel.name == "gemm"
-    assert kernel(columns=260).kernel.name == "gemm"  # rows of the output that are no multiple of 16 bytes apart
+    for teams in (2, 3):
+        found = launch(teams, bias=torch.ones(256, dtype=BF16))
+        assert found.kernel.name == "gemm_turns"
+        constants = dict(zip(constant_names(found.kernel), found.constants))
+        assert (constants["STAGES"], constants["TEAMS"]) == (4, teams)
+        assert found.grid == (-(-256 // (64 * teams)) * 2, 1, 1)
+        a, b, out = found.args[:3]
+        assert (a.block_shape, b.block_shape, out.block_shape) == ((64, 128), (128, 128), (64, 128))
+    assert launch(epilogue="bgrad_b").kernel.name == "gemm_turns"
+    for rest in ({"epilogue": "gelu"}, {"out": torch.zeros(256, 256), "accumulate": True}, {"columns": 260}):
+        # The last: rows of the output that are no multiple of 16 bytes apart.
+        assert launch(**rest).kernel.name == "gemm"
 
 
 @pytest.mark.compiles

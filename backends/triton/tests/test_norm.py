@@ -90,9 +90,13 @@ def assert_same(a: Quantized, b: Quantized) -> None:
 
 @pytest.mark.interpreted
 def test_a_row_does_not_depend_on_the_others() -> None:
-    for columns in (300, 5000):
+    for columns, cast in ((300, None), (5000, None), (300, "delayed")):
         x, _, gamma, beta = operands(9, columns)
-        together, alone = norm.layernorm_fwd(x, gamma, beta), norm.layernorm_fwd(x[4:5], gamma, beta)
+        options: dict[str, Any] = {} if cast is None else {"usage": "both", "with_y": True}
+        together, alone = (
+            norm.layernorm_fwd(rows, gamma, beta, quantizer=cast and QUANTIZERS[cast](), **options)
+            for rows in (x, x[4:5])
+        )
         assert torch.equal(together.y[4:5], alone.y) and torch.equal(together.rstd[4:5], alone.rstd)
 
 
@@ -158,6 +162,7 @@ def test_pipelines_fit_shared_memory(columns: int, arch: str) -> None:
     "cast, usage, kernels",
     [
         ("delayed", "row", ["norm_rows"]),
+        ("delayed", "both", ["norm_rows", "norm_columns"]),
         ("block_1d", "row", ["norm_rows"]),
         ("current", "row", ["norm_rows", "norm_cast"]),
         ("current", "both", ["norm_rows", "norm_columns"]),

@@ -231,7 +231,7 @@ def test_lists_that_are_known_are_bounded(monkeypatch: pytest.MonkeyPatch) -> No
     for rows in range(1, 60):
         for _ in range(2):
             argument_facts._facts_of([torch.empty(rows, 2)])
-        assert len(argument_facts._met) <= 8 and len(argument_facts._known[1]) <= argument_facts._ALIKE
+        assert len(argument_facts._tokens) <= 8 and len(argument_facts._known[1]) <= argument_facts._ALIKE
 
 
 def test_another_allocator_is_asked_and_what_it_misaligns_is_left_to_the_function() -> None:

@@ -11,7 +11,7 @@ from te_dispatch.conformance import casting
 from te_dispatch.conformance.bounds import U32
 from te_dispatch.conformance.bounds import activation as bounds
 from te_dispatch.conformance.bounds.known import Known, within
-from te_dispatch.conformance.families.quantize import quantizer_of
+from te_dispatch.conformance.families.quantize import CASTS, quantizer_of
 from te_dispatch.conformance.maker import DTYPES, Maker
 from te_dispatch.conformance.rules import Rule
 from te_dispatch.conformance.space import Arguments, Axis, Judged, Space, Values, every, register
@@ -34,7 +34,7 @@ _SHAPES = (
     "48",
 )
 _SMOKE_SHAPES = ("31x37", "127x129", "0x16")
-_CASTS = ("none", "delayed", "current", "block_1d", "block_2d", "mxfp8", "nvfp4", "nvfp4_2d")
+_CASTS = ("none", *CASTS)
 #: What x is a record of.
 _RECORDS = ("none", "delayed", "current", "block_1d", "block_2d", "mxfp8", "nvfp4")
 #: The formulas' maximum with 0 leaves open what becomes of NaN.
@@ -140,7 +140,7 @@ _X = (
     Axis("record", _RECORDS, ("none", "current")),
     Axis("x_encoding", ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz")),
     Axis("copies", ("row", "both")),
-    Axis("cast", _CASTS, ("none", "delayed", "current", "mxfp8")),
+    Axis("cast", _CASTS, ("none", "delayed", "current", "block_1d_laid_out", "mxfp8")),
     Axis("encoding", ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz")),
     Axis("common", ("no", "yes")),
     Axis("usage", ("row", "both", "column")),

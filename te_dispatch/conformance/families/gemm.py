@@ -193,8 +193,8 @@ _epilogue_valid = every(
 _PAIRS = ("e4m3fn+e4m3fn", "e4m3fn+e5m2", "e5m2+e4m3fn", "e4m3fnuz+e4m3fnuz", "e5m2fnuz+e4m3fnuz", "e4m3fnuz+e5m2fnuz")
 #: Scaling of a and of b.
 _SCALINGS = (
-    "current+current", "delayed+current", "block_1d+block_1d", "block_1d+block_2d", "block_2d+block_1d", "mxfp8+mxfp8",
-    "nvfp4+nvfp4",
+    "current+current", "delayed+current", "block_1d+block_1d", "block_1d+block_2d", "block_2d+block_1d",
+    "block_1d_laid_out+block_1d_laid_out", "block_1d_laid_out+block_2d_laid_out", "mxfp8+mxfp8", "nvfp4+nvfp4",
 )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import torch
 from te_dispatch.conformance import casting
 from te_dispatch.conformance.bounds import norm as bounds
 from te_dispatch.conformance.bounds.known import Known, within
-from te_dispatch.conformance.families.quantize import quantizer_of
+from te_dispatch.conformance.families.quantize import CASTS, quantizer_of
 from te_dispatch.conformance.maker import DTYPES, Maker
 from te_dispatch.conformance.rules import Rule, Within
 from te_dispatch.conformance.space import Arguments, Axis, Judged, Space, Values, every, register
@@ -21,7 +21,7 @@ _SHAPES = (
 _SMOKE_SHAPES = ("31x257", "5x127", "0x16")
 #: Kinds whose squares stay finite in fp32.
 _FINITE = ("normal", "spread", "outlier", "one_sign", "denormal", "zeros", "cancelling")
-_CASTS = ("none", "delayed", "current", "block_1d", "block_2d", "mxfp8", "nvfp4", "nvfp4_2d")
+_CASTS = ("none", *CASTS)
 
 
 def _weights(values: Values, maker: Maker, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -144,7 +144,7 @@ def _of(operator: str, *own: Axis) -> None:
     options = (
         Axis("eps", ("1e-5", "1e-12", "0.5")),
         Axis("out", ("same", "fp32", "bf16", "fp16")),
-        Axis("cast", _CASTS, ("none", "delayed", "current", "mxfp8")),
+        Axis("cast", _CASTS, ("none", "delayed", "current", "block_1d_laid_out", "mxfp8")),
         Axis("encoding", ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz")),
         Axis("common", ("no", "yes")),
         Axis("usage", ("row", "both", "column")),

@@ -35,7 +35,10 @@ SHAPES = (
 SMOKE_SHAPES = ("33x65", "129x127", "2x0x5")
 
 #: Scaling -> kinds of quantizer that make it, see `quantizer_of`.
-CASTS = ("delayed", "current", "block_1d", "block_2d", "mxfp8", "nvfp4", "nvfp4_2d")
+CASTS = (
+    "delayed", "current", "block_1d", "block_2d", "mxfp8", "nvfp4", "nvfp4_2d", "block_1d_laid_out",
+    "block_2d_laid_out",
+)  # fmt: skip
 
 DTYPE = Axis("dtype", ("fp32", "bf16", "fp16"))
 SHAPE = Axis("shape", SHAPES, SMOKE_SHAPES)
@@ -83,8 +86,10 @@ def quantizer_of(
         return DelayedQuantizer(encoding, common, scale=torch.full((1,), scale), amax=recorded)
     if cast == "current":
         return CurrentQuantizer(encoding, common, epsilon=epsilon, **scaling)
-    if cast in ("block_1d", "block_2d"):
-        return BlockQuantizer(encoding, common, two_d=cast == "block_2d", epsilon=epsilon, **scaling)
+    if cast.startswith("block"):
+        layout = cast.replace("block", "gemm").removesuffix("_laid_out") if cast.endswith("laid_out") else "canonical"
+        two_d = cast.startswith("block_2d")
+        return BlockQuantizer(encoding, common, two_d=two_d, epsilon=epsilon, scale_layout=layout, **scaling)
     if cast == "mxfp8":
         return MXFP8Quantizer(encoding, common)
     if cast in ("nvfp4", "nvfp4_2d"):

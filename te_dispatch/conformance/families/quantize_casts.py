@@ -107,7 +107,8 @@ register(
     Space(
         "quantize", "block",
         (
-            DTYPE, SHAPE, Axis("cast", ("block_1d", "block_2d")), ENCODING, USAGE, VALUES, COMMON,
+            DTYPE, SHAPE, Axis("cast", ("block_1d", "block_2d", "block_1d_laid_out", "block_2d_laid_out")), ENCODING,
+            USAGE, VALUES, COMMON,
             Axis("power_of_two", ("yes", "no")), _EPSILON, _OUT,
         ),
         _block, bits, widen=False,

@@ -29,7 +29,7 @@ from te_dispatch.conformance.rules import Rule, Within
 from te_dispatch.conformance.space import Arguments, Axis, Judged, Space, Values, register
 from te_dispatch.numerics.quantizers import Quantizer
 
-_CAST = Axis("cast", CASTS, ("delayed", "current", "block_1d", "mxfp8"))
+_CAST = Axis("cast", CASTS, ("delayed", "current", "block_1d", "block_1d_laid_out", "mxfp8"))
 
 
 def _dbias(values: Values, maker: Maker) -> Arguments:

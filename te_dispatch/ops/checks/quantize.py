@@ -49,10 +49,10 @@ def quantize(x: Any, quantizer: Any, usage: Any, out: Any = None, noop_flag: Any
 def _out(out: Any, x: torch.Tensor, quantizer: Quantizer, usage: str) -> None:
     check.record("out", out, x.device)
     check.shape("out", out, x.shape)
-    if (out.encoding, out.scaling, out.scale_layout) != (quantizer.encoding, quantizer.scaling, CANONICAL_SCALES):
+    if (out.encoding, out.scaling, out.scale_layout) != (quantizer.encoding, quantizer.scaling, quantizer.scale_layout):
         raise ValueError(
             f"out: got {out.encoding}, {out.scaling} with {out.scale_layout} scales, expected {quantizer.encoding}, "
-            f"{quantizer.scaling} with {CANONICAL_SCALES} scales"
+            f"{quantizer.scaling} with {quantizer.scale_layout} scales"
         )
     for side in ("row", "column"):
         if usage in (side, "both"):

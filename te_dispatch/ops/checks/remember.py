@@ -294,7 +294,7 @@ def _quantizer(q: Any) -> tuple[Any, tuple[Any, ...]]:
     if kind is CurrentQuantizer:
         return (kind, q.encoding, q.epsilon.__class__, q.epsilon), ()
     if kind is BlockQuantizer:
-        return (kind, q.encoding, q.epsilon.__class__, q.epsilon, q.two_d), ()
+        return (kind, q.encoding, q.epsilon.__class__, q.epsilon, q.two_d, q.scale_layout), ()
     if kind is MXFP8Quantizer or kind is NVFP4Quantizer:
         return (kind, q.encoding), ()
     raise TypeError("other classes are checked every time")

@@ -106,6 +106,13 @@ def multi_tensor_adam(
     noop_flag: Any,
 ) -> None:
     adam_tensors(params, grads, exp_avgs, exp_avg_sqs, master)
+    adam_numbers(lr, beta1, beta2, eps, step, weight_decay, noop_flag, params[0].device)
+
+
+def adam_numbers(
+    lr: Any, beta1: Any, beta2: Any, eps: Any, step: Any, weight_decay: Any, noop_flag: Any, device: torch.device
+) -> None:
+    """The arguments beside the lists, whose tensors are on `device`."""
     check.number("lr", lr)
     check.number("eps", eps, 0.0)
     check.number("weight_decay", weight_decay)
@@ -115,7 +122,7 @@ def multi_tensor_adam(
             raise ValueError(f"{name}: got {beta}, expected at least 0 and below 1")
     check.integer("step", step, 1)
     if noop_flag is not None:
-        check.scalar("noop_flag", noop_flag, params[0].device)
+        check.scalar("noop_flag", noop_flag, device)
 
 
 @remembered(tensors=TENSORS)
@@ -133,9 +140,14 @@ def scale_tensors(inputs: Any, outputs: Any) -> None:
 
 def multi_tensor_scale(inputs: Any, outputs: Any, scale: Any, noop_flag: Any) -> None:
     scale_tensors(inputs, outputs)
+    scale_number(scale, noop_flag, inputs[0].device)
+
+
+def scale_number(scale: Any, noop_flag: Any, device: torch.device) -> None:
+    """The arguments beside the lists, whose tensors are on `device`."""
     check.number("scale", scale)
     if noop_flag is not None:
-        check.scalar("noop_flag", noop_flag, inputs[0].device)
+        check.scalar("noop_flag", noop_flag, device)
 
 
 @remembered(x=LEADING_OPERAND, indices=TENSOR, probs=OPTIONAL, capacity=NUMBER)

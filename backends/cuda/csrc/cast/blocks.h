@@ -13,6 +13,16 @@ namespace ted {
 // kTensor serves casts of many tensors at once (quantize/many.cu); alone, cast/tensor.cuh is for them.
 enum Scaling : int { kTensor = 0, kBlock1D = 1, kBlock2D = 2, kMXFP8 = 3, kNVFP4 = 4 };
 
+// In a scaling's code: scales lie in gemm_1d or gemm_2d (te_dispatch.ops.relayout_scales).
+constexpr int kForProducts = 8;
+
+// Takes that off a code.
+inline bool take_for_products(int& scaling) {
+  const bool found = scaling == kBlock1D + kForProducts || scaling == kBlock2D + kForProducts;
+  if (found) scaling -= kForProducts;
+  return found;
+}
+
 constexpr int kBlockTile = 128;  // rows and columns of a tile
 
 // The order of tiles: down `group` tile rows, then on to the next tile column, so that what runs at a time reads and
@@ -40,6 +50,22 @@ struct Raster {
   }
 };
 
+// Where the float scales of a copy lie: of `lines` that are not contracted (rows of values, or of tiles), by blocks.
+struct ScaleGrid {
+  int64_t lines, blocks;          // that are written, padding with zeros included
+  int64_t line_step, block_step;  // elements
+
+  __host__ __device__ static ScaleGrid of(int64_t lines, int64_t blocks, bool two_d, bool for_products) {
+    const auto padded = [](int64_t size) { return (size + 3) / 4 * 4; };
+    if (!for_products) return {lines, blocks, blocks, 1};
+    if (two_d) return {lines, padded(blocks), padded(blocks), 1};
+    return {padded(lines), blocks, 1, padded(lines)};
+  }
+  __device__ __forceinline__ int64_t at(int64_t line, int64_t block) const {
+    return line * line_step + block * block_step;
+  }
+};
+
 // Every pointer may be null, and then what it names is not made.
 struct BlockCast {
   uint8_t *row, *column;                   // codes: of rows; of columns (transposed but for kMXFP8)
@@ -56,13 +82,15 @@ struct BlockCast {
   int cast;  // the encoding, and kCommon
   float epsilon;
   bool power_of_two;
-  bool two_d;  // kNVFP4: 16x16 values share a scale
+  bool two_d;         // kNVFP4: 16x16 values share a scale
+  bool for_products;  // kBlock1D: scales lie in gemm_1d; kBlock2D: in gemm_2d
 
   // Derived from these and the matrix by `derive`.
   Format format;
   int64_t row_pitch, column_pitch;       // bytes from one row of codes to the next
   bool row_wide, column_wide, out_wide;  // whole accesses are aligned
   Raster raster;
+  ScaleGrid row_scales, column_scales;  // kBlock1D, kBlock2D
 
   __host__ __device__ void derive(int scaling, int64_t rows, int64_t columns) {
     const bool packed = scaling == kNVFP4, transposed = scaling != kMXFP8;
@@ -73,6 +101,11 @@ struct BlockCast {
     column_wide = column == nullptr || is_aligned(column, column_pitch, transposed ? 16 : 8);
     out_wide = out == nullptr || is_aligned(out, columns * size_of(out_dtype));
     raster = Raster::over(rows, columns);
+    if (scaling == kBlock1D || scaling == kBlock2D) {
+      const bool two_d = scaling == kBlock2D;
+      row_scales = ScaleGrid::of(two_d ? raster.rows : rows, raster.columns, two_d, for_products);
+      column_scales = ScaleGrid::of(two_d ? raster.columns : columns, raster.rows, two_d, for_products);
+    }
   }
 };
 

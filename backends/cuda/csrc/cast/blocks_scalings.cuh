@@ -108,6 +108,12 @@ struct Scaler<kBlock1D, Full> : ScalerBase {
   using Across = Masks<8, 4, 2, 1>;
   float row_amax;
 
+  // The inverse of a line's scale for one block; 0 beyond the lines that the matrix has.
+  __device__ __forceinline__ static void store_scale(void* scales, const ScaleGrid& grid, int64_t line, int64_t lines,
+                                                     int64_t block, float scale) {
+    if (Full || line < grid.lines)
+      static_cast<float*>(scales)[grid.at(line, block)] = Full || line < lines ? __fdiv_rn(1.0f, scale) : 0.0f;
+  }
   template <class P>
   __device__ __forceinline__ void reduce(const P& patch) {
     if (cast.row != nullptr) {
@@ -132,16 +138,14 @@ struct Scaler<kBlock1D, Full> : ScalerBase {
       const float scale = fp32_scale(amax);
       shared.factors[c] = scale;
       const int64_t k = tile_column * kTile + c;
-      if (Full || k < columns)
-        static_cast<float*>(cast.column_scale_inv)[k * cast.raster.rows + tile_row] = __fdiv_rn(1.0f, scale);
+      store_scale(cast.column_scale_inv, cast.column_scales, k, columns, tile_row, scale);
     }
   }
   template <class P>
   __device__ __forceinline__ void row_factors(const P& patch, float (&factors)[kPatch]) {
     const float scale = fp32_scale(row_amax);
     const int64_t m = row + Across::first();
-    if (Across::writes() && (Full || m < rows))
-      static_cast<float*>(cast.row_scale_inv)[m * cast.raster.columns + tile_column] = __fdiv_rn(1.0f, scale);
+    if (Across::writes()) store_scale(cast.row_scale_inv, cast.row_scales, m, rows, tile_column, scale);
     factors[0] = scale;
     spread(Across{}, factors);
   }
@@ -161,15 +165,23 @@ template <bool Full>
 struct Scaler<kBlock2D, Full> : ScalerBase {
   float scale;
 
+  // After the scale of a line's last block, the line's padding.
+  __device__ __forceinline__ static void store_scale(void* scales, const ScaleGrid& grid, int64_t line, int64_t block,
+                                                     int64_t blocks, float inverse) {
+    float* to = static_cast<float*>(scales) + grid.at(line, block);
+    *to = inverse;
+    if (block + 1 < blocks) return;
+    for (int64_t i = block + 1; i < grid.blocks; ++i) *++to = 0.0f;
+  }
   template <class P>
   __device__ __forceinline__ void reduce(const P& patch) {
     scale = fp32_scale(tile_amax(patch));
     if (threadIdx.x != 0) return;
     const float inverse = __fdiv_rn(1.0f, scale);
     if (cast.row != nullptr)
-      static_cast<float*>(cast.row_scale_inv)[tile_row * cast.raster.columns + tile_column] = inverse;
+      store_scale(cast.row_scale_inv, cast.row_scales, tile_row, tile_column, cast.raster.columns, inverse);
     if (cast.column != nullptr)
-      static_cast<float*>(cast.column_scale_inv)[tile_column * cast.raster.rows + tile_row] = inverse;
+      store_scale(cast.column_scale_inv, cast.column_scales, tile_column, tile_row, cast.raster.rows, inverse);
   }
   template <class P>
   __device__ __forceinline__ void row_factors(const P&, float (&factors)[kPatch]) const {

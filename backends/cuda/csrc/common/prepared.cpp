@@ -3,9 +3,11 @@
 #include "common/prepared.h"
 
 #include "common/queue.h"
+#include "common/workspace.h"
 
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <structmember.h>
@@ -32,6 +34,8 @@ struct Surroundings {
 struct Output {
   py::object role, shape, strides, dtype, device;
   std::vector<int> words;  // that take its address
+  bool workspace = false;
+  int64_t offset = 0;  // in the workspace that is kept
 };
 
 // What a call returns, as a tree: an output, a tensor that was given, a constant, a tuple (or a NamedTuple) of such, or
@@ -53,6 +57,7 @@ struct Call {
   Result result;
   std::vector<std::pair<int, int64_t>> aligned;  // words, and what they are multiples of, or nothing is done
   int device = 0;
+  int64_t workspace = 0;  // bytes of all workspace; 0 also where it is too large to be kept
   py::object index, keep;
   Surroundings around;
 };
@@ -100,6 +105,8 @@ Result result_of(const Call& call, const py::tuple& spec) {
     result.index = spec[1].cast<size_t>();
     if (result.index >= (kind == "made" ? call.outputs.size() : call.inputs.size()))
       throw std::invalid_argument(call.name + ": the result names tensor " + std::to_string(result.index));
+    if (kind == "made" && call.outputs[result.index].workspace)
+      throw std::invalid_argument(call.name + ": the result names workspace");
     return result;
   }
   result.object = spec[1];
@@ -151,6 +158,16 @@ PyObject* direct_entry(const Call& call) {
   Py_DECREF(answer);
   if (index == -1 && PyErr_Occurred()) return nullptr;
   return Py_NewRef(index == call.device ? PyList_GET_ITEM(list, 0) : Py_None);
+}
+
+// Workspace for a call: a new reference to what is kept for the stream; None where every piece is to be allocated, as
+// under capture, because a graph may be replayed on another stream than the one that works on what is kept. Null:
+// Python has an error set.
+PyObject* kept(const Call& call, uintptr_t stream, PyObject* direct, int64_t& address) {
+  if (call.workspace == 0 || direct == Py_None || capturing(stream)) return Py_NewRef(Py_None);
+  const auto holds = [](const Output& output) { return output.workspace; };
+  const Output& some = *std::find_if(call.outputs.begin(), call.outputs.end(), holds);
+  return kept_workspace(call.device, stream, call.workspace, call.around.empty.ptr(), some.device.ptr(), address);
 }
 
 // A new reference, or null with Python's error set.
@@ -233,9 +250,17 @@ PyObject* enter(const Call& call, PyObject* const* given, size_t count) {
   }
   const auto direct = py::reinterpret_steal<py::object>(call.outputs.empty() ? Py_NewRef(Py_None) : direct_entry(call));
   if (!direct) return nullptr;
+  int64_t base = 0;
+  const auto workspace = py::reinterpret_steal<py::object>(kept(call, words[1].integer, direct.ptr(), base));
+  if (!workspace) return nullptr;
   std::vector<py::object> made;
   made.reserve(call.outputs.size());
   for (const Output& output : call.outputs) {
+    if (output.workspace && !workspace.is_none()) {
+      for (int position : output.words) words[position].integer = base + output.offset;
+      made.emplace_back();
+      continue;
+    }
     PyObject* tensor = allocate(output, direct.ptr(), call.around);
     if (tensor == nullptr) return nullptr;
     made.push_back(py::reinterpret_steal<py::object>(tensor));
@@ -288,6 +313,15 @@ PyObject* type_of_prepared() {
   return type;
 }
 
+// A place for it in what is kept, a multiple of 256 as PyTorch's allocator gives them.
+void reserve(Call& call, Output& output) {
+  int64_t bytes = output.dtype.attr("itemsize").cast<int64_t>();
+  for (py::handle size : output.shape) bytes *= size.cast<int64_t>();
+  output.workspace = true;
+  output.offset = call.workspace;
+  call.workspace += ceil_div(bytes, 256) * 256;
+}
+
 // constants: every argument from the device on, a placeholder where an address goes. given: for each tensor of a call,
 // the arguments that take its address. made: (role, shape, strides, dtype, device, arguments that take its address).
 // aligned: arguments, and the powers of two that their addresses are multiples of.
@@ -314,8 +348,10 @@ py::object prepare(const std::string& name, const py::tuple& around, const py::l
     const auto parts = entry.cast<py::tuple>();
     Output output{parts[0], parts[1], parts[2], parts[3], parts[4], parts[5].cast<std::vector<int>>()};
     for (int position : output.words) position_in(*call, position);
+    if (parts[0].cast<std::string>() == "workspace") reserve(*call, output);
     call->outputs.push_back(std::move(output));
   }
+  if (call->workspace > kMostKept) call->workspace = 0;
   call->result = result_of(*call, result);
   for (const auto& [position, alignment] : aligned) {
     if (alignment < 1 || (alignment & (alignment - 1)) != 0)
@@ -334,6 +370,7 @@ py::object prepare(const std::string& name, const py::tuple& around, const py::l
 Bindings prepared(+[](py::module_& m) {
   m.attr("Prepared") = py::reinterpret_borrow<py::object>(type_of_prepared());
   m.def("prepare", &prepare);
+  m.def("release_workspaces", &release_workspaces);
   cuda_error_type = py::object(m.attr("CudaError")).release().ptr();  // for good
 });
 

@@ -2,6 +2,7 @@
 // What follows an fp32 product where the library does not do it: bias, GELU, its gradient, accumulation, casts.
 #include "common/reduce.cuh"
 #include "gemm/elements.cuh"
+#include "quantize/quantize.h"
 
 #include <algorithm>
 
@@ -136,7 +137,7 @@ void finish(const Queue& queue, const Finish& f) {
   const int aux_type = f.aux_cast.cast != kNone ? kCodes : f.aux_out_type;
   const bool aligned = fits(f.out, out_type) && fits(f.aux_out, aux_type) && fits(f.aux_in, f.aux_in_type);
   finish_kernel<<<grid, 32 * kWarps, 0, queue.stream()>>>(f, aligned, is_aligned(f.z, f.z_stride * 4));
-  if (f.dbias != nullptr) sum_partials(queue, f.partials, chunks, f.n, f.dbias, f.dbias_type);
+  if (f.dbias != nullptr) launch_sums(queue, f.partials, chunks, f.n, f.dbias, f.dbias_type);
 }
 
 }  // namespace ted::gemm

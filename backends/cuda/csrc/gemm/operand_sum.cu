@@ -1,7 +1,9 @@
 // Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
 // Sums of an operand over the contracted dimension (a bias gradient), in an order fixed by shape and chip.
+#include "common/launch.cuh"
 #include "common/reduce.cuh"
 #include "gemm/elements.cuh"
+#include "quantize/quantize.h"
 
 #include <algorithm>
 
@@ -9,37 +11,51 @@ namespace ted::gemm {
 
 namespace {
 
-constexpr int kColumns = 128;
 constexpr int kWarps = 8;
 constexpr int kThreads = 32 * kWarps;
+constexpr int kInFlight = 8;         // rows that a warp loads before it adds
+constexpr int64_t kBlocksEach = 4;   // of a multiprocessor
+constexpr int64_t kFewestRows = 64;  // of a block
 
-__global__ void __launch_bounds__(kThreads) sum_over_rows(OperandSum s, bool aligned) {
-  __shared__ float columns[kWarps][kColumns];
-  const int warp = threadIdx.x / 32;
-  const int64_t first = blockIdx.x * static_cast<int64_t>(kColumns) + threadIdx.x % 32 * 4;
-  const int64_t valid = s.columns - first;
-  float sums[4] = {0, 0, 0, 0};
-  const int64_t step = static_cast<int64_t>(gridDim.y) * kWarps;
-  if (valid > 0) {
-#pragma unroll 2
-    for (int64_t row = blockIdx.y * static_cast<int64_t>(kWarps) + warp; row < s.rows; row += step) {
-      float x[4];
-      load_four(s.source, s.type, row * s.columns + first, valid, aligned, x);
+// A block adds up rows of a strip of columns, 16 bytes of each a thread; its warps take turns. Whole: every vector is.
+template <class T, bool Whole>
+__global__ void __launch_bounds__(kThreads) sum_over_rows(const T* source, int64_t rows, int64_t columns, float* partials) {
+  constexpr int kVector = 16 / sizeof(T), kStrip = 32 * kVector;
+  using Row = Vec<T, kVector>;
+  __shared__ float shared[kWarps][kStrip];
+  let_next_start();
+  const int warp = threadIdx.x / 32, place = threadIdx.x % 32 * kVector;
+  const int64_t first = blockIdx.x * static_cast<int64_t>(kStrip);
+  const int64_t valid = columns - first - place, step = static_cast<int64_t>(gridDim.y) * kWarps;
+  const T* at = source + first + place;
+  int64_t row = blockIdx.y * static_cast<int64_t>(kWarps) + warp;
+  float sums[kVector] = {};
+  const auto add = [&](const Row& v) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) sums[i] += x[i];
+    for (int i = 0; i < kVector; ++i) sums[i] += to_float(v[i]);
+  };
+  if (valid > 0) {
+    for (; row + (kInFlight - 1) * step < rows; row += kInFlight * step) {
+      Row v[kInFlight];
+#pragma unroll
+      for (int u = 0; u < kInFlight; ++u) v[u] = load_part<Whole, kVector>(at + (row + u * step) * columns, valid);
+#pragma unroll
+      for (int u = 0; u < kInFlight; ++u) add(v[u]);
     }
+    for (; row < rows; row += step) add(load_part<Whole, kVector>(at + row * columns, valid));
   }
 #pragma unroll
-  for (int i = 0; i < 4; ++i) columns[warp][threadIdx.x % 32 * 4 + i] = sums[i];
+  for (int i = 0; i < kVector; ++i) shared[warp][place + i] = sums[i];
   __syncthreads();
-  if (threadIdx.x < kColumns) {
-    const int64_t column = blockIdx.x * static_cast<int64_t>(kColumns) + threadIdx.x;
+  for (int column = threadIdx.x; column < kStrip; column += kThreads) {
     float sum = 0.0f;
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) sum += columns[w][threadIdx.x];
-    if (column < s.columns) s.partials[blockIdx.y * s.columns + column] = sum;
+    for (int w = 0; w < kWarps; ++w) sum += shared[w][column];
+    if (first + column < columns) partials[blockIdx.y * columns + first + column] = sum;
   }
 }
+
+int64_t strips_of(int type, int64_t columns) { return ceil_div(columns, 32 * 16 / bytes_of(type)); }
 
 // A warp per row.
 __global__ void __launch_bounds__(kThreads) sum_over_columns(OperandSum s, bool aligned) {
@@ -63,36 +79,32 @@ __global__ void __launch_bounds__(kThreads) sum_over_columns(OperandSum s, bool 
   }
 }
 
-__global__ void __launch_bounds__(kThreads) sum_partials_kernel(const float* partials, int64_t chunks, int64_t n,
-                                                                void* out, int out_type) {
-  const int64_t column = blockIdx.x * static_cast<int64_t>(kThreads) + threadIdx.x;
-  if (column >= n) return;
-  float sum = 0.0f;
-#pragma unroll 8
-  for (int64_t chunk = 0; chunk < chunks; ++chunk) sum += partials[chunk * n + column];
-  store_one(out, out_type, column, sum);
-}
-
 }  // namespace
 
-void sum_partials(const Queue& queue, const float* partials, int64_t chunks, int64_t n, void* out, int out_type) {
-  if (n == 0) return;
-  sum_partials_kernel<<<grid_x("n", ceil_div(n, kThreads)), kThreads, 0, queue.stream()>>>(partials, chunks, n, out, out_type);
+int64_t sum_chunks(const DeviceLimits& limits, int type, int64_t rows, int64_t columns) {
+  const int64_t wanted = kBlocksEach * limits.multiprocessors / std::max<int64_t>(1, strips_of(type, columns));
+  return std::max<int64_t>(1, std::min({wanted, rows / kFewestRows, int64_t{1024}}));
 }
 
 void operand_sum(const Queue& queue, const OperandSum& s) {
   const int64_t element = bytes_of(s.type);
-  const bool aligned = is_aligned(s.source, s.columns * element, static_cast<int>(4 * element));
   if (!s.over_rows) {
     if (s.rows == 0) return;
+    const bool aligned = is_aligned(s.source, s.columns * element, static_cast<int>(4 * element));
     sum_over_columns<<<grid_x("rows", ceil_div(s.rows, kWarps)), kThreads, 0, queue.stream()>>>(s, aligned);
     return;
   }
   if (s.columns == 0) return;
-  const int64_t chunks = row_chunks(queue.limits(), s.rows, s.columns);
-  const dim3 grid(grid_x("columns", ceil_div(s.columns, kColumns)), static_cast<unsigned>(chunks));
-  sum_over_rows<<<grid, kThreads, 0, queue.stream()>>>(s, aligned);
-  sum_partials(queue, s.partials, chunks, s.columns, s.out, s.out_type);
+  const int64_t chunks = sum_chunks(queue.limits(), s.type, s.rows, s.columns);
+  const dim3 grid(grid_x("columns", strips_of(s.type, s.columns)), static_cast<unsigned>(chunks));
+  with_dtype("operand", s.type, [&](auto type) {
+    with_flag(is_aligned(s.source, s.columns * element), [&](auto whole) {
+      using T = typename decltype(type)::type;
+      sum_over_rows<T, decltype(whole)::value>
+          <<<grid, kThreads, 0, queue.stream()>>>(static_cast<const T*>(s.source), s.rows, s.columns, s.partials);
+    });
+  });
+  launch_sums(queue, s.partials, chunks, s.columns, s.out, s.out_type, true);
 }
 
 }  // namespace ted::gemm

@@ -8,6 +8,9 @@ namespace ted::gemm {
 
 namespace {
 
+// Bytes of an operand up to which the library sums it: a launch less, but at half of the memory's speed.
+constexpr int64_t kLibrarySums = int64_t{4} << 20;
+
 int64_t round_up(int64_t x, int64_t multiple) { return ceil_div(x, multiple) * multiple; }
 
 lt::DataType data_type(int type) {
@@ -185,7 +188,9 @@ bool Plan::attempt(bool staged, bool copied, const lt::Algorithm* chosen) {
   }
   const ProductSpec spec = specify(staged, copied);
   if (copied && !a_copy_.needed && !b_copy_.needed) return false;
-  const bool sums = !staged && (p.epilogue == kBgradA || p.epilogue == kBgradB) && p.bias_type == kNone && !is_codes(p.a.type);
+  const int64_t summed = (p.epilogue == kBgradA ? p.m : p.n) * p.k * bytes_of(p.a.type);
+  const bool sums = !staged && (p.epilogue == kBgradA || p.epilogue == kBgradB) && p.bias_type == kNone &&
+                    !is_codes(p.a.type) && summed <= kLibrarySums;
   for (bool with_sums : {true, false}) {
     if (with_sums && !sums) continue;
     ProductSpec tried = spec;
@@ -233,8 +238,8 @@ void Plan::reserve_workspace() {
   if (product_ != nullptr && staged_ && !in_place_) z_ = reserve(require_count("z", m_, n_) * 4);
   const DeviceLimits& limits = limits_of(p.device);
   if (staged_ && p.epilogue == kDGelu) partials_ = reserve(row_chunks(limits, p.m, p.n) * p.n * 4);
-  if (p.epilogue == kBgradA && p.layout == kTN && !fused_sums_) partials_ = reserve(row_chunks(limits, p.k, p.m) * p.m * 4);
-  if (p.epilogue == kBgradB && p.layout != kNT && !fused_sums_) partials_ = reserve(row_chunks(limits, p.k, p.n) * p.n * 4);
+  if (p.epilogue == kBgradA && p.layout == kTN && !fused_sums_) partials_ = reserve(sum_chunks(limits, p.a.type, p.k, p.m) * p.m * 4);
+  if (p.epilogue == kBgradB && p.layout != kNT && !fused_sums_) partials_ = reserve(sum_chunks(limits, p.b.type, p.k, p.n) * p.n * 4);
   if (!staged_ && p.out_cast != kNone) measured_ = reserve(4);
   // The base is rounded up to a multiple of 256 bytes.
   workspace_ = used == 0 ? 0 : used + 256;

@@ -81,14 +81,12 @@ struct OperandSum {
   int64_t scale_row_stride = 0, scale_column_stride = 0;
   void* out = nullptr;
   int out_type = 0;
-  float* partials = nullptr;  // (row_chunks(rows, columns), columns), where sums are over rows
+  float* partials = nullptr;  // (sum_chunks(type, rows, columns), columns), where sums are over rows
 };
+int64_t sum_chunks(const DeviceLimits& limits, int type, int64_t rows, int64_t columns);
 void operand_sum(const Queue& queue, const OperandSum& s);
 
 // After a product whose cast the library did: its amax is in `measured`.
 void record_cast(const Queue& queue, const Cast& cast, const float* measured);
-
-// Partial sums (chunks, n) to out (n,).
-void sum_partials(const Queue& queue, const float* partials, int64_t chunks, int64_t n, void* out, int out_type);
 
 }  // namespace ted::gemm

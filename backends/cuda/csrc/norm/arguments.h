@@ -23,7 +23,7 @@ struct ForwardArguments {
   int y_dtype;
 };
 
-// How y is cast. A block scaling is kOfBlocks plus its code in cast/blocks.h.
+// How y is cast. A block scaling is kOfBlocks plus its code in cast/blocks.h, without kForProducts.
 enum CastScaling : int { kNoCast = 0, kDelayed = 1, kCurrent = 2, kOfBlocks = 2 };
 
 struct CastArguments {
@@ -34,7 +34,7 @@ struct CastArguments {
   uintptr_t row_scale_inv, column_scale_inv;  // one scale per tensor: row_scale_inv alone
   uintptr_t global_scale_inv;                 // nvfp4
   float epsilon;
-  bool power_of_two, two_d;
+  bool power_of_two, two_d, for_products;
 };
 
 // Floats of workspace that any cast but a delayed one by rows alone needs, at a multiple of 16 bytes: an amax, then

@@ -1,6 +1,6 @@
 // Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+#include "cast/blocks.h"
 #include "common/prepared.h"
-
 #include "norm/arguments.h"
 
 namespace py = pybind11;
@@ -29,8 +29,10 @@ void norm_forward_cast(int device, uintptr_t stream, uintptr_t x, int x_dtype, i
                        uintptr_t global_scale_inv, float epsilon, bool power_of_two, bool two_d) {
   const ForwardArguments f{x, x_dtype, rows, columns, residual, residual_out, gamma, gamma_dtype, beta, beta_dtype,
                            zero_centered, eps, mean, rstd, y, y_dtype};
-  const CastArguments c{scaling, row, column, cast, scale, amax, row_scale_inv, column_scale_inv, global_scale_inv,
-                        epsilon, power_of_two, two_d};
+  int of_blocks = scaling - ted::norm::kOfBlocks;
+  const bool for_products = ted::take_for_products(of_blocks);
+  const CastArguments c{of_blocks + ted::norm::kOfBlocks, row, column, cast, scale, amax, row_scale_inv, column_scale_inv,
+                        global_scale_inv, epsilon, power_of_two, two_d, for_products};
   ted::norm::norm_forward(device, stream, f, c, workspace);
 }
 

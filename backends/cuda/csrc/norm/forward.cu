@@ -79,7 +79,10 @@ Normalized statistics(const Queue& q, Forward a, int x_dtype, uintptr_t workspac
     check(cudaMemsetAsync(floats, 0, sizeof(float), q.stream()), "norm_forward");
     a.cast.amax = floats;
   }
-  one_pass(q, a, x_dtype);
+  if (statistics_fit(a, x_dtype))
+    forward_statistics(q, a, x_dtype);
+  else
+    one_pass(q, a, x_dtype);
   return normalized_of(a, workspace);
 }
 
@@ -136,6 +139,7 @@ void blocks(const Queue& q, const Forward& a, int x_dtype, const CastArguments& 
   cast.row_scale_inv = pointer<void>(c.row_scale_inv), cast.column_scale_inv = pointer<void>(c.column_scale_inv);
   cast.out = a.y.data, cast.out_dtype = a.y.dtype, cast.cast = c.cast;
   cast.epsilon = c.epsilon, cast.power_of_two = c.power_of_two, cast.two_d = c.two_d;
+  cast.for_products = c.for_products;
   if (fp4) {
     cast.global_scale_inv = pointer<float>(c.global_scale_inv);
     cast.maxima = pointer<float>(workspace), cast.maxima_count = 1;

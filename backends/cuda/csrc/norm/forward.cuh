@@ -119,14 +119,12 @@ constexpr int kMaxRowVectors = 16;
 enum Product : int {
   kOnlyY,      // y or nothing but statistics
   kOnlyE4M3,   // codes by the chip's conversion, and the amax
-  kOnlyAmax,
   kAnything,
 };
 
 inline Product product_of(const Forward& a) {
   if (!casts(a.cast)) return kOnlyY;
-  if (a.y.data != nullptr) return kAnything;
-  if (a.cast.codes == nullptr && a.cast.transposed == nullptr) return a.cast.amax != nullptr ? kOnlyAmax : kAnything;
+  if (a.y.data != nullptr || (a.cast.codes == nullptr && a.cast.transposed == nullptr)) return kAnything;
   return a.cast.mode == kHardE4M3 ? kOnlyE4M3 : kAnything;
 }
 
@@ -182,12 +180,12 @@ __device__ __forceinline__ Codes<E> encode_row(const float (&y)[E], float scale,
     return encode_vector(y, scale, cast);
 }
 
-// By the whole of one block.
+// By all blocks.
 template <int E>
 __device__ __forceinline__ void prepare(const Forward& a) {
-  if (a.prepared.factor == nullptr || blockIdx.x != 0) return;
-  for (int64_t column = static_cast<int64_t>(threadIdx.x) * E; column < a.columns;
-       column += static_cast<int64_t>(blockDim.x) * E) {
+  if (a.prepared.factor == nullptr) return;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  for (int64_t column = first * E; column < a.columns; column += static_cast<int64_t>(gridDim.x) * blockDim.x * E) {
     float factor[E], shift[E];
     load_affine(factor, shift, a.affine, column, a.columns - column);
 #pragma unroll
@@ -200,9 +198,9 @@ __device__ __forceinline__ void prepare(const Forward& a) {
 }
 
 // x becomes the sum with the residual, rounded to T, and is written as that. Some vectors at a time: registers.
-template <class T, int V>
+template <int AtATime, class T, int V>
 __device__ __forceinline__ void add_residual(PackedRow<T, V>& x, const Forward& a, int64_t start, int columns, int t) {
-  constexpr int E = kVector<T>, kAtATime = V < 4 ? V : 4;
+  constexpr int E = kVector<T>, kAtATime = V < AtATime ? V : AtATime;
   const T* source = static_cast<const T*>(a.residual) + start;
   T* target = static_cast<T*>(a.residual_out) + start;
 #pragma unroll

@@ -37,7 +37,6 @@ void forward_in_registers(const Queue& q, Forward a, int x_dtype) {
   switch (product_of(a)) {
     case kOnlyY: return launch_rows<kOnlyY>(q, a, x_dtype, vectors, grid, threads);
     case kOnlyE4M3: return launch_rows<kOnlyE4M3>(q, a, x_dtype, vectors, grid, threads);
-    case kOnlyAmax: return launch_rows<kOnlyAmax>(q, a, x_dtype, vectors, grid, threads);
     case kAnything: return launch_rows<kAnything>(q, a, x_dtype, vectors, grid, threads);
   }
 }

@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(kThreads<V>, kBlocks<V, Product>) forward_rows
 
   PackedRow<T, V> x;
   load_row(x.words, static_cast<const T*>(a.x) + start, columns, t, lanes);
-  if (a.residual != nullptr) add_residual(x, a, start, columns, t);
+  if (a.residual != nullptr) add_residual<4>(x, a, start, columns, t);
 
   float mean = 0.0f, rstd = 0.0f;
   if (a.known) {
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(kThreads<V>, kBlocks<V, Product>) forward_rows
           if (column >= columns) continue;
           float y[E];
           make_y<Product, T, W, Y>(y, a, start, column, x.words[v], mean, rstd, amax);
-          if constexpr (Product == kOnlyY || Product == kOnlyAmax) continue;
+          if constexpr (Product == kOnlyY) continue;
           if (Product == kOnlyE4M3 || a.cast.codes != nullptr)
             *reinterpret_cast<Codes<E>*>(a.cast.codes + start + column) = encode_row<Product>(y, scale, a.cast);
         }

@@ -7,7 +7,7 @@
 namespace ted::norm {
 
 void cast_tensor(const Queue& q, const Normalized& a, int x_dtype, const TensorCast& cast) {
-  with_source(a, x_dtype, [&](const auto& source) { launch_cast<false>(q, source, cast); });
+  with_source(a, x_dtype, [&](const auto& source) { launch_cast<false>(q, source, cast, true); });
 }
 
 }  // namespace ted::norm

@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kThreads, 1) forward_tiles_kernel(const __grid
     const int valid = static_cast<int>(min(a.rows - row0, static_cast<int64_t>(R)));
     for (int r = group; r < valid; r += groups, turn ^= 1) {
       const int64_t row = row0 + r, start = row * a.columns;
-      if (a.residual != nullptr) add_residual(x, a, start, columns, t);
+      if (a.residual != nullptr) add_residual<4>(x, a, start, columns, t);
 
       float mean = 0.0f, rstd = 0.0f;
       if (a.mean != nullptr) {

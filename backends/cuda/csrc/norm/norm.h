@@ -22,6 +22,10 @@ void forward_in_registers(const Queue& q, Forward a, int x_dtype);
 // Rows of any length and alignment, read three times.
 void forward_streaming(const Queue& q, Forward a, int x_dtype);
 
+// Statistics alone, and amax where Forward::cast names one: whether that pass serves a call, and the pass.
+bool statistics_fit(const Forward& a, int x_dtype);
+void forward_statistics(const Queue& q, const Forward& a, int x_dtype);
+
 // A delayed cast by columns, and by rows, in the same pass: whether it serves a call, and the pass.
 bool tiles_fit(const Forward& a, int x_dtype, const DeviceLimits& limits);
 void forward_tiles(const Queue& q, Forward a, int x_dtype);

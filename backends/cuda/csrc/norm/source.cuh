@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cast/source.cuh"
+#include "common/launch.cuh"
 #include "norm/norm.h"
 #include "norm/row.cuh"
 
@@ -29,7 +30,8 @@ struct NormSource {
   __host__ __device__ int64_t rows() const { return m; }
   __host__ __device__ int64_t columns() const { return n; }
   __host__ __device__ bool aligned() const { return wide; }
-  __device__ void begin() {}
+  // The kernel before a cast makes mean and rstd, and may still run (common/launch.cuh).
+  __device__ void begin() { wait_for_previous(); }
   __device__ int64_t interleaved(int64_t index, int64_t) const { return index; }
 
   template <int N, bool Full>

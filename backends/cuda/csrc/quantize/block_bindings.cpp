@@ -87,6 +87,7 @@ void block_cast(int device, uintptr_t stream, int form, int dtype, int64_t rows,
                 uintptr_t workspace, int64_t workspace_size) {
   const Queue queue(device, stream);
   SourceArguments source{form, dtype, rows, columns, x, stride, dy, kind, limit, alpha, x_encoding, x_scale_inv};
+  const bool for_products = take_for_products(scaling);
   const int64_t count = require_count("x", rows, columns);
   check_options(source, scaling, code, out_dtype);
 
@@ -96,6 +97,7 @@ void block_cast(int device, uintptr_t stream, int form, int dtype, int64_t rows,
   cast.noop = pointer<float>(noop);
   cast.out = pointer<void>(out), cast.out_dtype = out_dtype;
   cast.cast = code, cast.epsilon = epsilon, cast.power_of_two = power_of_two, cast.two_d = two_d;
+  cast.for_products = for_products;
   const int64_t scale_size = scaling == kMXFP8 || scaling == kNVFP4 ? 1 : 4;
   require_copy("row_data", cast.row, "row_scale_inv", cast.row_scale_inv, count, scale_size);
   require_copy("col_data", cast.column, "col_scale_inv", cast.column_scale_inv, count, scale_size);

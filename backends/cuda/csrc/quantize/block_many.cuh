@@ -78,6 +78,7 @@ __global__ void __launch_bounds__(kThreads, 2) many_casts_kernel(const __grid_co
   cast.global_scale_inv = c.global_scale_inv;
   cast.scale = c.scale, cast.amax = c.amax;
   cast.epsilon = c.epsilon, cast.power_of_two = c.power_of_two, cast.two_d = c.two_d;
+  cast.for_products = c.for_products;
   cast.cast = c.cast;
   cast.derive(S, c.rows, c.columns);
   cast.maxima = table.maxima + entry * kManyMaxima;

@@ -19,7 +19,7 @@ struct ManyCast {
   float* amax;              // kTensor: max-accumulated
   float epsilon;
   int cast;
-  bool power_of_two, two_d;
+  bool power_of_two, two_d, for_products;
 };
 
 constexpr int kManyCasts = 32;    // in a launch: what kernel parameters hold

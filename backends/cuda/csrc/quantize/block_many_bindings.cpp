@@ -8,8 +8,8 @@ namespace ted {
 namespace {
 
 // (x, rows, columns, stride, row, row_scale_inv, column, column_scale_inv, global_scale_inv, scale, amax, cast,
-// power_of_two, two_d); te_dispatch_cuda/quantize_many.py builds them.
-using Entry = std::array<uintptr_t, 14>;
+// power_of_two, two_d, for_products); te_dispatch_cuda/quantize_many.py builds them.
+using Entry = std::array<uintptr_t, 15>;
 
 ManyCast cast_of(const Entry& e, float epsilon, int scaling, int dtype) {
   const ManyCast c{pointer<void>(e[0]),
@@ -26,7 +26,8 @@ ManyCast cast_of(const Entry& e, float epsilon, int scaling, int dtype) {
                    epsilon,
                    static_cast<int>(e[11]),
                    e[12] != 0,
-                   e[13] != 0};
+                   e[13] != 0,
+                   e[14] != 0};
   const int64_t count = require_count("xs", c.rows, c.columns);
   const int64_t size = scaling == kMXFP8 || scaling == kNVFP4 ? 1 : 4;
   const int encoding = c.cast & ~kCommon;

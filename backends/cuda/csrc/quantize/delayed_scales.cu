@@ -1,6 +1,7 @@
 // Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
 // The end of a step of delayed scaling: new scales, histories rolled; all tensors in one launch, or as few as hold the
 // table of them in kernel parameters.
+#include "common/reduce.cuh"
 #include "quantize/quantize.h"
 
 namespace ted {
@@ -27,43 +28,51 @@ struct Table {
 };
 static_assert(sizeof(Table<kEntries>) <= 4000, "kernel parameters hold 4 KB");
 
-constexpr int kColumns = 32, kLanes = 32;  // of a block: threads side by side take columns, lanes take rows
-constexpr int kRows = 4;                   // that a lane has in flight
+constexpr int kColumns = 8, kLanes = 128;  // of a block: threads side by side take columns, lanes take rows
+constexpr int kRows = 8;                   // that a lane holds
+constexpr int kThreads = kColumns * kLanes, kWarps = kThreads / 32;
+constexpr int64_t kStretch = int64_t{kLanes} * kRows;
 
 // The largest of what the lanes of a column found.
-__device__ float column_max(float found, float (*shared)[kColumns + 1]) {
-  shared[threadIdx.y][threadIdx.x] = found;
+__device__ float column_max(float found) {
+  __shared__ float of_warps[kColumns][kWarps + 1], of_columns[kColumns];
+  const int thread = threadIdx.y * kColumns + threadIdx.x, warp = thread / 32, lane = thread % 32;
+#pragma unroll
+  for (int offset = kColumns; offset < 32; offset *= 2) found = fmaxf(found, __shfl_xor_sync(0xffffffffu, found, offset));
+  if (lane < kColumns) of_warps[lane][warp] = found;
   __syncthreads();
-  for (int half = kLanes / 2; half > 0; half /= 2) {
-    float& mine = shared[threadIdx.y][threadIdx.x];
-    if (threadIdx.y < half) mine = fmaxf(mine, shared[threadIdx.y + half][threadIdx.x]);
-    __syncthreads();
+  if (warp < kColumns) {
+    static_assert(kWarps == 32 && kColumns <= kWarps, "a warp takes a column");
+    const float all = warp_reduce(of_warps[warp][lane], Max{});
+    if (lane == 0) of_columns[warp] = all;
   }
-  return shared[0][threadIdx.x];
+  __syncthreads();
+  return of_columns[threadIdx.x];
 }
 
-// Row i takes row i + 1, the last takes `first`, then row 0 is 0. Lanes read a stretch before any of them writes it.
-__device__ void roll(float* column, int64_t length, int64_t stride, float first, bool rolls) {
-  for (int64_t start = 0; start < length; start += kLanes * kRows) {
-    float next[kRows];
+// A stretch of a column that is to be rolled: row i takes row i + 1, the last takes `first`, then row 0 is 0.
+struct Stretch {
+  float next[kRows];
+
+  __device__ __forceinline__ void load(const float* column, int64_t start, int64_t length, int64_t stride, float first,
+                                       bool mine) {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       const int64_t row = start + i * kLanes + threadIdx.y;
-      next[i] = rolls && row + 1 < length ? column[(row + 1) * stride] : first;
+      next[i] = mine && row + 1 < length ? column[(row + 1) * stride] : first;
     }
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      const int64_t row = start + i * kLanes + threadIdx.y;
-      if (rolls && row < length) column[row * stride] = row == 0 ? 0.0f : next[i];
-    }
-    __syncthreads();
   }
-}
+  __device__ __forceinline__ void store(float* column, int64_t start, int64_t length, int64_t stride) const {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const int64_t row = start + i * kLanes + threadIdx.y;
+      if (row < length) column[row * stride] = row == 0 ? 0.0f : next[i];
+    }
+  }
+};
 
 template <int N>
-__global__ void __launch_bounds__(kColumns* kLanes) update(const Table<N> table) {
-  __shared__ float shared[kLanes][kColumns + 1];
+__global__ void __launch_bounds__(kThreads) update(const Table<N> table) {
   int which = table.count - 1;
   while (static_cast<int32_t>(blockIdx.x) < table.entries[which].block) --which;
   const Entry& entry = table.entries[which];
@@ -71,24 +80,32 @@ __global__ void __launch_bounds__(kColumns* kLanes) update(const Table<N> table)
   const bool mine = column < entry.columns;
   float* history = entry.history + column;
   const float first = mine ? history[0] : 0.0f;
+  // All but the first row are read as what moves up; most histories are one stretch.
+  Stretch stretch;
+  stretch.load(history, 0, entry.length, entry.stride, first, mine);
   float amax = first;
   if (!table.most_recent) {
-    amax = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) amax = fmaxf(amax, stretch.next[i]);
     if (mine) {
 #pragma unroll 4
-      for (int64_t row = threadIdx.y; row < entry.length; row += kLanes)
+      for (int64_t row = kStretch + threadIdx.y; row < entry.length; row += kLanes)
         amax = fmaxf(amax, history[row * entry.stride]);
     }
-    amax = column_max(amax, shared);
+    amax = column_max(amax);
   }
   const bool cast_happened = mine && first != 0.0f;
-  __syncthreads();  // all have read row 0
   if (cast_happened && threadIdx.y == 0 && amax > 0.0f && !isinf(amax)) {
     const float scale = __fdiv_rn(entry.numerator, amax);
     entry.scale[column] = isinf(scale) ? 3.402823466e+38f : scale;
     if (entry.amax != nullptr) entry.amax[column] = amax;
   }
-  roll(history, entry.length, entry.stride, first, cast_happened);
+  for (int64_t start = 0; start < entry.length; start += kStretch) {
+    if (start > 0) stretch.load(history, start, entry.length, entry.stride, first, mine);
+    __syncthreads();  // all have read it before any writes
+    if (cast_happened) stretch.store(history, start, entry.length, entry.stride);
+    __syncthreads();
+  }
 }
 
 }  // namespace

@@ -1,6 +1,12 @@
 // Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+// Softmax of rows. Weights are 2^((v - max v) * |scale| * log2 e), v being x, or -x where scale is negative: the
+// difference is taken first, so that nothing overflows before it.
+#include "common/packed.cuh"
 #include "softmax/rows.cuh"
 #include "softmax/softmax.h"
+
+#include <cmath>
+#include <limits>
 
 namespace ted {
 
@@ -13,7 +19,8 @@ struct Forward {
   int64_t rows, columns, rows_each, heads;
   int64_t mask_batch, mask_head, mask_row;
   bool mask_per_column, causal;
-  float scale;
+  float exponent;  // |scale| * log2 e
+  uint32_t flip;   // the sign bits of a word of x where scale is negative
 };
 
 // What of a row counts: the columns below `limit` that the mask's bytes (null: none) leave.
@@ -38,7 +45,43 @@ __device__ __forceinline__ Live live_part(const Forward& a, int64_t row) {
   return live;
 }
 
-// Rows in registers, read once. Masked entries are -Inf: exp makes them 0, and a row of nothing else sums to 0.
+// Below the smallest normal number: 0.
+__device__ __forceinline__ float power_of_two(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// v of one vector, of which `left` entries count: -Inf for the others.
+template <class T, int V>
+__device__ __forceinline__ void take(float (&v)[V], Packed<T, V> x, int64_t left, uint32_t flip) {
+#pragma unroll
+  for (uint32_t& word : x.word) word ^= flip;
+#pragma unroll
+  for (int i = 0; i < V; ++i) v[i] = x[i];
+  if (left >= V) return;
+#pragma unroll
+  for (int i = 0; i < V; ++i)
+    if (i >= left) v[i] = -INFINITY;
+}
+
+// Bit i: column i of the vector is masked.
+template <int V>
+__device__ __forceinline__ uint32_t hidden_of(const Vec<uint8_t, V>& masked) {
+  uint32_t hidden = 0;
+#pragma unroll
+  for (int i = 0; i < V; ++i) hidden |= static_cast<uint32_t>(masked[i] != 0) << i;
+  return hidden;
+}
+
+template <int V>
+__device__ __forceinline__ void hide(float (&v)[V], uint32_t hidden) {
+#pragma unroll
+  for (int i = 0; i < V; ++i)
+    if ((hidden >> i & 1) != 0) v[i] = -INFINITY;
+}
+
+// Rows in registers, read once. Vectors behind a row's limit cost nothing but zeros.
 template <class T, class S, bool Whole>
 __global__ void __launch_bounds__(S::kThreads) softmax_forward(const __grid_constant__ Forward a) {
   constexpr int V = kWidth<T, Whole>, N = S::E / V;
@@ -47,43 +90,52 @@ __global__ void __launch_bounds__(S::kThreads) softmax_forward(const __grid_cons
   const int64_t row = static_cast<int64_t>(blockIdx.x) * S::kRows + threadIdx.x / S::G;
   Live live{0, nullptr};
   if (row < a.rows) live = live_part(a, row);
-  const int columns = static_cast<int>(a.columns), limit = static_cast<int>(live.limit);
+  const int columns = row < a.rows ? static_cast<int>(a.columns) : 0, limit = static_cast<int>(live.limit);
   const T* x = static_cast<const T*>(a.x) + row * a.columns;
 
-  Vec<T, V> raw[N];
-  Vec<uint8_t, V> masked[N] = {};
+  Packed<T, V> raw[N];
 #pragma unroll
   for (int n = 0; n < N; ++n) {
     const int column = (lane + n * S::G) * V;
-    if (column < limit) raw[n] = load_part<true, V>(x + column, V);
+    if (column < limit) raw[n] = load_packed<true, V>(x + column, V);
   }
+  uint32_t hidden = 0;  // V bits a vector
+  static_assert(S::E <= 32, "a bit an element");
   if (live.mask != nullptr) {
+    Vec<uint8_t, V> masked[N] = {};
 #pragma unroll
     for (int n = 0; n < N; ++n) {
       const int column = (lane + n * S::G) * V;
       if (column < limit) masked[n] = load_part<true, V>(live.mask + column, V);
     }
+#pragma unroll
+    for (int n = 0; n < N; ++n) hidden |= hidden_of(masked[n]) << n * V;
   }
-  float z[N][V];
+  float v[N][V];
   float top = -INFINITY;
 #pragma unroll
   for (int n = 0; n < N; ++n) {
+    const int column = (lane + n * S::G) * V;
+    if (column >= limit) continue;
+    take(v[n], raw[n], limit - column, a.flip);
+    if (live.mask != nullptr) hide(v[n], hidden >> n * V);
 #pragma unroll
-    for (int i = 0; i < V; ++i) {
-      const bool counts = (lane + n * S::G) * V + i < limit && masked[n][i] == 0;
-      z[n][i] = counts ? to_float(raw[n][i]) * a.scale : -INFINITY;
-      top = fmaxf(top, z[n][i]);
-    }
+    for (int i = 0; i < V; ++i) top = fmaxf(top, v[n][i]);
   }
   top = S::reduce(top, -INFINITY, Max{}, shared);
   if (top == -INFINITY) top = 0.0f;
   float sum = 0.0f;
 #pragma unroll
   for (int n = 0; n < N; ++n) {
+    if ((lane + n * S::G) * V >= limit) {
+#pragma unroll
+      for (int i = 0; i < V; ++i) v[n][i] = 0.0f;
+      continue;
+    }
 #pragma unroll
     for (int i = 0; i < V; ++i) {
-      z[n][i] = expf(z[n][i] - top);
-      sum += z[n][i];
+      v[n][i] = power_of_two((v[n][i] - top) * a.exponent);
+      sum += v[n][i];
     }
   }
   sum = S::reduce(sum, 0.0f, Sum{}, shared);
@@ -92,9 +144,8 @@ __global__ void __launch_bounds__(S::kThreads) softmax_forward(const __grid_cons
   for (int n = 0; n < N; ++n) {
     const int column = (lane + n * S::G) * V;
 #pragma unroll
-    for (int i = 0; i < V; ++i) z[n][i] *= factor;
-    if (row < a.rows && column < columns)
-      a.y.store_part<true, V>(row * a.columns + column, z[n], V);
+    for (int i = 0; i < V; ++i) v[n][i] *= factor;
+    if (column < columns) a.y.store_part<true, V>(row * a.columns + column, v[n], V);
   }
 }
 
@@ -112,53 +163,49 @@ __global__ void __launch_bounds__(kLongThreads, 2) softmax_forward_long(const __
   const Live live = live_part(a, row);
   const T* x = static_cast<const T*>(a.x) + row * a.columns;
 
-  // Calls use(column, z of V columns) for vectors below `end`, several of them loaded together.
+  // Calls use(column, v of V columns) for vectors below `end`, several of them loaded together.
   auto each = [&](int64_t end, auto&& use) {
     for (int64_t first = threadIdx.x * V; first < end; first += kLongUnits * kStep) {
-      Vec<T, V> raw[kLongUnits];
-      uint32_t masked[kLongUnits] = {};  // bit i: column i of the vector
+      Packed<T, V> raw[kLongUnits] = {};
 #pragma unroll
       for (int u = 0; u < kLongUnits; ++u)
-        if (first + u * kStep < live.limit) raw[u] = load_part<true, V>(x + first + u * kStep, V);
-      if (live.mask != nullptr) {
-#pragma unroll
-        for (int u = 0; u < kLongUnits; ++u) {
-          if (first + u * kStep >= live.limit) continue;
-          const Vec<uint8_t, V> bytes = load_part<true, V>(live.mask + first + u * kStep, V);
-#pragma unroll
-          for (int i = 0; i < V; ++i) masked[u] |= static_cast<uint32_t>(bytes[i] != 0) << i;
-        }
-      }
+        if (first + u * kStep < live.limit) raw[u] = load_packed<true, V>(x + first + u * kStep, V);
 #pragma unroll
       for (int u = 0; u < kLongUnits; ++u) {
         const int64_t column = first + u * kStep;
-        float z[V];
-#pragma unroll
-        for (int i = 0; i < V; ++i)
-          z[i] = column + i < live.limit && (masked[u] >> i & 1) == 0 ? to_float(raw[u][i]) * a.scale : -INFINITY;
-        use(column, z);
+        float v[V];
+        take(v, raw[u], live.limit - column, a.flip);
+        if (live.mask != nullptr && column < live.limit)
+          hide(v, hidden_of(load_part<true, V>(live.mask + column, V)));
+        use(column, v);
       }
     }
   };
   float top = -INFINITY;
-  each(live.limit, [&](int64_t, const float(&z)[V]) {
+  each(live.limit, [&](int64_t, const float(&v)[V]) {
 #pragma unroll
-    for (int i = 0; i < V; ++i) top = fmaxf(top, z[i]);
+    for (int i = 0; i < V; ++i) top = fmaxf(top, v[i]);
   });
   top = block_reduce<kLongThreads>(top, -INFINITY, Max{}, shared);
   if (top == -INFINITY) top = 0.0f;
   float sum = 0.0f;
-  each(live.limit, [&](int64_t, const float(&z)[V]) {
+  each(live.limit, [&](int64_t, const float(&v)[V]) {
 #pragma unroll
-    for (int i = 0; i < V; ++i) sum += expf(z[i] - top);
+    for (int i = 0; i < V; ++i) sum += power_of_two((v[i] - top) * a.exponent);
   });
   sum = block_reduce<kLongThreads>(sum, 0.0f, Sum{}, shared);
   const float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
-  each(a.columns, [&](int64_t column, float(&z)[V]) {
+  each(a.columns, [&](int64_t column, float(&v)[V]) {
 #pragma unroll
-    for (int i = 0; i < V; ++i) z[i] = expf(z[i] - top) * factor;
-    if (column < a.columns) a.y.store_part<true, V>(row * a.columns + column, z, V);
+    for (int i = 0; i < V; ++i) v[i] = power_of_two((v[i] - top) * a.exponent) * factor;
+    if (column < a.columns) a.y.store_part<true, V>(row * a.columns + column, v, V);
   });
+}
+
+// A scale of 0 makes all differences 0, but not those of masked entries.
+float exponent_of(double scale) {
+  const float exponent = static_cast<float>(std::abs(scale) * 1.4426950408889634);
+  return exponent == 0.0f ? std::numeric_limits<float>::denorm_min() : exponent;
 }
 
 }  // namespace
@@ -186,7 +233,8 @@ void softmax_fwd(int device, uintptr_t stream, uintptr_t x, uintptr_t mask, uint
     a.mask_batch = mask_batch, a.mask_head = mask_head, a.mask_row = mask_row;
     a.mask_per_column = mask_column == 1;
     a.causal = causal;
-    a.scale = static_cast<float>(scale);
+    a.exponent = exponent_of(scale);
+    a.flip = scale < 0 ? (sizeof(T) == 4 ? 0x80000000u : 0x80008000u) : 0;
     const bool mask_aligned = is_aligned(a.mask, mask_batch, V) && mask_head % V == 0 && mask_row % V == 0;
     const bool whole = columns % V == 0 && is_aligned(a.x, 0) && a.y.takes_vectors(V) &&
                        (mask_column == 0 || mask_aligned);

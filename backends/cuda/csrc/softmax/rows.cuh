@@ -15,7 +15,7 @@ namespace ted {
 template <int G_, int E_>
 struct Spread {
   static constexpr int G = G_, E = E_;
-  static constexpr int kThreads = G <= 32 ? 128 : G;
+  static constexpr int kThreads = G > 32 ? G : E < 32 ? 128 : 64;  // measured: small blocks, but not of short rows
   static constexpr int kRows = kThreads / G;  // per block
 
   template <class Op>

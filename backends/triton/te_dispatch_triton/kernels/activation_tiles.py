@@ -130,6 +130,37 @@ def _line(dy, x, rows, columns, M, H, GATED: tl.constexpr):
 
 
 @triton.jit
+def _any_bits(a, b, c):
+    """Bits that any of three has, known when all three are."""
+    return tl.inline_asm_elementwise(
+        "lop3.b32 $0, $1, $2, $3, 0xFE;", "=r,r,r,r", [a, b, c], a.dtype, True, 32 // a.dtype.primitive_bitwidth
+    )
+
+
+@triton.jit
+def _after(value, other, M):
+    """value; to compilers, which do not know that M >= 0, something that depends on `other` too."""
+    BITS: tl.constexpr = value.dtype.primitive_bitwidth
+    never = tl.where(M < 0, 1, 0).to(tl.int8 if BITS == 8 else tl.int16 if BITS == 16 else tl.int32)
+    return tl.inline_asm_elementwise(
+        "lop3.b32 $0, $1, $2, $3, 0xF8;", "=r,r,r,r", [value, other, never], value.dtype, True, 32 // BITS
+    )
+
+
+@triton.jit
+def _together(d0, d1, d2, d3, u0, u1, u2, u3, v0, v1, v2, v3, M, GATED: tl.constexpr, FORWARD: tl.constexpr):
+    """The four u, not before all of a tile is read. NVIDIA's assembler would put loads behind arithmetic that can do
+    without them, which takes fewer registers, and a program would wait for memory several times."""
+    last = _any_bits(u1, u2, u3)
+    if GATED:
+        last = _any_bits(last, _any_bits(v0, v1, v2), v3)
+    if not FORWARD and d0.dtype.primitive_bitwidth == u0.dtype.primitive_bitwidth:
+        d3 = _any_bits(d1, d2, d3).to(u0.dtype, bitcast=True)
+        last = _any_bits(last, d0.to(u0.dtype, bitcast=True), d3)
+    return _after(u0, last, M), _after(u1, last, M), _after(u2, last, M), _after(u3, last, M)
+
+
+@triton.jit
 def _both(
     d, u, v, x_factor, limit, alpha, FUNCTION: tl.constexpr, GATED: tl.constexpr, FORWARD: tl.constexpr,
     X_ENCODING: tl.constexpr, X_HARD: tl.constexpr, PTX: tl.constexpr,
@@ -150,10 +181,10 @@ def _four_lines(
     epsilon,
     FUNCTION: tl.constexpr, GATED: tl.constexpr, X_ENCODING: tl.constexpr, X_HARD: tl.constexpr, SCALING: tl.constexpr,
     ENCODING: tl.constexpr, COMMON: tl.constexpr, HARD: tl.constexpr, POWER_OF_TWO: tl.constexpr, PTX: tl.constexpr,
-    INTERPRETED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    INTERPRETED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, TURNS: tl.constexpr, sums=None, place=0,
 ):  # fmt: skip
     """All of `activation_columns` for a tile: the results' magnitudes, (BM, BN), the largest of four or eight; and sums
-    of four of either result."""
+    of four of either result. sums: where the first result's are put, as row `place`, before it is delivered."""
     first_row, first_column = tl.cast(down, tl.int64) * (4 * BM), across * BN
     rows, columns = first_row + 4 * tl.arange(0, BM), tile.span(first_column, BN)
     FORWARD: tl.constexpr = dy is None
@@ -162,11 +193,25 @@ def _four_lines(
     d1, u1, v1 = _line(dy, x, rows + 1, columns, M, H, GATED)
     d2, u2, v2 = _line(dy, x, rows + 2, columns, M, H, GATED)
     d3, u3, v3 = _line(dy, x, rows + 3, columns, M, H, GATED)
+    # One operand's loads stay together, blocks need the registers, and what is loaded ahead is there.
+    if PTX and not TURNS and (GATED or not FORWARD) and (SCALING == "" or SCALING == "tensor"):
+        u0, u1, u2, u3 = _together(d0, d1, d2, d3, u0, u1, u2, u3, v0, v1, v2, v3, M, GATED, FORWARD)
     a, e = _both(d0, u0, v0, x_factor, limit, alpha, FUNCTION, GATED, FORWARD, X_ENCODING, X_HARD, PTX)
+    # What blocks are cast from stays in registers: each line waits for the one before, or NVIDIA's assembler has the
+    # arithmetic of all four under way at once, for which there are none left.
+    WAITS: tl.constexpr = PTX and SCALING == "block_1d" and X_ENCODING == ""
+    if WAITS:
+        u1 = _after(widen(u1), a, M)
     b, f = _both(d1, u1, v1, x_factor, limit, alpha, FUNCTION, GATED, FORWARD, X_ENCODING, X_HARD, PTX)
+    if WAITS:
+        u2 = _after(widen(u2), b, M)
     c, g = _both(d2, u2, v2, x_factor, limit, alpha, FUNCTION, GATED, FORWARD, X_ENCODING, X_HARD, PTX)
+    if WAITS:
+        u3 = _after(widen(u3), c, M)
     d, h = _both(d3, u3, v3, x_factor, limit, alpha, FUNCTION, GATED, FORWARD, X_ENCODING, X_HARD, PTX)
     N = 2 * H if GATED and not FORWARD else H
+    if sums is not None:
+        delivery.put_total((a + b) + (c + d), sums, place, first_column, N, H)
     delivery.deliver_four(
         a, b, c, d, out, row_data, row_scales, column_data, column_scales, factor, epsilon, first_row, first_column, M,
         N, H, SCALING, ENCODING, COMMON, HARD, POWER_OF_TWO, INTERPRETED,
@@ -206,11 +251,12 @@ def activation_columns(
     place = program if maxima is None else tl.num_programs(0) - 1 - program
     share = place // tiles_across
     across = place - share * tiles_across
+    SUMS_FIRST: tl.constexpr = STAGES == 0 and SCALING == "block_1d"  # they take registers
     if STAGES == 0:
         found, total, second = _four_lines(
             share, across, dy, x, x_factor, M, H, limit, alpha, out, row_data, row_scales, column_data, column_scales,
             factor, epsilon, FUNCTION, GATED, X_ENCODING, X_HARD, SCALING, ENCODING, COMMON, HARD, POWER_OF_TWO, PTX,
-            INTERPRETED, BM, BN,
+            INTERPRETED, BM, BN, False, sums if SUMS_FIRST else None, share,
         )  # fmt: skip
     else:
         found = tl.zeros((BM, BN), tl.float32)
@@ -220,14 +266,14 @@ def activation_columns(
             seen, four, other = _four_lines(
                 turn if maxima is None else tiles_down - 1 - turn, across, dy, x, x_factor, M, H, limit, alpha, out,
                 row_data, row_scales, column_data, column_scales, factor, epsilon, FUNCTION, GATED, X_ENCODING, X_HARD,
-                SCALING, ENCODING, COMMON, HARD, POWER_OF_TWO, PTX, INTERPRETED, BM, BN,
+                SCALING, ENCODING, COMMON, HARD, POWER_OF_TWO, PTX, INTERPRETED, BM, BN, True,
             )  # fmt: skip
             if history is not None:
                 found = tl.maximum(found, seen)  # of NaN and a number the number
             if sums is not None:
                 total += four
                 second += other
-    if sums is not None:
+    if sums is not None and not SUMS_FIRST:
         N = 2 * H if GATED and dy is not None else H
         delivery.put_total(total, sums, share, across * BN, N, H)
         if GATED and dy is not None:

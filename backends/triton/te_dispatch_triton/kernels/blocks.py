@@ -90,18 +90,36 @@ def e8m0_inverse(code):
 
 
 @triton.jit
-def power_scales(amax, epsilon, LIMIT: tl.constexpr):
-    """(scale, its inverse): `codes.scale_from_amax` rounded down to a power of two, without the quotient, which is
-    below a power of two exactly if amax's mantissa is above LIMIT's. amax is no NaN."""
-    mantissa: tl.constexpr = mantissa_of(LIMIT)
-    bits = tl.where(amax < epsilon, epsilon, amax).to(tl.int32, bitcast=True)
-    exponent = bits >> 23
-    above = ((bits & 0x7FFFFF) > mantissa).to(tl.int32)
-    biased = tl.minimum(254 + exponent_of(LIMIT) - exponent - above, 254)
-    usable = (bits != 0) & (exponent < 255)
-    scale = tl.where(usable, biased << 23, 0x3F800000).to(tl.float32, bitcast=True)
-    inverse = tl.where(biased == 254, 0x00400000, (254 - biased) << 23)
-    return scale, tl.where(usable, inverse, 0x3F800000).to(tl.float32, bitcast=True)
+def power_scale(amax, epsilon, LIMIT: tl.constexpr):
+    """`codes.scale_from_amax` rounded down to a power of two, without the quotient, which is below a power of two
+    exactly if amax's mantissa is above LIMIT's: the sum carries into the exponent."""
+    carry: tl.constexpr = 0x7FFFFF - mantissa_of(LIMIT)
+    biased: tl.constexpr = 254 + exponent_of(LIMIT)
+    bits = tl.maximum(amax, epsilon).to(tl.int32, bitcast=True)
+    scale = tl.minimum(biased - ((bits + carry) >> 23), 254) << 23
+    usable = (bits > 0) & (bits < 0x7F800000)
+    return tl.where(usable, scale, 0x3F800000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def factor_of(amax, epsilon, ENCODING: tl.constexpr, COMMON: tl.constexpr, POWER_OF_TWO: tl.constexpr):
+    """block_1d, block_2d: what values are scaled by. amax: a maximum of `magnitudes`, NaN where all were."""
+    limit: tl.constexpr = max_value(ENCODING, COMMON)
+    if POWER_OF_TWO:  # a chip's maximum of NaN and a number is the number
+        return power_scale(amax, epsilon, limit)
+    else:
+        return scale_from_amax(tile.number(amax), limit, epsilon, False)
+
+
+@triton.jit
+def inverse_of(factor, POWER_OF_TWO: tl.constexpr):
+    """RN32(1 / factor), of a power of two without the quotient."""
+    if POWER_OF_TWO:
+        biased = factor.to(tl.int32, bitcast=True) >> 23
+        inverse = tl.where(biased == 254, 0x00400000, (254 - biased) << 23).to(tl.float32, bitcast=True)
+    else:
+        inverse = tl.math.div_rn(tl.full(factor.shape, 1.0, tl.float32), factor)
+    return inverse
 
 
 @triton.jit
@@ -123,11 +141,9 @@ def scales_of(
             factor = stored.to(tl.float8e4nv, bitcast=True).to(tl.float32)
         else:
             factor = decode(stored, "e4m3fn")
-    elif POWER_OF_TWO:
-        factor, stored = power_scales(amax, epsilon, limit)
     else:
-        factor = scale_from_amax(amax, limit, epsilon, False)
-        stored = tl.math.div_rn(tl.full(amax.shape, 1.0, tl.float32), factor)
+        factor = factor_of(amax, epsilon, ENCODING, COMMON, POWER_OF_TWO)
+        stored = inverse_of(factor, POWER_OF_TWO)
     return factor, stored
 
 

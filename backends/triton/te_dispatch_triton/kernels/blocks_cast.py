@@ -106,7 +106,7 @@ def cast_blocks(
     POWER_OF_TWO: tl.constexpr, COUNT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """Copies of an (M, N) matrix with `stride` elements from row to row; None for what is not asked for. Any scaling
-    but block_2d; block_1d's two copies at once are faster by `cast_crossed`.
+    but block_2d; block_1d's two copies at once are faster by `cast_crossed` or `cast_words`.
 
     global_inverse, maxima: nvfp4's scale of the tensor, made of COUNT partial maxima; a program that serves no tile
     writes it. sums: fp32 (tiles down, N), partial column sums.

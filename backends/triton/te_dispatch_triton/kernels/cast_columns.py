@@ -12,8 +12,9 @@ from te_dispatch_triton.kernels.codes import widen
 
 
 @triton.jit
-def _line(x, stride, rows, columns, M, N):
-    return tl.load(x + rows[:, None] * stride + columns[None, :], mask=tile.inside(rows, columns, M, N), other=0.0)
+def _line(x, places, rows, columns, rows_left, columns_left):
+    """Of a tile at x whose elements lie at `places`."""
+    return tl.load(x + places, mask=tile.inside(rows, columns, rows_left, columns_left), other=0.0)
 
 
 @triton.jit
@@ -24,10 +25,15 @@ def _four_lines(
 ):  # fmt: skip
     """All of `cast_columns` for a tile: magnitudes, (BM, BN), the largest of four; and sums of four."""
     first_row, first_column = tl.cast(down, tl.int64) * (4 * BM), across * BN
-    rows, columns = first_row + 4 * tl.arange(0, BM), tile.span(first_column, BN)
+    rows, columns = 4 * tl.arange(0, BM), tl.arange(0, BN)
+    rows_left, left = tl.minimum(M - first_row, 4 * BM).to(tl.int32), tl.minimum(N - first_column, BN).to(tl.int32)
+    places = (rows.to(tl.int64) * stride)[:, None] + columns[None, :]
+    x += first_row * stride + first_column
     # All loads before any arithmetic: they are on their way together.
-    a, b = _line(x, stride, rows, columns, M, N), _line(x, stride, rows + 1, columns, M, N)
-    c, d = _line(x, stride, rows + 2, columns, M, N), _line(x, stride, rows + 3, columns, M, N)
+    a = _line(x, places, rows, columns, rows_left, left)
+    b = _line(x + stride, places, rows, columns, rows_left - 1, left)
+    c = _line(x + 2 * stride, places, rows, columns, rows_left - 2, left)
+    d = _line(x + 3 * stride, places, rows, columns, rows_left - 3, left)
     a, b, c, d = widen(a), widen(b), widen(c), widen(d)
     delivery.deliver_four(
         a, b, c, d, None, row_data, row_scales, column_data, column_scales, factor, epsilon, first_row, first_column,

@@ -108,15 +108,15 @@ def deliver(
 
 
 @triton.constexpr_function
-def _packs(ENCODING, HARD):
+def packs(ENCODING, HARD):
     """Whether the chip puts four codes in a word as they are converted."""
     return HARD == 2 and ENCODING in ("e4m3fn", "e5m2")
 
 
 @triton.jit
-def _words(a, b, c, d, ENCODING: tl.constexpr, COMMON: tl.constexpr, HARD: tl.constexpr):
+def words_of(a, b, c, d, ENCODING: tl.constexpr, COMMON: tl.constexpr, HARD: tl.constexpr):
     """Codes of four values in a word, a's lowest."""
-    if _packs(ENCODING, HARD):
+    if packs(ENCODING, HARD):
         a, b = of_common_range(a, ENCODING, COMMON), of_common_range(b, ENCODING, COMMON)
         c, d = of_common_range(c, ENCODING, COMMON), of_common_range(d, ENCODING, COMMON)
         if ENCODING == "e4m3fn":
@@ -133,7 +133,7 @@ def _words(a, b, c, d, ENCODING: tl.constexpr, COMMON: tl.constexpr, HARD: tl.co
 @triton.jit
 def _codes_and_words(a, b, c, d, ENCODING: tl.constexpr, COMMON: tl.constexpr, HARD: tl.constexpr):
     """Codes of a, b, c and d, uint8, and the same four to a word."""
-    if _packs(ENCODING, HARD):
+    if packs(ENCODING, HARD):
         a, b = of_common_range(a, ENCODING, COMMON), of_common_range(b, ENCODING, COMMON)
         c, d = of_common_range(c, ENCODING, COMMON), of_common_range(d, ENCODING, COMMON)
         if ENCODING == "e4m3fn":
@@ -145,14 +145,14 @@ def _codes_and_words(a, b, c, d, ENCODING: tl.constexpr, COMMON: tl.constexpr, H
                 _BLOCK_E5M2, _BLOCK, [a, b, c, d], (tl.uint8, tl.uint8, tl.uint8, tl.uint8, tl.uint32), True, 4
             )
     else:
-        words = _words(a, b, c, d, ENCODING, COMMON, HARD)
+        words = words_of(a, b, c, d, ENCODING, COMMON, HARD)
         e, f = (words & 0xFF).to(tl.uint8), ((words >> 8) & 0xFF).to(tl.uint8)
         g, h = ((words >> 16) & 0xFF).to(tl.uint8), (words >> 24).to(tl.uint8)
     return e, f, g, h, words
 
 
 @triton.jit
-def _put_words(words, target, first_word, columns, words_down, bound):
+def put_words(words, target, first_word, columns, words_down, bound):
     """Codes of four rows each to an (N, M) copy, whose M = 4 words_down codes lie one after the other."""
     places = tile.span(first_word, words.shape[0])
     copy = target.to(tl.pointer_type(tl.uint32), bitcast=True)
@@ -170,16 +170,20 @@ def _put_line(v, codes, out, row_data, rows, columns, M, N, bound, INTERPRETED: 
 
 
 @triton.jit
-def _row_scaled(
-    v, scales, rows, first_column, M, N, epsilon, ENCODING: tl.constexpr, COMMON: tl.constexpr,
-    POWER_OF_TWO: tl.constexpr,
-):  # fmt: skip
-    """block_1d: v times the scales of its rows, which are stored."""
-    factor, stored = blocks.scales_of(
-        blocks.row_amaxes(v, 128), 1.0, epsilon, "block_1d", ENCODING, COMMON, POWER_OF_TWO
-    )
-    tile.put_rows(stored, scales, rows, tile.span(first_column // 128, 1), M, tl.cdiv(N, 128))
-    return v * factor
+def _row_factors(v, epsilon, ENCODING: tl.constexpr, COMMON: tl.constexpr, POWER_OF_TWO: tl.constexpr):
+    return blocks.factor_of(tl.max(tile.magnitudes(v), axis=1), epsilon, ENCODING, COMMON, POWER_OF_TWO)
+
+
+@triton.jit
+def _put_eights(codes, target, rows, pitch, rows_left, columns_left):
+    """(BM, BN) codes to a tile of rows of `pitch` codes at `target`, eight columns a store, as they are made: Triton
+    does not exchange them between threads for wider ones."""
+    BM: tl.constexpr = codes.shape[0]
+    GROUPS: tl.constexpr = codes.shape[1] // 8
+    columns = (8 * tl.arange(0, GROUPS))[:, None, None] + tl.arange(0, 8)[None, None, :]
+    mask = (rows < rows_left)[None, :, None] & (columns < columns_left)
+    places = target + (rows.to(tl.int64) * pitch)[None, :, None] + columns
+    tl.store(places, tl.permute(tl.reshape(codes, (BM, GROUPS, 8)), (1, 0, 2)), mask=mask)
 
 
 @triton.jit
@@ -191,35 +195,35 @@ def _put_four_in_blocks(
     """block_1d: `deliver_four` of a tile that is 128x128."""
     BM: tl.constexpr = a.shape[0]
     rows, columns = first_row + 4 * tl.arange(0, BM), tile.span(first_column, 128)
-    e, f, g, h = a, b, c, d
-    if row_data is not None:
-        e = encode(
-            _row_scaled(a, row_scales, rows, first_column, M, N, epsilon, ENCODING, COMMON, POWER_OF_TWO),
-            ENCODING, COMMON, HARD,
-        )  # fmt: skip
-        f = encode(
-            _row_scaled(b, row_scales, rows + 1, first_column, M, N, epsilon, ENCODING, COMMON, POWER_OF_TWO),
-            ENCODING, COMMON, HARD,
-        )  # fmt: skip
-        g = encode(
-            _row_scaled(c, row_scales, rows + 2, first_column, M, N, epsilon, ENCODING, COMMON, POWER_OF_TWO),
-            ENCODING, COMMON, HARD,
-        )  # fmt: skip
-        h = encode(
-            _row_scaled(d, row_scales, rows + 3, first_column, M, N, epsilon, ENCODING, COMMON, POWER_OF_TWO),
-            ENCODING, COMMON, HARD,
-        )  # fmt: skip
-    _put_line(a, e, out, row_data, rows, columns, M, N, bound, INTERPRETED)
-    _put_line(b, f, out, row_data, rows + 1, columns, M, N, bound, INTERPRETED)
-    _put_line(c, g, out, row_data, rows + 2, columns, M, N, bound, INTERPRETED)
-    _put_line(d, h, out, row_data, rows + 3, columns, M, N, bound, INTERPRETED)
+    if out is not None:
+        _put_line(a, a, out, None, rows, columns, M, N, bound, INTERPRETED)
+        _put_line(b, b, out, None, rows + 1, columns, M, N, bound, INTERPRETED)
+        _put_line(c, c, out, None, rows + 2, columns, M, N, bound, INTERPRETED)
+        _put_line(d, d, out, None, rows + 3, columns, M, N, bound, INTERPRETED)
+    left = tl.minimum(bound - first_column, 128).to(tl.int32)
+    place = tl.arange(0, 128)
     if column_data is not None:
-        amax = tile.number(tl.max(largest_of(a, b, c, d), axis=0, keep_dims=True))
-        factor, stored = blocks.scales_of(amax, 1.0, epsilon, "block_1d", ENCODING, COMMON, POWER_OF_TWO)
-        place = tile.span(first_row // 128, 1)
-        tile.put_transposed(stored, column_scales, place, columns, tl.cdiv(M, 128), N)
-        words = _words(a * factor, b * factor, c * factor, d * factor, ENCODING, COMMON, HARD)
-        _put_words(words, column_data, first_row // 4, columns, M // 4, bound)
+        factor = blocks.factor_of(tl.max(largest_of(a, b, c, d), axis=0), epsilon, ENCODING, COMMON, POWER_OF_TWO)
+    if row_data is not None:
+        e = _row_factors(a, epsilon, ENCODING, COMMON, POWER_OF_TWO)
+        f = _row_factors(b, epsilon, ENCODING, COMMON, POWER_OF_TWO)
+        g = _row_factors(c, epsilon, ENCODING, COMMON, POWER_OF_TWO)
+        h = _row_factors(d, epsilon, ENCODING, COMMON, POWER_OF_TWO)
+        local, down = 4 * tl.arange(0, BM), tl.minimum(M - first_row, 128).to(tl.int32)
+        copy = row_data + first_row * N + first_column
+        _put_eights(encode(a * e[:, None], ENCODING, COMMON, HARD), copy, local, N, down, left)
+        _put_eights(encode(b * f[:, None], ENCODING, COMMON, HARD), copy + N, local, N, down - 1, left)
+        _put_eights(encode(c * g[:, None], ENCODING, COMMON, HARD), copy + 2 * N, local, N, down - 2, left)
+        _put_eights(encode(d * h[:, None], ENCODING, COMMON, HARD), copy + 3 * N, local, N, down - 3, left)
+        factors, across = tl.reshape(tl.join(tl.join(e, g), tl.join(f, h)), (128,)), tl.cdiv(N, 128)
+        scales = row_scales + first_row * across + first_column // 128
+        tl.store(scales + place.to(tl.int64) * across, blocks.inverse_of(factors, POWER_OF_TWO), mask=place < down)
+    if column_data is not None:
+        high = tl.cdiv(M, 128)
+        scales = column_scales + first_column * high + first_row // 128
+        tl.store(scales + place.to(tl.int64) * high, blocks.inverse_of(factor, POWER_OF_TWO), mask=place < left)
+        words = words_of(a * factor, b * factor, c * factor, d * factor, ENCODING, COMMON, HARD)
+        put_words(words, column_data, first_row // 4, columns, M // 4, bound)
 
 
 @triton.jit
@@ -268,7 +272,7 @@ def deliver_four(
         e, f, g, h = a, b, c, d
         if SCALING != "":
             if row_data is None:
-                words = _words(a * factor, b * factor, c * factor, d * factor, ENCODING, COMMON, HARD)
+                words = words_of(a * factor, b * factor, c * factor, d * factor, ENCODING, COMMON, HARD)
             else:
                 e, f, g, h, words = _codes_and_words(
                     a * factor, b * factor, c * factor, d * factor, ENCODING, COMMON, HARD
@@ -278,7 +282,7 @@ def deliver_four(
         _put_line(c, g, out, row_data, rows + 2, columns, M, N, bound, INTERPRETED)
         _put_line(d, h, out, row_data, rows + 3, columns, M, N, bound, INTERPRETED)
         if column_data is not None:
-            _put_words(words, column_data, first_row // 4, columns, M // 4, bound)
+            put_words(words, column_data, first_row // 4, columns, M // 4, bound)
 
 
 @triton.jit

@@ -37,6 +37,8 @@ def dropout_forward(
     i = first + tl.arange(0, BLOCK)
     inside = i < n
     value = tl.load(x + i, mask=inside, other=0.0).to(tl.float32)
+    if residual is not None:
+        added = tl.load(residual + i, mask=inside, other=0.0).to(tl.float32)  # on its way while words are made
     if bias is not None:
         column = (first % columns).to(tl.int32) + tl.arange(0, BLOCK)
         column = tl.where(column >= columns, column - columns, column) if WIDE else column % columns
@@ -46,7 +48,7 @@ def dropout_forward(
         tl.store(mask + i, keep.to(tl.uint8), mask=inside)
         value = tl.where(keep, value * factor, 0.0)
     if residual is not None:
-        value += tl.load(residual + i, mask=inside, other=0.0).to(tl.float32)
+        value += added
     tl.store(out + i, narrow(value, out.dtype.element_ty, INTERPRETED), mask=inside)
 
 

@@ -1,11 +1,12 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
 """Products of FP8 codes on Hopper whose partial sums are promoted to fp32 while the units multiply on.
 
-`gemm.product_tile` waits for each product of 128 along K before it adds it up, and the units idle meanwhile. Here the
-next product runs while one is added: the steps of K come in turns of TURN, at whose ends alone the units run dry
-(ptxas gives up overlap where a product is under way from one round of a loop to the next). Steps that make no whole
-turn come first, one by one. That takes waiting for products one at a time, which Triton's language does not have, and
-Gluon, which comes with it, does.
+`gemm.product_tile` waits for each product of 128 along K before it adds it up, and the units idle meanwhile. Here warps
+have roles. Teams of four warps, each with 64 rows of the program's tile, take turns at the units: while one adds its
+product up, the others' are multiplied. One warp loads tiles, as soon as all teams are done with what a stage held. Two
+load scales, which lie a row apart: TURN steps at a time, laid down in the order in which threads of the teams take
+them. Roles wait for each other at barriers in shared memory. Triton's language has neither roles nor such waits; Gluon,
+which comes with it, has both.
 
 Bits are those of `gemm.gemm` with PROMOTE, or with block scales.
 """
@@ -28,153 +29,251 @@ from te_dispatch_triton.kernels.gemm import place
 _names = vars(tma)
 load_tile = _names.get("async_load") or _names["async_copy_global_to_shared"]
 store_tile = _names.get("async_store") or _names["async_copy_shared_to_global"]
+VIEWS_ARE_PUBLIC = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))
+
+#: Rows of a team, and parts of shared memory for scales: those in use and those that follow.
+ROWS = gl.constexpr(64)
+PARTS = gl.constexpr(2)
+
+
+@gluon.constexpr_function
+def ordered(first, size, steps):
+    """The layout of (steps, size) scales, or of one step's where that is 0: by steps, each with places that differ by
+    `first` side by side, which one thread takes together."""
+    bits = [*first, *(1 << i for i in range(size.bit_length() - 1) if 1 << i not in first)]
+    if not steps:
+        return gl.SharedLinearLayout([[bit] for bit in bits])
+    of_steps = [[1 << i, 0] for i in range(steps.bit_length() - 1)]
+    return gl.SharedLinearLayout([[0, bit] for bit in bits] + of_steps)
 
 
 @gluon.jit
-def fetch(
-    a, b, xs, ys, full, stage, index, first_m, first_n, first_k, k, tiles_m, tiles_n,
+def viewed(x, shape: gl.constexpr, layout: gl.constexpr):
+    """Shared memory of fp32 as a matrix of another layout."""
+    if VIEWS_ARE_PUBLIC:
+        return x.reinterpret(gl.float32, shape, layout)
+    else:
+        return x._reinterpret(gl.float32, shape, layout)
+
+
+@gluon.jit
+def after(stage, phase, STAGES: gl.constexpr):
+    """What follows a stage, and the phase of its barrier."""
+    last = stage == STAGES - 1
+    return gl.where(last, 0, stage + 1), gl.where(last, phase ^ 1, phase)
+
+
+@gluon.jit
+def load_tiles(given, TEAMS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr):
+    """One warp's role: tiles of both operands, step by step, for all tiles of the output that the program computes."""
+    a, b, xs, ys, full, empty, m, n, steps = given
+    BN: gl.constexpr = b.block_type.shape[0]
+    BK: gl.constexpr = b.block_type.shape[1]
+    tiles_m, tiles_n = gl.cdiv(m, TEAMS * ROWS), gl.cdiv(n, BN)
+    stage, phase = 0, 1
+    for index in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
+        row, column = place(index, tiles_m, tiles_n, GROUP)
+        for step in range(steps):
+            ready = full.index(stage)
+            mbarrier.wait(empty.index(stage), phase)
+            mbarrier.expect(ready, (TEAMS * ROWS + BN) * BK)
+            for team in gl.static_range(TEAMS):
+                load_tile(a, [(row * TEAMS + team) * ROWS, step * BK], ready, xs.index(stage * TEAMS + team))
+            load_tile(b, [column * BN, step * BK], ready, ys.index(stage))
+            stage, phase = after(stage, phase, STAGES)
+
+
+@gluon.jit
+def scales(scale, first, size, step, steps, SIZE: gl.constexpr, TURN: gl.constexpr, TILES: gl.constexpr):
+    """(SIZE, TURN) of an operand, or (1, TURN) where one serves them all; 0 beyond it."""
+    FORM: gl.constexpr = gl.BlockedLayout([1, 4], [128 // TURN, TURN // 4], [gl.num_warps(), 1], [1, 0])
+    places = first + gl.arange(0, SIZE, layout=gl.SliceLayout(1, FORM))
+    blocks = step + gl.arange(0, TURN, layout=gl.SliceLayout(0, FORM))
+    inside = (places < size)[:, None] & (blocks < steps)[None, :]
+    if TILES:
+        places = places // 128
+    return gl.load(scale + places.to(gl.int64)[:, None] * steps + blocks[None, :], mask=inside, other=0.0)
+
+
+@gluon.jit
+def load_scales(
+    given, A_TILES: gl.constexpr, B_LINES: gl.constexpr, TEAMS: gl.constexpr, GROUP: gl.constexpr
+):  # fmt: skip
+    """Two warps' role: scales of blocks for TURN steps at a time. One of b for a whole tile is applied to a's here."""
+    a_scale, b_scale, lefts, rights, full, empty, m, n, steps = given
+    TURN: gl.constexpr = lefts.shape[1]
+    BN: gl.constexpr = 128
+    tiles_m, tiles_n = gl.cdiv(m, TEAMS * ROWS), gl.cdiv(n, BN)
+    part, phase = 0, 1
+    for index in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
+        row, column = place(index, tiles_m, tiles_n, GROUP)
+        first_m, first_n = row * (TEAMS * ROWS), column * BN
+        for step in range(0, steps, TURN):
+            # All are under way before the first is waited for.
+            left = scales(a_scale, first_m, m, step, steps, ROWS, TURN, A_TILES)
+            more = scales(a_scale, first_m + ROWS, m, step, steps, ROWS, TURN, A_TILES)
+            last = more
+            if TEAMS == 3:
+                last = scales(a_scale, first_m + 2 * ROWS, m, step, steps, ROWS, TURN, A_TILES)
+            right = scales(b_scale, first_n, n, step, steps, BN if B_LINES else 1, TURN, not B_LINES)
+            if not B_LINES:
+                left, more, last = left * right, more * right, last * right
+            mbarrier.wait(empty.index(part), phase)
+            lefts.index(part * TEAMS).store(left.permute((1, 0)))
+            lefts.index(part * TEAMS + 1).store(more.permute((1, 0)))
+            if TEAMS == 3:
+                lefts.index(part * TEAMS + 2).store(last.permute((1, 0)))
+            if B_LINES:
+                rights.index(part).store(right.permute((1, 0)))
+            mbarrier.arrive(full.index(part), count=1)
+            part, phase = after(part, phase, PARTS)
+
+
+@gluon.jit
+def promoted(acc, product, left, line, step, whole, B_LINES: gl.constexpr, SCALING: gl.constexpr):
+    """acc + product, scaled in the order of `gemm.product_tile`."""
+    RIGHT: gl.constexpr = gl.SliceLayout(0, acc.type.layout)
+    if SCALING == "tensor":
+        acc += product * whole
+    elif B_LINES:
+        acc += product * (left[:, None] * line.index(step).load(RIGHT)[None, :])
+    else:
+        acc += product * left[:, None]
+    return acc
+
+
+@gluon.jit
+def put(z, out, held, first_m, first_n):
+    """Store a part of the output by way of shared memory."""
+    tma.store_wait(0)
+    held.store(z.to(out.dtype))
+    fence_async_shared()
+    store_tile(out, [first_m, first_n], held)
+
+
+@gluon.jit
+def multiply(
+    given, team: gl.constexpr, B_LINES: gl.constexpr, SCALING: gl.constexpr, TEAMS: gl.constexpr,
     STAGES: gl.constexpr, GROUP: gl.constexpr,
 ):  # fmt: skip
-    """Start loading a step's tiles into a stage.
-
-    Returns what is loaded after it: (stage, tile, where it begins along M, N and K).
-    """
-    BM: gl.constexpr = a.block_type.shape[0]
-    BN: gl.constexpr = b.block_type.shape[0]
-    BK: gl.constexpr = a.block_type.shape[1]
-    ready, here = full.index(stage), index < tiles_m * tiles_n
-    mbarrier.expect(ready, (BM + BN) * BK, pred=here)
-    load_tile(a, [first_m, first_k], ready, xs.index(stage), pred=here)
-    load_tile(b, [first_n, first_k], ready, ys.index(stage), pred=here)
-    first_k += BK
-    if first_k >= k:
-        first_k = 0
-        index += gl.num_programs(0)
+    """A team's role: its rows of all tiles of the output that the program computes."""
+    (
+        out, bias, alpha, a_scale, b_scale, xs, ys, lefts, rights, held, full, empty, scales_full, scales_empty, m, n,
+        steps
+    ) = given  # fmt: skip
+    TURN: gl.constexpr = lefts.shape[1]
+    BN: gl.constexpr = ys.shape[1]
+    UNITS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, BN, 32])
+    tiles_m, tiles_n = gl.cdiv(m, TEAMS * ROWS), gl.cdiv(n, BN)
+    zeros = gl.zeros([ROWS, BN], gl.float32, UNITS)
+    whole = 1.0
+    if SCALING == "tensor":
+        whole = gl.load(a_scale) * gl.load(b_scale)
+    stage, phase, part, part_phase = 0, 0, 0, 0
+    for index in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
         row, column = place(index, tiles_m, tiles_n, GROUP)
-        first_m, first_n = row * BM, column * BN
-    return gl.where(stage == STAGES - 1, 0, stage + 1), index, first_m, first_n, first_k
-
-
-@gluon.jit
-def multiply(xs, ys, full, stage, phase, zeros, STAGES: gl.constexpr):
-    """(a product that is under way, the next stage, the phase in which that is loaded)."""
-    mbarrier.wait(full.index(stage), phase)
-    part = warpgroup_mma(xs.index(stage), ys.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
-    last = stage == STAGES - 1
-    return part, gl.where(last, 0, stage + 1), gl.where(last, phase ^ 1, phase)
-
-
-@gluon.jit
-def scales(scale, places, size, count, block, SCALING: gl.constexpr, TILES: gl.constexpr):
-    """Of one operand for the block-th of `count` 128s along K: for each place, or one number."""
-    if SCALING == "tensor":
-        return 1.0
-    elif TILES:
-        return gl.load(scale + places.to(gl.int64) * count + block)
-    else:
-        return gl.load(scale + places.to(gl.int64) * count + block, mask=places < size, other=0.0)
-
-
-@gluon.jit
-def promoted(acc, part, whole, left, right, SCALING: gl.constexpr, A_TILES: gl.constexpr, B_TILES: gl.constexpr):
-    """acc + part, scaled in the order of `gemm.product_tile`."""
-    LINE: gl.constexpr = gl.SliceLayout(0, acc.type.layout)
-    if SCALING == "tensor":
-        acc += part * whole
-    elif A_TILES and B_TILES:
-        acc += part * (left * right)
-    elif A_TILES:
-        acc += part * gl.convert_layout(right * left, LINE)[None, :]
-    elif B_TILES:
-        acc += part * (left * right)[:, None]
-    else:
-        acc += part * (left[:, None] * gl.convert_layout(right, LINE)[None, :])
-    return acc
+        first_m, first_n = (row * TEAMS + team) * ROWS, column * BN
+        acc = gl.zeros([ROWS, BN], gl.float32, UNITS)
+        for first in range(0, steps, TURN):
+            mine = viewed(lefts.index(part * TEAMS + team), [TURN, ROWS], ordered([8], ROWS, 0))
+            line = mine
+            if B_LINES:
+                line = viewed(rights.index(part), [TURN, BN], ordered([1, 8], BN, 0))
+            if SCALING == "block":
+                mbarrier.wait(scales_full.index(part), part_phase)
+            for step in range(gl.minimum(TURN, steps - first)):
+                mbarrier.wait(full.index(stage), phase)
+                product = warpgroup_mma(
+                    xs.index(stage * TEAMS + team), ys.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True
+                )  # fmt: skip
+                left = mine.index(step).load(gl.SliceLayout(1, UNITS))
+                product = warpgroup_mma_wait(0, deps=(product,))
+                mbarrier.arrive(empty.index(stage), count=1)
+                stage, phase = after(stage, phase, STAGES)
+                acc = promoted(acc, product, left, line, step, whole, B_LINES, SCALING)
+            if SCALING == "block":
+                mbarrier.arrive(scales_empty.index(part), count=1)
+                part, part_phase = after(part, part_phase, PARTS)
+        z = acc * alpha
+        if bias is not None:
+            places = first_n + gl.arange(0, BN, layout=gl.SliceLayout(0, UNITS))
+            z += gl.load(bias + places, mask=places < n, other=0.0).to(gl.float32)[None, :]
+        if out.block_type.shape[1] == BN:
+            put(z, out, held.index(team), first_m, first_n)
+        else:
+            HALF: gl.constexpr = BN // 2
+            left, right = gl.split(gl.permute(gl.reshape(z, (ROWS, 2, HALF)), (0, 2, 1)))
+            put(left, out, held.index(team), first_m, first_n)
+            put(right, out, held.index(team), first_m, first_n + HALF)
+    tma.store_wait(0)
 
 
 @gluon.jit
 def gemm_turns(
     a, b, out, a_scale, b_scale, bias, alpha, m, n, k,
     A_TILES: gl.constexpr, B_TILES: gl.constexpr, SCALING: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
-    TURN: gl.constexpr,
+    TURN: gl.constexpr, TEAMS: gl.constexpr,
 ):  # fmt: skip
     """As `gemm.gemm`: a, b and out are descriptors, both operands lie along K, and nothing but a bias follows.
 
+    Tiles of the output have 64 rows for each of the TEAMS, two or three. Of out, a part of a team's rows is stored at
+    a time.
+
     STAGES: tiles of both operands that are loaded or multiplied at a time.
     """
-    BM: gl.constexpr = a.block_type.shape[0]
     BN: gl.constexpr = b.block_type.shape[0]
-    BK: gl.constexpr = a.block_type.shape[1]
-    gl.static_assert(BK == 128)  # what shares a block's scale, and a product that is promoted
-    UNITS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, BN, 32])
-    # A number for each thread: the matrix's layout would have each read the scales of a fourth of the columns.
-    LINE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    xs = gl.allocate_shared_memory(a.dtype, [STAGES, BM, BK], a.layout)
+    BK: gl.constexpr = b.block_type.shape[1]
+    gl.static_assert(a.block_type.shape[0] == ROWS)
+    gl.static_assert(BN == 128 and BK == 128)  # what shares a block's scale, and a product that is promoted
+    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
+    xs = gl.allocate_shared_memory(a.dtype, [STAGES * TEAMS, ROWS, BK], a.layout)
     ys = gl.allocate_shared_memory(b.dtype, [STAGES, BN, BK], b.layout)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    held = gl.allocate_shared_memory(out.dtype, [BM, BN], out.layout)
+    held = gl.allocate_shared_memory(out.dtype, [TEAMS, ROWS, out.block_type.shape[1]], out.layout)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
+    scales_full = gl.allocate_shared_memory(gl.int64, [PARTS, 1], BARRIER)
+    scales_empty = gl.allocate_shared_memory(gl.int64, [PARTS, 1], BARRIER)
+    lefts = gl.allocate_shared_memory(gl.float32, [PARTS * TEAMS, TURN, ROWS], ordered([8], ROWS, TURN))
+    B_LINES: gl.constexpr = SCALING == "block" and not B_TILES
+    rights = lefts
+    if B_LINES:
+        rights = gl.allocate_shared_memory(gl.float32, [PARTS, TURN, BN], ordered([1, 8], BN, TURN))
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=TEAMS)
+    for i in gl.static_range(PARTS):
+        mbarrier.init(scales_full.index(i), count=1)
+        mbarrier.init(scales_empty.index(i), count=TEAMS)
     fence_async_shared()
-    tiles_m, tiles_n = gl.cdiv(m, BM), gl.cdiv(n, BN)
     steps = gl.cdiv(k, BK)
-    zeros = gl.zeros([BM, BN], gl.float32, UNITS)
-    whole = 1.0
-    if SCALING == "tensor":
-        whole = gl.load(a_scale) * gl.load(b_scale)
-
-    stage, phase = 0, 0
-    free, ahead = 0, gl.program_id(0)
-    ahead_row, ahead_column = place(ahead, tiles_m, tiles_n, GROUP)
-    ahead_m, ahead_n, ahead_k = ahead_row * BM, ahead_column * BN, 0
-    for _ in gl.static_range(STAGES):
-        free, ahead, ahead_m, ahead_n, ahead_k = fetch(
-            a, b, xs, ys, full, free, ahead, ahead_m, ahead_n, ahead_k, k, tiles_m, tiles_n, STAGES, GROUP
-        )  # fmt: skip
-    for index in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
-        row, column = place(index, tiles_m, tiles_n, GROUP)
-        first_m, first_n = row * BM, column * BN
-        rows, columns = first_m + gl.arange(0, BM, layout=gl.SliceLayout(1, UNITS)), first_n + gl.arange(0, BN, LINE)
-        if A_TILES:
-            rows = first_m // 128
-        if B_TILES:
-            columns = first_n // 128
-        acc = gl.zeros([BM, BN], gl.float32, UNITS)
-        alone = steps % TURN
-        for step in range(alone):
-            part, stage, phase = multiply(xs, ys, full, stage, phase, zeros, STAGES)
-            left = scales(a_scale, rows, m, steps, step, SCALING, A_TILES)
-            right = scales(b_scale, columns, n, steps, step, SCALING, B_TILES)
-            done = warpgroup_mma_wait(0, deps=(part,))
-            free, ahead, ahead_m, ahead_n, ahead_k = fetch(
-                a, b, xs, ys, full, free, ahead, ahead_m, ahead_n, ahead_k, k, tiles_m, tiles_n, STAGES, GROUP
-            )  # fmt: skip
-            acc = promoted(acc, done, whole, left, right, SCALING, A_TILES, B_TILES)
-        for first in range(alone, steps, TURN):
-            part, stage, phase = multiply(xs, ys, full, stage, phase, zeros, STAGES)
-            left = scales(a_scale, rows, m, steps, first, SCALING, A_TILES)
-            right = scales(b_scale, columns, n, steps, first, SCALING, B_TILES)
-            for i in gl.static_range(1, TURN + 1):
-                if i < TURN:
-                    more, stage, phase = multiply(xs, ys, full, stage, phase, zeros, STAGES)
-                    more_left = scales(a_scale, rows, m, steps, first + i, SCALING, A_TILES)
-                    more_right = scales(b_scale, columns, n, steps, first + i, SCALING, B_TILES)
-                    done = warpgroup_mma_wait(1, deps=(part,))
-                else:
-                    done = warpgroup_mma_wait(0, deps=(part,))
-                # Into the stage whose product is done: Triton has warps wait for each other before memory is reused.
-                free, ahead, ahead_m, ahead_n, ahead_k = fetch(
-                    a, b, xs, ys, full, free, ahead, ahead_m, ahead_n, ahead_k, k, tiles_m, tiles_n, STAGES, GROUP
-                )  # fmt: skip
-                acc = promoted(acc, done, whole, left, right, SCALING, A_TILES, B_TILES)
-                if i < TURN:
-                    part, left, right = more, more_left, more_right
-        z = acc * alpha
-        if bias is not None:
-            places = first_n + gl.arange(0, BN, layout=gl.SliceLayout(0, UNITS))
-            z += gl.load(bias + places, mask=places < n, other=0.0).to(gl.float32)[None, :]
-        tma.store_wait(0)
-        held.store(z.to(out.dtype))
-        fence_async_shared()
-        store_tile(out, [first_m, first_n], held)
-    tma.store_wait(0)
+    scaled = steps if SCALING == "block" else 0
+    given = (
+        out, bias, alpha, a_scale, b_scale, xs, ys, lefts, rights, held, full, empty, scales_full, scales_empty, m, n,
+        steps
+    )  # fmt: skip
+    tiles = (a, b, xs, ys, full, empty, m, n, steps)
+    scaling = (a_scale, b_scale, lefts, rights, scales_full, scales_empty, m, n, scaled)
+    # Registers: what is left to the first team is as much as the others have, or nearly.
+    if TEAMS == 2:
+        gl.warp_specialize(
+            [
+                (multiply, (given, 0, B_LINES, SCALING, TEAMS, STAGES, GROUP)),
+                (multiply, (given, 1, B_LINES, SCALING, TEAMS, STAGES, GROUP)),
+                (load_tiles, (tiles, TEAMS, STAGES, GROUP)),
+                (load_scales, (scaling, A_TILES, B_LINES, TEAMS, GROUP)),
+            ],
+            [4, 1, 2],
+            [208, 96, 96],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (multiply, (given, 0, B_LINES, SCALING, TEAMS, STAGES, GROUP)),
+                (multiply, (given, 1, B_LINES, SCALING, TEAMS, STAGES, GROUP)),
+                (multiply, (given, 2, B_LINES, SCALING, TEAMS, STAGES, GROUP)),
+                (load_tiles, (tiles, TEAMS, STAGES, GROUP)),
+                (load_scales, (scaling, A_TILES, B_LINES, TEAMS, GROUP)),
+            ],
+            [4, 4, 1, 2],
+            [144, 144, 80, 80],
+        )

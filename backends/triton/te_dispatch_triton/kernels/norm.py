@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from te_dispatch_triton.kernels import delivery, tile
 from te_dispatch_triton.kernels.codes import narrow, widen
@@ -101,13 +102,16 @@ def norm_rows(
     inverse, history,
     ZERO_CENTERED: tl.constexpr, SCALING: tl.constexpr, TWO_D: tl.constexpr, ENCODING: tl.constexpr,
     COMMON: tl.constexpr, HARD: tl.constexpr, POWER_OF_TWO: tl.constexpr, INTERPRETED: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, TURNS: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, TURNS: tl.constexpr, FOLLOWED: tl.constexpr,
 ):  # fmt: skip
     """BM rows at a time, N <= BN. A row's result does not depend on other rows.
 
     maxima: takes one partial maximum of |y| a program; history: of a delayed cast. TURNS: programs take blocks of rows
-    in turns, and keep gamma and beta; else every program has one.
+    in turns, and keep gamma and beta; else every program has one. FOLLOWED: by a kernel that may start before this one
+    ends, and waits for it by itself.
     """
+    if FOLLOWED:
+        gdc_launch_dependents()
     program = tl.program_id(0)
     of_tensor = delivery.begin(scale, None, epsilon, inverse, program, SCALING, ENCODING, COMMON, POWER_OF_TWO, 1)
     LOOKS: tl.constexpr = history is not None or maxima is not None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_wait
 
 from te_dispatch_triton.kernels import delivery, tile
 from te_dispatch_triton.kernels.codes import widen
@@ -76,7 +77,8 @@ def _four_lines(
 ):  # fmt: skip
     """All of `norm_columns` for a tile; magnitudes of y, (BM, BN), the largest of four."""
     CENTERED: tl.constexpr = mean is not None
-    BOUNDED: tl.constexpr = SCALING != "tensor"  # blocks have an amax for all of them
+    # Blocks have an amax for all of them; without mean and shift 0 stays 0.
+    BOUNDED: tl.constexpr = SCALING != "tensor" and (CENTERED or beta is not None)
     first_row, first_column = tl.cast(down, tl.int64) * (4 * BM), across * BN
     rows, columns = first_row + 4 * tl.arange(0, BM), tile.span(first_column, BN)
     factor, shift = weights(gamma, beta, columns, N, ZERO_CENTERED)
@@ -98,13 +100,15 @@ def norm_columns(
     inverse, history,
     ZERO_CENTERED: tl.constexpr, SCALING: tl.constexpr, TWO_D: tl.constexpr, ENCODING: tl.constexpr,
     COMMON: tl.constexpr, HARD: tl.constexpr, POWER_OF_TWO: tl.constexpr, COUNT: tl.constexpr,
-    INTERPRETED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr,
+    INTERPRETED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """`norm_cast` by columns, to one scale per tensor or those of blocks of 128: 4 BM rows, four of them at a time
     (`delivery.deliver_four`). M is a multiple of 4.
 
-    STAGES: as in `kernels.cast_columns`.
+    STAGES: as in `kernels.cast_columns`. EARLY: started before the kernel of the statistics ended.
     """
+    if EARLY:
+        gdc_wait()
     program = tl.program_id(0)
     of_tensor = delivery.begin(scale, maxima, epsilon, inverse, program, SCALING, ENCODING, COMMON, POWER_OF_TWO, COUNT)
     known = delivery.known_of(history)

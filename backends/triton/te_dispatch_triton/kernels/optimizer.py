@@ -96,7 +96,8 @@ def scale_tensors(
     table, entries, scale, noop_flag,
     MOST: tl.constexpr, ALIGNED: tl.constexpr, INTERPRETED: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """outputs = inputs * scale; the flag becomes 1 where an input is not finite. Lists: inputs, outputs."""
+    """outputs = inputs * scale; the flag becomes 1 where an input is not finite. Lists: inputs, outputs or nothing (the
+    inputs once more)."""
     entry = entry_of(table, entries, 2, MOST)
     count, begin, whole, end = chunk_of(entry, 2, CHUNK, BLOCK)
     worst = tl.zeros((BLOCK,), tl.uint32)
@@ -118,8 +119,10 @@ def scale_block(
     """Scales BLOCK elements; returns the largest magnitudes' bits, which are those of Inf or above for Inf and NaN."""
     codes = tl.load(entry + (2 + CODES))
     i = start + tl.arange(0, BLOCK)
-    x = read_coded(tl.load(entry), codes & 3, i, count, WHOLE, ALIGNED)
-    write_coded(tl.load(entry + 1), codes >> 2, i, x * scale, count, WHOLE, ALIGNED, INTERPRETED)
+    source, target = tl.load(entry), tl.load(entry + 1)
+    x = read_coded(source, codes & 3, i, count, WHOLE, ALIGNED)
+    target = tl.where(target == 0, source, target)
+    write_coded(target, codes >> 2, i, x * scale, count, WHOLE, ALIGNED, INTERPRETED)
     return tl.maximum(worst, x.to(tl.uint32, bitcast=True) & 0x7FFFFFFF)
 
 

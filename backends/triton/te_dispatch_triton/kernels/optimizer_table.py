@@ -25,9 +25,12 @@ FLOAT16: tl.constexpr = tl.constexpr(2)
 
 @triton.jit
 def write_words(table, words, LENGTH: tl.constexpr):
-    """table[i] = words[i] without bit 62."""
+    """table[start + i * step] = words[1 + i] without bit 62, for i below count. words[0]: start, in 30 bits, step and
+    count in 16 each."""
+    where = words[0] & 0x3FFFFFFFFFFFFFFF
+    start, step, count = where >> 32, (where >> 16) & 0xFFFF, where & 0xFFFF
     for i in tl.static_range(LENGTH):
-        tl.store(table + i, words[i] & 0x3FFFFFFFFFFFFFFF)
+        tl.store(table + start + i * step, words[1 + i] & 0x3FFFFFFFFFFFFFFF, mask=i < count)
 
 
 @triton.jit

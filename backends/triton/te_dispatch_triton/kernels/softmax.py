@@ -24,7 +24,7 @@ def _read(
     """x (sign turned with NEGATE) of a tile, -Inf where masked, and where not."""
     present = (rows < R)[:, None] & (columns < C)[None, :]
     if CAUSAL:
-        present = present & (columns[None, :] <= row_in[:, None])
+        present = present & (columns[None, :] <= row_in.to(tl.int32)[:, None])
     v = widen(tl.load(x + rows[:, None] * C + columns[None, :], mask=present, other=0.0))
     if mask is not None:
         places = mask_rows[:, None] + columns[None, :] * mask_column
@@ -46,6 +46,28 @@ def _inverse(total):
 
 
 @triton.jit
+def _whole(
+    x, mask, y, mask_rows, rows, row_in, R, C, scale, mask_column,
+    NEGATE: tl.constexpr, CAUSAL: tl.constexpr, INTERPRETED: tl.constexpr, BN: tl.constexpr, BEHIND: tl.constexpr,
+):  # fmt: skip
+    """Rows whose entries from column BN on are all masked, of which BEHIND are to be written."""
+    columns = tl.arange(0, BN)
+    v, present = _read(x, mask, mask_rows, rows, row_in, columns, R, C, mask_column, NEGATE, CAUSAL)
+    top = _finite(tl.max(v, axis=1))
+    w = tl.where(present, tl.exp2((v - top[:, None]) * scale), 0.0)
+    p = w * _inverse(tl.sum(w, axis=1))[:, None]
+    places = y + rows[:, None] * C
+    tl.store(
+        places + columns[None, :], narrow(p, y.dtype.element_ty, INTERPRETED),
+        mask=(rows < R)[:, None] & (columns < C)[None, :],
+    )  # fmt: skip
+    if BEHIND > 0:
+        columns = tl.arange(0, BN + BEHIND)
+        behind = (rows < R)[:, None] & ((columns >= BN) & (columns < C))[None, :]
+        tl.store(places + columns[None, :], tl.zeros(behind.shape, y.dtype.element_ty), mask=behind)
+
+
+@triton.jit
 def forward(
     x, mask, y, R, C, scale, heads, s_q, mask_batch, mask_head, mask_row, mask_column,
     NEGATE: tl.constexpr, CAUSAL: tl.constexpr, INTERPRETED: tl.constexpr, WHOLE: tl.constexpr, BM: tl.constexpr,
@@ -63,13 +85,25 @@ def forward(
         head = rows // s_q
         mask_rows = head // heads * mask_batch + head % heads * mask_head + row_in * mask_row
     if WHOLE:
-        columns = tl.arange(0, BN)
-        v, present = _read(x, mask, mask_rows, rows, row_in, columns, R, C, mask_column, NEGATE, CAUSAL)
-        top = _finite(tl.max(v, axis=1))
-        w = tl.where(present, tl.exp2((v - top[:, None]) * scale), 0.0)
-        p = w * _inverse(tl.sum(w, axis=1))[:, None]
-        inside = (rows < R)[:, None] & (columns < C)[None, :]
-        tl.store(y + rows[:, None] * C + columns[None, :], narrow(p, y.dtype.element_ty, INTERPRETED), mask=inside)
+        # Rows of a triangle: what lies behind the diagonal by half of a row or more is not worked out.
+        limit = 0
+        if CAUSAL:
+            limit = tl.max(row_in.to(tl.int32), axis=0) + 1
+        if CAUSAL and BN >= 64 and limit <= BN // 4:
+            _whole(
+                x, mask, y, mask_rows, rows, row_in, R, C, scale, mask_column,
+                NEGATE, CAUSAL, INTERPRETED, BN // 4, BN - BN // 4,
+            )  # fmt: skip
+        elif CAUSAL and BN >= 64 and limit <= BN // 2:
+            _whole(
+                x, mask, y, mask_rows, rows, row_in, R, C, scale, mask_column,
+                NEGATE, CAUSAL, INTERPRETED, BN // 2, BN - BN // 2,
+            )  # fmt: skip
+        else:
+            _whole(
+                x, mask, y, mask_rows, rows, row_in, R, C, scale, mask_column,
+                NEGATE, CAUSAL, INTERPRETED, BN, 0,
+            )  # fmt: skip
     else:
         top = tl.full((BM,), float("-inf"), tl.float32)
         total = tl.zeros((BM,), tl.float32)

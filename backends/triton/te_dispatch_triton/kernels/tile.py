@@ -98,8 +98,9 @@ def scale_of(maxima, limit, epsilon, POWER_OF_TWO: tl.constexpr, COUNT: tl.const
 
 @triton.jit
 def put_inverse(scale_inv, scale, mine):
-    """RN32(1 / scale), written where `mine` holds: by one program."""
-    tl.store(scale_inv, tl.math.div_rn(1.0, scale), mask=mine)
+    """RN32(1 / scale), written where `mine` holds: by one program. The others do not wait for the scale here."""
+    if mine:
+        tl.store(scale_inv, tl.math.div_rn(1.0, scale))
 
 
 @triton.jit
