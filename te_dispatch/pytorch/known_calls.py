@@ -18,11 +18,10 @@ from torch._C._autograd import _top_saved_tensors_default_hooks as saved_tensors
 from torch.compiler import is_dynamo_compiling
 
 from te_dispatch.core import scopes
-from te_dispatch.ops.checks.likeness import Likeness, alike
+from te_dispatch.ops.checks.likeness import PLAIN, Likeness, alike
 from te_dispatch.pytorch.autocast import thread
 from te_dispatch.pytorch.module_state import ScaledModule
 from te_dispatch.pytorch.scoped import autocast_off
-from te_dispatch.pytorch.settled import PLAIN
 
 if TYPE_CHECKING:
     from te_dispatch.pytorch.casts import Plan

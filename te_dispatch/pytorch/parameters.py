@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from te_dispatch.ops.checks.likeness import PLAIN
 from te_dispatch.pytorch.arguments import PARALLEL_DEFAULTS, resolve_device
 
 if TYPE_CHECKING:
@@ -119,10 +120,6 @@ def add_split_parameters(
             biases.append(f"{prefix}bias")
         start += rows
     return weights, biases
-
-
-#: Classes of parameters whose memory is what it seems.
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def parameter(module: torch.nn.Module, name: str) -> torch.Tensor:
@@ -241,7 +238,7 @@ class SplitParameters:
         """
         weights, biases = self.weights.parts(module), self.biases.parts(module) if with_bias else ()
         parts = weights + biases
-        if torch.compiler.is_compiling() or not all(type(part) in _PLAIN for part in parts):
+        if torch.compiler.is_compiling() or not all(type(part) in PLAIN for part in parts):
             return torch.cat(weights), torch.cat(biases) if biases else None, ()
         return self.weights.whole(weights), self.biases.whole(biases) if biases else None, parts
 

@@ -13,16 +13,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from te_dispatch.core.repeating import repeating
-from te_dispatch.ops.checks.likeness import Likeness, alike
+from te_dispatch.ops.checks.likeness import PLAIN, Likeness, alike
 from te_dispatch.pytorch import scale_update
 from te_dispatch.pytorch.norm_steps import NormOptions, norm_backward
 from te_dispatch.pytorch.settled_products import Call, PlainProduct, ProductSteps, cast
 
 if TYPE_CHECKING:
     from te_dispatch.pytorch.casts import Plan
-
-#: Classes of tensors whose likeness says everything about them.
-PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class NormSteps:

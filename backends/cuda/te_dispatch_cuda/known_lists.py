@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
+from te_dispatch.ops.checks.likeness import PLAIN
 from te_dispatch_cuda.native import load
 
 _native = load()
 #: Kinds of lists that one operator knows, and those of the same lengths.
 _KINDS, _ALIKE = 64, 8
-_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 #: What native code reads tensors through; None in a PyTorch without it (before 2.10), where nothing is known.
 _EXCHANGE: Any = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
 
@@ -42,7 +42,7 @@ class Lists:
     def keep(self, lists: Sequence[Any]) -> None:
         """Know lists of dense tensors that passed the operator's checks."""
         tensors = [*chain.from_iterable(filter(None, lists))]
-        if _EXCHANGE is None or not _PLAIN.issuperset(map(type, tensors)):
+        if _EXCHANGE is None or not PLAIN.issuperset(map(type, tensors)):
             return
         try:
             known = _native.TensorLists(tuple(lists), _EXCHANGE), tensors[0].device

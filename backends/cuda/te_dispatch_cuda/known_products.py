@@ -13,13 +13,12 @@ from typing import Any
 
 import torch
 
-from te_dispatch.ops.checks.likeness import alike
+from te_dispatch.ops.checks.likeness import PLAIN, alike
 from te_dispatch_cuda.gemm_plans import CALLS
 from te_dispatch_cuda.gemm_repeated import copies
 
 #: Kinds of products that one operator knows by name, and those of the same name.
 _KINDS, _ALIKE = 1024, 8
-_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 
 #: A product as it is looked for: its name, what is read, and that as a prepared call takes it. In a name 0.0 and -0.0
 #: would be equal.
@@ -84,7 +83,7 @@ class Products:
     def keep(self, kind: Kind, call: Any) -> None:
         """Remember what made a product, unless it was of other tensors than it was given."""
         name, tensors, _ = kind
-        if not all(x.__class__ in _PLAIN and x.is_contiguous() for x in tensors):
+        if not all(x.__class__ in PLAIN and x.is_contiguous() for x in tensors):
             return
         if len(self._known) >= _KINDS:
             self._known.clear()

@@ -23,11 +23,9 @@ from te_dispatch.numerics.quantizers import (
     MXFP8Quantizer,
     NVFP4Quantizer,
 )
-from te_dispatch.ops.checks.likeness import Likeness, alike
+from te_dispatch.ops.checks.likeness import PLAIN, Likeness, alike
 from te_dispatch_triton.kinds import AMD, in_reach
 
-#: Tensors whose attributes are facts about memory. Others (fake ones, wrappers) are never prepared.
-PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 _address = torch.Tensor.data_ptr
 _SLOTS = ("row_data", "col_data", "row_scale_inv", "col_scale_inv", "global_scale_inv")
 

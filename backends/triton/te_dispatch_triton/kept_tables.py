@@ -19,9 +19,8 @@ from typing import Any
 import torch
 
 from te_dispatch.ops import alloc
-from te_dispatch.ops.checks.likeness import alike
+from te_dispatch.ops.checks.likeness import PLAIN, alike
 from te_dispatch_triton import launch
-from te_dispatch_triton.argument_facts import PLAIN
 from te_dispatch_triton.training_tables import Layout, Table, Tensors, low_bits, write
 
 #: Kinds of lists that one operator keeps tables of, and tables of a kind: a model and its like, and the addresses that
@@ -119,7 +118,7 @@ class Tables:
         checks. None where there are none, or nothing may be kept."""
         try:
             tensors = [*chain.from_iterable(filter(None, lists))]
-            for known in self._kinds.get(_key(lists, tensors), ()):  # type: ignore[arg-type]  # None is no key
+            for known in self._kinds.get(key_of(lists, tensors), ()):  # type: ignore[arg-type]  # None is no key
                 if known.looks(*tensors):
                     return known, tensors
         except Exception:  # nothing known, or something that was not foreseen: checks shall say what
@@ -131,7 +130,7 @@ class Tables:
         tensors: list[Any] = [*chain.from_iterable(filter(None, lists))]
         if not layout.parts or not PLAIN.issuperset(map(type, tensors)):
             return None
-        key = _key(lists, tensors)
+        key = key_of(lists, tensors)
         if key is None:
             return None
         if len(self._kinds) >= _KINDS:
@@ -141,7 +140,8 @@ class Tables:
         return known, tensors
 
 
-def _key(lists: Sequence[Any], tensors: Sequence[torch.Tensor]) -> tuple[Any, ...] | None:
+def key_of(lists: Sequence[Any], tensors: Sequence[torch.Tensor]) -> tuple[Any, ...] | None:
+    """What is kept of lists is looked for under it: `place_of` all their tensors, and each list's class and length."""
     place = place_of(tensors)
     return None if place is None else (place, *[(x.__class__, 0 if x is None else len(x)) for x in lists])
 

@@ -32,8 +32,9 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 
 from te_dispatch.ops import alloc
+from te_dispatch.ops.checks.likeness import PLAIN
 from te_dispatch_triton import argument_facts, launch
-from te_dispatch_triton.argument_facts import OPERAND, OPTION, PLAIN, Kind, indented
+from te_dispatch_triton.argument_facts import OPERAND, OPTION, Kind, indented
 from te_dispatch_triton.tape import ACTIVE, Given, Tape
 
 P = ParamSpec("P")

@@ -14,10 +14,10 @@ import torch
 
 from te_dispatch.core.errors import Declined
 from te_dispatch.ops.checks import quantize as checks
-from te_dispatch.ops.checks.likeness import Likeness, alike
+from te_dispatch.ops.checks.likeness import PLAIN, Likeness, alike
 from te_dispatch_triton import configs
-from te_dispatch_triton.argument_facts import NUMBER, NUMBER_LISTS, OPERANDS, PLAIN
-from te_dispatch_triton.kept_tables import lasting, place_of
+from te_dispatch_triton.argument_facts import NUMBER, NUMBER_LISTS, OPERANDS
+from te_dispatch_triton.kept_tables import key_of, lasting, place_of
 from te_dispatch_triton.kernels import cast_scales as kernels
 from te_dispatch_triton.launch import Config, Grid, Kernel
 from te_dispatch_triton.memory import address, dense
@@ -143,16 +143,11 @@ class _Update(NamedTuple):
 _updates: dict[tuple[Any, ...], list[_Update]] = {}
 
 
-def _key(lists: Sequence[Any], tensors: Tensors, how: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    place = place_of(tensors)
-    return None if place is None else (place, *how, *[(x.__class__, x and len(x)) for x in lists])
-
-
 def _kept(lists: Sequence[Any], max_values: Any, how: tuple[Any, ...]) -> list[Arguments] | None:
     """What launches the update of these very tensors where it is kept; then its arguments need no checks."""
     try:
         tensors = [*chain.from_iterable(filter(None, lists))]
-        found = _updates.get(_key(lists, tensors, how), ())  # type: ignore[arg-type]  # None is no key
+        found = _updates.get((key_of(lists, tensors), *how), ())
         if found:
             addresses, maxima = [*map(torch.Tensor.data_ptr, tensors)], [*map(list, max_values)]
             for one in found:
@@ -166,9 +161,10 @@ def _kept(lists: Sequence[Any], max_values: Any, how: tuple[Any, ...]) -> list[A
 def _keep(lists: Sequence[Any], max_values: Maxima, how: tuple[Any, ...]) -> None:
     """Keep an update that was made, of tensors that lie dense."""
     tensors = [*chain.from_iterable(filter(None, lists))]
-    key = _key(lists, tensors, how)
-    if key is None or not PLAIN.issuperset(map(type, tensors)):
+    place = key_of(lists, tensors)
+    if place is None or not PLAIN.issuperset(map(type, tensors)):
         return
+    key = (place, *how)
     if len(_updates) >= _KINDS:
         _updates.clear()
     made = _Update(

@@ -16,6 +16,9 @@ import torch
 
 Likeness = Callable[..., bool]
 
+#: Classes of tensors whose looks say everything about them. Others (fake ones, wrappers) are looked into every time.
+PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+
 TensorGuards: Any
 try:
     from torch._C._dynamo.guards import TensorGuards

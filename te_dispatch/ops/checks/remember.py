@@ -37,7 +37,7 @@ from te_dispatch.numerics.quantizers import (
     MXFP8Quantizer,
     NVFP4Quantizer,
 )
-from te_dispatch.ops.checks.likeness import alike
+from te_dispatch.ops.checks.likeness import PLAIN, alike
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -46,8 +46,6 @@ R = TypeVar("R")
 #: A model makes some tens of different calls; one takes about 2 KiB.
 CAPACITY, PASSES = 1024, 8
 
-#: Tensors whose attributes are facts about memory. Others (fake ones, wrappers) are checked every time.
-_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 #: Options whose values never change.
 _CONSTANT = (str, int, float, torch.dtype, torch.device)
 _NOTHING: tuple[None, tuple[()]] = (None, ())
@@ -74,7 +72,7 @@ class Kind(NamedTuple):
 
 
 def _plain(x: Any) -> bool:
-    return x.__class__ in _PLAIN
+    return x.__class__ in PLAIN
 
 
 #: A tensor that is always there, one for each check: its shape is among the facts, because that tells most calls apart.
@@ -93,7 +91,7 @@ CONTENTS = OPTIONAL._replace(lasting=lambda x: _plain(x) and not x.is_cpu)
 OPERAND = Kind(
     "{x}_facts",
     "*{x}_tensors,",
-    "{x}_facts, {x}_tensors = (True, ({x},)) if {x}.__class__ in _PLAIN else _record({x})",
+    "{x}_facts, {x}_tensors = (True, ({x},)) if {x}.__class__ in PLAIN else _record({x})",
     lambda x: _plain(x) or x.__class__ is Quantized,
 )
 #: The same, leading: with the shape of a tensor among the facts. (That of a record always is.)
@@ -206,7 +204,7 @@ def _source(name: str, kinds: dict[str, Kind]) -> str:
         name=name,
         names=", ".join(kinds),
         absent=" and ".join(f"{x} is None" for x, kind in kinds.items() if kind.optional) or "True",
-        plain=" and ".join(f"{x}.__class__ in _PLAIN" for x in operands) or "True",
+        plain=" and ".join(f"{x}.__class__ in PLAIN" for x in operands) or "True",
         facts=["".join(f"{facts}, " for facts, _, _ in form if facts) for form in forms],
         tensors=[" ".join(tensors for _, tensors, _ in form) for form in forms],
         first=["; ".join(first for _, _, first in form if first) or "pass" for form in forms],

@@ -35,7 +35,7 @@ def _high(word):
 
 @triton.jit
 def _following(places, first, mine, start, length, stride, BR: tl.constexpr):
-    """What a stretch of rows takes: of row i + 1, the last row `first`, row 0 nothing."""
+    """What a stretch of rows takes: row i of row i + 1, the last one `first`."""
     rows = start + tl.arange(0, BR)
     at = places[None, :] + (rows + 1).to(tl.int64)[:, None] * stride
     following = tl.load(at, mask=mine[None, :] & (rows < length - 1)[:, None], other=0.0)
@@ -44,6 +44,7 @@ def _following(places, first, mine, start, length, stride, BR: tl.constexpr):
 
 @triton.jit
 def _move_up(places, following, moves, start, length, stride, BR: tl.constexpr):
+    """Rows take what `_following` read; row 0 is 0."""
     rows = start + tl.arange(0, BR)
     at = places[None, :] + rows.to(tl.int64)[:, None] * stride
     tl.store(at, tl.where((rows == 0)[:, None], 0.0, following), mask=moves[None, :] & (rows < length)[:, None])
