@@ -13,8 +13,14 @@ from te_dispatch import ops
 from te_dispatch.ops.attention import LAYOUTS, SOFTMAX_TYPES
 from te_dispatch.pytorch.arguments import reject_unsupported, require_choice, require_probability, resolve_device
 from te_dispatch.pytorch.attention_bounds import Bounds, sequence_bounds
-from te_dispatch.pytorch.attention_function import AttentionCall, AttentionOptions, AttentionTensors, attention
-from te_dispatch.pytorch.attention_inputs import Operands, call_key, check_operands, gather_operands
+from te_dispatch.pytorch.attention_function import (
+    AttentionCall,
+    AttentionOptions,
+    AttentionTensors,
+    attention,
+    run_attention,
+)
+from te_dispatch.pytorch.attention_inputs import Operands, as_given, call_key, check_operands, gather_operands
 from te_dispatch.pytorch.attention_lowering import AttentionMask, arbitrary_mask, operator_bias_type, spell_out
 from te_dispatch.pytorch.attention_masks import (
     UNBOUNDED,
@@ -24,6 +30,7 @@ from te_dispatch.pytorch.attention_masks import (
     starts_bottom_right,
 )
 from te_dispatch.pytorch.randomness import draw_rng_state
+from te_dispatch.pytorch.settled_attention import KINDS, Given, KnownAttention, unwatched
 
 _UNSUPPORTED_INIT: dict[str, Any] = {
     "sequence_parallel": False,
@@ -226,33 +233,36 @@ class DotProductAttention(torch.nn.Module):
             reject_unsupported("DotProductAttention.forward", locals(), _UNSUPPORTED_CALL)
         key: tuple[Any, ...] | None = None
         settled: dict[Any, AttentionCall] = {}
+        given = query_layer, key_layer, value_layer, qkv_layer, kv_layer
+        arguments = (
+            qkv_interleave_dim, qkv_format, max_seqlen_q, max_seqlen_kv, attn_mask_type, window_size,
+            bottom_right_diagonal, softcap, core_attention_bias_type, pad_between_seqs,
+        )  # fmt: skip
         if not (
             attention_mask is not None or cu_seqlens_q is not None or cu_seqlens_kv is not None
             or cu_seqlens_q_padded is not None or cu_seqlens_kv_padded is not None or core_attention_bias is not None
             or alibi_slopes is not None or checkpoint_core_attention or torch.compiler.is_compiling()
         ):  # fmt: skip
+            if self._known and unwatched():
+                for known in self._known:
+                    if known.serves(given, arguments):
+                        return run_attention(*as_given(*given), None, None, known.call)  # type: ignore[no-any-return]
             settled = self._settled  # the one that is forgotten if an attribute is set meanwhile
-            key = call_key(
-                (query_layer, key_layer, value_layer, qkv_layer, kv_layer),
-                qkv_interleave_dim, qkv_format, max_seqlen_q, max_seqlen_kv, attn_mask_type, window_size,
-                bottom_right_diagonal, softcap, core_attention_bias_type, pad_between_seqs, _deterministic(),
-            )  # fmt: skip
+            key = call_key(given, *arguments, _deterministic())
             found = None if key is None else settled.get(key)
             if found is not None:
-                if qkv_layer is not None:
-                    return self._attend(qkv_layer, None, None, found, None)
-                return self._attend(query_layer, key_layer if kv_layer is None else kv_layer, value_layer, found, None)
-        operands = gather_operands(query_layer, key_layer, value_layer, qkv_layer, kv_layer, qkv_interleave_dim)
+                return self._attend(*as_given(*given), found, None)
+        operands = gather_operands(*given, qkv_interleave_dim)
         layout = qkv_format or self.qkv_format
         check_operands(operands, layout, self.num_attention_heads, self.num_gqa_groups, self._widths())
         masking = self._masking(layout, attn_mask_type, window_size, bottom_right_diagonal)
-        given = Bounds(
+        bounds = Bounds(
             cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded, cu_seqlens_kv_padded, max_seqlen_q, max_seqlen_kv
         )
         if pad_between_seqs is not None:
-            given = given.padded_between(pad_between_seqs, layout)
+            bounds = bounds.padded_between(pad_between_seqs, layout)
         own = self.attention_type == "self"
-        bounds = sequence_bounds(operands, layout, masking.mask_type, attention_mask, given, own)
+        bounds = sequence_bounds(operands, layout, masking.mask_type, attention_mask, bounds, own)
         tensors = AttentionTensors(
             attn_mask=arbitrary_mask(operands, layout, masking.mask_type, attention_mask),
             cu_seqlens_q=bounds.cu_seqlens_q,
@@ -267,6 +277,7 @@ class DotProductAttention(torch.nn.Module):
         call = AttentionCall(options, tensors)
         if key is not None and bias is None and not call.tensors and len(settled) < _SETTLED:
             settled[key] = call
+            self._learn(call, given, arguments)
         if checkpoint_core_attention and torch.is_grad_enabled():
             return _checkpointed(self._attend, operands.q, operands.k, operands.v, call, bias)
         return self._attend(operands.q, operands.k, operands.v, call, bias)
@@ -274,11 +285,25 @@ class DotProductAttention(torch.nn.Module):
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
         # What calls without masks, lengths and biases were checked and worked out to be, by `call_key`. It depends on
-        # that and on attributes: setting any forgets all.
-        self.__dict__["_settled"] = {}
+        # that and on attributes: setting any forgets all. And those of them that have steps.
+        self.__dict__["_settled"], self.__dict__["_known"] = {}, ()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_settled": {}}
+        return {**self.__dict__, "_settled": {}, "_known": ()}
+
+    def _learn(self, call: AttentionCall, given: Given, arguments: tuple[Any, ...]) -> None:
+        """Have the Function settle the steps of a call that was worked out just now."""
+        options, settled = call.options, self._settled
+        if options.dropout_p or options.with_max_logit or self.softmax_type == "learnable":
+            return
+        known = KnownAttention(given, arguments, options.packing if options.joined == 0 else None)
+
+        def learn(steps: AttentionCall) -> None:
+            if self._settled is settled and len(self._known) < KINDS:  # else it was forgotten meanwhile
+                known.call = steps
+                self.__dict__["_known"] = (*self._known, known)
+
+        call.learn = learn
 
     def _widths(self) -> tuple[int, int]:
         return self.hidden_size_per_attention_head_k, self.hidden_size_per_attention_head_v

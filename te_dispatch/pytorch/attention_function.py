@@ -3,17 +3,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from te_dispatch import ops
 from te_dispatch.core import scopes
-from te_dispatch.ops.results import Saved
+from te_dispatch.ops.results import AttentionBackward, Saved
 from te_dispatch.pytorch.compile import returned
 from te_dispatch.pytorch.functions import applied
 from te_dispatch.pytorch.scoped import in_forward_scope, outside_autocast
+from te_dispatch.pytorch.settled_attention import AttentionSteps
 
 
 class AttentionOptions(NamedTuple):
@@ -106,9 +108,10 @@ class AttentionCall:
     Attributes:
         tensors: `AttentionTensors`, or () where all are None.
         fixed: keywords of what is no tensor, which the forward and the backward operator both take.
+        steps: of calls of this kind, None where they are to be worked out. learn: is given them, where wanted.
     """
 
-    __slots__ = ("options", "tensors", "fixed")
+    __slots__ = ("options", "tensors", "fixed", "steps", "learn")
 
     def __init__(self, options: AttentionOptions, tensors: AttentionTensors) -> None:
         self.options = options
@@ -127,6 +130,14 @@ class AttentionCall:
             "dropout_p": options.dropout_p,
             "deterministic": options.deterministic,
         }
+        self.steps: AttentionSteps | None = None
+        self.learn: Callable[[AttentionCall], None] | None = None
+
+    def settled(self, steps: AttentionSteps) -> AttentionCall:
+        """This for all calls of a kind."""
+        found = copy.copy(self)
+        found.steps, found.learn = steps, None
+        return found
 
 
 def _arguments(
@@ -156,13 +167,24 @@ class _AttentionFunction(torch.autograd.Function):
         offset: torch.Tensor | None,
         call: AttentionCall,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        options, tensors = call.options, call.tensors
+        options, tensors, steps = call.options, call.tensors, call.steps
+        operands = _split(q, k, v, options)
+        if steps is not None and steps.needs == ctx.needs_input_grad:
+            ctx.scope, ctx.steps = steps.scope, steps
+            return steps.run(ctx, (q, k, v), operands)
         result = ops.attention_fwd(
-            *_split(q, k, v, options),
+            *operands,
             **_arguments(call.fixed, bias, offset, tensors),
             with_max_logit=options.with_max_logit,
         )
+        out = returned(_merged(result.out))
+        if call.learn is not None:
+            steps = AttentionSteps.of(call, ctx.needs_input_grad, operands, result, out.shape)
+            if steps is not None:
+                call.learn(call.settled(steps))
+                call.learn = None
         saved = result.saved
+        ctx.steps = None
         ctx.save_for_backward(q, k, v, bias, offset, *tensors, result.out, result.lse, *saved.tensors)
         ctx.options = options
         ctx.fixed = call.fixed
@@ -173,13 +195,15 @@ class _AttentionFunction(torch.autograd.Function):
         ctx.saved_options = saved.options
         ctx.scope = scopes.capture()
         if not options.with_max_logit:
-            return returned(_merged(result.out))
+            return out
         ctx.mark_non_differentiable(result.max_logit)
-        return returned(_merged(result.out)), result.max_logit
+        return out, result.max_logit
 
     @staticmethod
     @in_forward_scope
     def backward(ctx: Any, dout: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
+        if ctx.steps is not None:
+            return *_settled_gradients(ctx.steps, dout, *ctx.saved_tensors), None, None, None
         options: AttentionOptions = ctx.options
         q, k, v, bias, offset, *rest = ctx.saved_tensors
         tensors = rest[: ctx.count]
@@ -193,17 +217,46 @@ class _AttentionFunction(torch.autograd.Function):
             **_arguments(ctx.fixed, bias, offset, tensors),
             with_dbias=ctx.needs_input_grad[3],
         )
-        dq, dk, dv = grads.dq, grads.dk, grads.dv
-        if options.joined == 3:
-            assert options.packing is not None
-            dq, dk, dv = _join((dq, dk, dv), options.packing), None, None
-        elif options.joined == 2:
-            assert options.packing is not None
-            dk, dv = _join((dk, dv), options.packing), None
-        return dq, dk, dv, grads.dbias, grads.dsoftmax_offset, None
+        return *_as_given(grads, options), grads.dbias, grads.dsoftmax_offset, None
 
 
-_run_attention = applied(_AttentionFunction)
+def _as_given(
+    grads: AttentionBackward, options: AttentionOptions, steps: AttentionSteps | None = None
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """Gradients of q, k and v as the Function was given them.
+
+    Args:
+        steps: by which the gradients were made, None where they were not.
+    """
+    parts = (grads.dq, grads.dk, grads.dv)[3 - options.joined :]
+    if not options.joined:
+        return grads.dq, grads.dk, grads.dv
+    assert options.packing is not None
+    joined = None if steps is None else steps.joined(parts)
+    if joined is None:
+        joined = _join(parts, options.packing)
+    return (joined, None, None) if options.joined == 3 else (grads.dq, joined, None)
+
+
+def _settled_gradients(
+    steps: AttentionSteps, dout: torch.Tensor, q: torch.Tensor, k: Any, v: Any, out: torch.Tensor, lse: torch.Tensor,
+    *extra: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
+    """Gradients of q, k and v of a call that `steps` have served."""
+    options = steps.call.options
+    operands, saved = _split(q, k, v, options), steps.left(extra)
+    grads = steps.gradients(dout, operands, out, lse, saved)
+    if grads is not None:
+        return _as_given(grads, options, steps)
+    shaped = dout.contiguous().view(out.shape)
+    grads = ops.attention_bwd(shaped, *operands, out, lse, saved, **steps.call.fixed)
+    found = _as_given(grads, options)
+    if steps.backward is None:
+        steps.learn(dout, operands, out, lse, saved, found[0] if options.joined == 3 else found[1])
+    return found
+
+
+run_attention = applied(_AttentionFunction)
 
 
 def attention(
@@ -226,7 +279,7 @@ def attention(
         The output with its heads merged, (..., h * d_v); with `with_max_logit` also float32 (h,), without gradient.
     """
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (q, k, v, bias, softmax_offset)):
-        function = _run_attention
+        function = run_attention
     else:
         function = _infer
     return outside_autocast(function, q, k, v, bias, softmax_offset, call)  # type: ignore[no-any-return]

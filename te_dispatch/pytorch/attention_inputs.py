@@ -85,6 +85,19 @@ def gather_operands(
     )
 
 
+def as_given(
+    query: torch.Tensor | None,
+    key: torch.Tensor | None,
+    value: torch.Tensor | None,
+    qkv: torch.Tensor | None,
+    kv: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """`Operands.q`, `k` and `v` of a call that `gather_operands` has passed before."""
+    if qkv is not None:
+        return qkv, None, None
+    return query, key if kv is None else kv, value  # type: ignore[return-value]
+
+
 def shared_packing(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str | None:
     """``3hd``, ``h3d``, ``2hd`` or ``h2d`` where the tensors are views of one packed tensor, else None.
 

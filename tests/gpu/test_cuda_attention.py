@@ -55,6 +55,47 @@ def test_a_graph_is_built_once() -> None:
     assert (len(calls.FORWARDS), len(calls.BACKWARDS)) == (known[0] + 1, known[1] + 1)
 
 
+@pytest.mark.parametrize("packed", [True, False])
+def test_settled_modules_run_the_graphs_of_other_calls(packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the bits of calls that look for them, off alignment and on another stream too, and without looking."""
+    from te_dispatch.pytorch.attention import DotProductAttention
+    from te_dispatch_cuda.attention import calls
+
+    def steps(module: DotProductAttention, *seeds: int, shift: int = 0) -> list[torch.Tensor]:
+        found = []
+        for seed in seeds:
+            torch.manual_seed(seed)
+            shape, memory = (48, 2, 2, 3, 64), torch.empty(48 * 2 * 2 * 3 * 64 + shift, device="cuda")
+            x = memory.to(torch.bfloat16)[shift:].normal_().view(shape)
+            operands = [x] if packed else [t.contiguous() for t in x.unbind(3)]
+            operands = [t.detach().requires_grad_() for t in operands]
+            given = {"qkv_layer": operands[0], "qkv_interleave_dim": -2} if packed else {}
+            out = module(**given) if packed else module(*operands)
+            out.backward(torch.randn_like(out))
+            found += [out.detach(), *[t.grad for t in operands]]
+        return found
+
+    def same(found: list[torch.Tensor], expected: list[torch.Tensor]) -> bool:
+        return all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+    with te_dispatch.using(attention="cuda"):
+        module, plain = (DotProductAttention(2, 64, attention_dropout=0.0) for _ in range(2))
+        monkeypatch.setattr(plain, "_learn", lambda *args: None)
+        expected, shifted = steps(plain, 1, 2, 3), steps(plain, 4, shift=1)
+        steps(module, 0, 0)
+        (known,) = module._known
+        assert known.call.steps.saved.implementation == CUDNN and known.call.steps.backward is not None
+        assert same(steps(module, 4, shift=1), shifted)
+        with monkeypatch.context() as patch:
+            patch.setattr(calls, "FORWARDS", None)
+            patch.setattr(calls, "BACKWARDS", None)
+            assert same(steps(module, 1, 2, 3), expected)
+            with torch.cuda.stream(torch.cuda.Stream()):
+                assert same(steps(module, 1, 2, 3), expected)
+            torch.cuda.synchronize()
+        assert len(module._known) == 1 and not plain._known
+
+
 def test_the_process_holds_one_cudnn() -> None:
     from te_dispatch_cuda import libraries
 

@@ -42,6 +42,7 @@ def test_steps_of_known_lists_follow_their_tensors(backend: str) -> None:
     torch.cuda.current_stream().wait_stream(stream)
     alone = [[x.clone() for x in tensors] for tensors in lists]
     others = [[torch.rand_like(x) for x in tensors] for tensors in lists]
+    training.multi_tensor_adam(*others, lr=0.1, step=11)  # a capture takes kinds of calls that were made before
     training.multi_tensor_scale(others[1], others[1], 0.5)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

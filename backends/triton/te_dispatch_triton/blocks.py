@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from te_dispatch.core.errors import Declined
-from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized
+from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.ops.shapes import rows_of
 from te_dispatch_triton import configs, sums
 from te_dispatch_triton.kernels import blocks_cast as kernels
@@ -39,13 +38,12 @@ def cast_blocks(
 
     Args:
         x: contiguous, or 2-dimensional and dense in its rows.
-        into: a record to write into and return, dense, with the copies that `usage` names.
+        into: a record to write into, dense, with the copies that `usage` names and canonical scales; returned unless
+            the quantizer asks for other scales.
         noop_flag: float32 (1,): nonzero writes nothing.
         amax: float32 (1,), nvfp4: the tensor's.
         dbias: (columns,): receives the sums over rows, accumulated in fp32.
     """
-    if into is not None and quantizer.scale_layout != CANONICAL_SCALES:
-        raise Declined(f"out has {quantizer.scale_layout} scales, and canonical ones are written")
     device, shape, scaling = x.device, tuple(x.shape), quantizer.scaling
     rows, columns = rows_of(shape), shape[-1]
     record = empty_record(shape, rows, columns, x.dtype, device, quantizer, usage) if into is None else into

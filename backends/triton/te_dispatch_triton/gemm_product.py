@@ -23,6 +23,7 @@ from te_dispatch_triton.gemm_sums import column_sums, dbias_of
 from te_dispatch_triton.kernels import gemm as kernels
 from te_dispatch_triton.launch import Config, Kernel
 from te_dispatch_triton.memory import dense, empty
+from te_dispatch_triton.quantize_forms import laid_out
 
 Operand = torch.Tensor | Quantized
 
@@ -183,11 +184,21 @@ def code_side(x: Quantized, name: str, layout: str) -> Side:
         usage, _ = operand_format(layout, name, x.scaling)
         raise Declined(f"{name} has no {usage}-wise copy, whose blocks lie along what layout {layout} contracts")
     if x.scale_layout != CANONICAL_SCALES:
-        raise Declined(f"{name} has scales in the layout {x.scale_layout}, and canonical ones are read")
+        scale = _canonical_scale(x, row)
     if not (data.is_contiguous() or (data.ndim == 2 and data.stride(1) == 1 and data.stride(0) >= data.shape[1])):
         data = dense(data)
     stride = data.stride(0) if data.ndim == 2 and data.shape[0] > 1 else data.shape[-1]
     return Side(data, along_k, stride, x.encoding, dense(scale), x.global_scale_inv, x.scaling == "block_2d")
+
+
+def _canonical_scale(x: Quantized, row: bool) -> torch.Tensor:
+    """The scales of one copy, in the layout that kernels read: a launch."""
+    scales = (x.row_scale_inv, None) if row else (None, x.col_scale_inv)
+    read = Quantized(None, None, *scales, x.encoding, x.scaling, x.scale_layout, x.shape, x.dtype, x.device)
+    made = laid_out(read, CANONICAL_SCALES)
+    scale = made.row_scale_inv if row else made.col_scale_inv
+    assert scale is not None  # what was laid out
+    return scale
 
 
 def run(

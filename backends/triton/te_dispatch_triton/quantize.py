@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from te_dispatch.numerics.quantized import Quantized
+from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized
 from te_dispatch.numerics.quantizers import Quantizer
 from te_dispatch.ops.checks import quantize as checks
 from te_dispatch.ops.results import QuantizeDbias
@@ -20,6 +20,7 @@ from te_dispatch_triton.launch import Config, Kernel
 from te_dispatch_triton.maxima import compute_amax, find_maxima
 from te_dispatch_triton.memory import dense, empty
 from te_dispatch_triton.prepared import prepared
+from te_dispatch_triton.quantize_forms import laid_out
 from te_dispatch_triton.records import empty_tensor_record
 from te_dispatch_triton.targets import target_of
 
@@ -45,17 +46,19 @@ def quantize(
     if out is None:
         return cast(x, quantizer, usage, amax=amax)
     target = _dense_record(out)
-    cast(x, quantizer, usage, into=target, noop_flag=noop_flag, amax=amax)
-    if target is not out:
+    written = cast(x, quantizer, usage, into=target, noop_flag=noop_flag, amax=amax)
+    if written is not out:
         for name in _COPIES:
-            written, asked = getattr(target, name), getattr(out, name)
-            if written is not asked:
-                asked.copy_(written)
+            made, asked = getattr(written, name), getattr(out, name)
+            if made is not asked:
+                # Padding of scales that were laid out anew is zeros by now, and a skipped cast writes nothing.
+                asked.copy_(made if noop_flag is None else torch.where(noop_flag != 0, asked, made))
     return out
 
 
 def _dense_record(out: Quantized) -> Quantized:
-    """out, or one with copies of what does not lie dense, contents included: a cast may be skipped."""
+    """out, or one with copies of what does not lie dense or canonical, contents included: a cast may be skipped."""
+    out = laid_out(out, CANONICAL_SCALES)
     tensors = [getattr(out, name) for name in _COPIES]
     if all(t is None or t.is_contiguous() for t in tensors):
         return out
@@ -90,7 +93,8 @@ def cast(
 
     Args:
         x: of any strides; its shape and dtype become the record's.
-        into: a record of dense tensors to write into and return.
+        into: a record of dense tensors and canonical scales to write into, and to return where the quantizer asks for
+            such scales.
         dbias: (columns,): receives the values' sum over rows.
     """
     if not (x.is_contiguous() or (x.ndim == 2 and x.stride(1) == 1)):

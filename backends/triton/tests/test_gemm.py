@@ -14,7 +14,7 @@ import torch
 
 from te_dispatch.core.errors import Declined
 from te_dispatch.numerics.quantized import Quantized
-from te_dispatch.numerics.quantizers import CurrentQuantizer, DelayedQuantizer, NVFP4Quantizer
+from te_dispatch.numerics.quantizers import BlockQuantizer, CurrentQuantizer, DelayedQuantizer, NVFP4Quantizer
 from te_dispatch.ops.shapes import data_shapes, scale_shapes
 
 CPU = torch.device("cpu")
@@ -269,6 +269,29 @@ def test_the_other_copy_of_a_tensor_serves():
 
     a, b = record((33, 48), copies="column"), record((17, 48), copies="row")
     assert (gemm_codes(a, b, layout="NT").out == 48).all()
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("layout", ["NT", "NN", "TN"])
+def test_scales_laid_out_for_another_library_are_read_all_the_same(layout):
+    """Alone and in groups: the bits of the product of canonical scales."""
+    from te_dispatch_triton.gemm import gemm_codes
+    from te_dispatch_triton.gemm_grouped import grouped_gemm_decoded
+    from te_dispatch_triton.quantize import quantize
+    from te_dispatch_triton.quantize_forms import relayout_scales
+
+    torch.manual_seed(0)
+    shapes = {"NT": ((140, 270), (130, 270)), "NN": ((140, 270), (270, 130)), "TN": ((270, 140), (270, 130))}[layout]
+    a, b = (
+        quantize(torch.randn(shape, dtype=BF16) * 8, BlockQuantizer(two_d=two_d), usage="both")
+        for shape, two_d in zip(shapes, (False, layout != "TN"))
+    )
+    turned = [relayout_scales(x, scale_layout=f"gemm_{x.scaling[-2:]}") for x in (a, b)]
+    expected = gemm_codes(a, b, layout=layout).out
+    for x, y in ((turned[0], b), (a, turned[1]), turned):
+        assert torch.equal(gemm_codes(x, y, layout=layout).out, expected)
+        (found,) = grouped_gemm_decoded([x], [y], layout=layout)
+        assert torch.equal(found, expected)
 
 
 @pytest.mark.interpreted

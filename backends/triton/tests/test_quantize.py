@@ -12,7 +12,7 @@ import torch
 
 from te_dispatch.core.errors import Declined
 from te_dispatch.numerics.encodings import FP8_ENCODINGS
-from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized
+from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.numerics.quantizers import (
     BlockQuantizer,
     CurrentQuantizer,
@@ -112,11 +112,13 @@ def test_a_delayed_cast_accumulates_the_amax() -> None:
 
 
 @pytest.mark.interpreted
-@pytest.mark.parametrize("cast", QUANTIZERS)
+@pytest.mark.parametrize("cast", [*QUANTIZERS, "gemm_1d", "gemm_2d"])
 def test_a_record_that_does_not_lie_dense_is_left_where_the_flag_says(cast: str) -> None:
+    """Nor where scales lie as a library's products read them, padded."""
     portable = pytest.importorskip("te_dispatch_torch.quantize")
     x = torch.randn(130, 96)
-    quantizer: Quantizer = QUANTIZERS[cast]()
+    laid_out = lambda: BlockQuantizer(two_d=cast == "gemm_2d", scale_layout=cast)  # noqa: E731
+    quantizer: Quantizer = QUANTIZERS.get(cast, laid_out)()
     new = portable.quantize(x, quantizer, usage="both")
     kept: dict[str, Any] = {}
     for name in COPIES:
@@ -124,7 +126,7 @@ def test_a_record_that_does_not_lie_dense_is_left_where_the_flag_says(cast: str)
         kept[name] = None if part is None else torch.full((*part.shape, 2), 7, dtype=part.dtype)[..., 0]
     out = Quantized(
         kept["row_data"], kept["col_data"], kept["row_scale_inv"], kept["col_scale_inv"], quantizer.encoding,
-        quantizer.scaling, CANONICAL_SCALES, (130, 96), x.dtype, CPU, kept["global_scale_inv"],
+        quantizer.scaling, quantizer.scale_layout, (130, 96), x.dtype, CPU, kept["global_scale_inv"],
     )  # fmt: skip
     assert quantize.quantize(x, quantizer, usage="both", out=out, noop_flag=torch.ones(1)) is out
     assert all(part is None or (part == 7).all() for part in kept.values())

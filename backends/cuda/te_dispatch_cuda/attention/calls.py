@@ -20,9 +20,16 @@ FORWARDS: dict[Key, Call] = {}
 BACKWARDS: dict[Key, Call] = {}
 _building = threading.Lock()
 
-# Graphs must be gone before the module that made them is, else it reports leaks.
-atexit.register(BACKWARDS.clear)
-atexit.register(FORWARDS.clear)
+
+def _release() -> None:
+    """Graphs must be gone before the module that made them is, else it reports leaks; calls may be kept elsewhere."""
+    for known in (FORWARDS, BACKWARDS):
+        for call in known.values():
+            call.graph = None  # type: ignore[assignment]
+        known.clear()
+
+
+atexit.register(_release)
 
 
 def forward(key: Key, inference: bool, with_max_logit: bool) -> Call:

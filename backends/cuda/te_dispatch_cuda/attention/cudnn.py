@@ -7,13 +7,16 @@ What cuDNN refuses is remembered by `Setting`, in its own words.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from te_dispatch.core.errors import Declined
 from te_dispatch.numerics.quantizers import Quantizer
 from te_dispatch.ops.checks import attention as checks
 from te_dispatch.ops.results import AttentionBackward, AttentionForward, Saved
-from te_dispatch_cuda.attention import calls, run
+from te_dispatch_cuda.attention import calls, repeated, run
 from te_dispatch_cuda.attention.rows import batch_of
 from te_dispatch_cuda.attention.setting import ALIGNMENT
 from te_dispatch_cuda.memory import dense, empty, stream_of
@@ -205,3 +208,16 @@ def attention_bwd(
         else None,
     )  # fmt: skip
     return AttentionBackward(dq, dk, dv, dbias, dsink)
+
+
+def _repeated_forward(varying: tuple[str, ...], **given: Any) -> Callable[..., AttentionForward] | None:
+    saved = Saved(_NAME[given["deterministic"]], FORMAT)
+    return repeated.forward(attention_fwd, saved, varying, given)
+
+
+def _repeated_backward(varying: tuple[str, ...], **given: Any) -> Callable[..., AttentionBackward] | None:
+    return repeated.backward(attention_bwd, varying, given)
+
+
+attention_fwd.prepared = _repeated_forward  # type: ignore[attr-defined]
+attention_bwd.prepared = _repeated_backward  # type: ignore[attr-defined]

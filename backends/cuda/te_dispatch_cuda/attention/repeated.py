@@ -1,0 +1,115 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Attention that is made again and again (`te_dispatch.core.repeating`): of operands that look like those of one call,
+dense sequences and no other tensors. That call's graph is kept, so neither its key nor its arguments are looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from te_dispatch.ops.results import AttentionBackward, AttentionForward, Saved
+from te_dispatch_cuda.attention import calls
+from te_dispatch_cuda.attention.assemble import Call
+from te_dispatch_cuda.attention.graphs import Slot
+from te_dispatch_cuda.attention.run import execute
+from te_dispatch_cuda.attention.setting import ALIGNMENT, Setting
+from te_dispatch_cuda.memory import empty, stream_of
+
+_LOW = ALIGNMENT - 1
+#: Arguments that such calls leave at their defaults.
+_ABSENT = (
+    "attn_mask", "cu_seqlens_q", "cu_seqlens_kv", "cu_seqlens_q_padded", "cu_seqlens_kv_padded", "bias",
+    "alibi_slopes", "softmax_offset", "rng_state",
+)  # fmt: skip
+_OPERANDS = ("q", "k", "v")
+_OF_BACKWARD = ("dout", *_OPERANDS, "out", "lse", "saved")
+#: For tensors that there are none of: behind lse, up to dout, behind dv.
+_BEHIND_LSE = (0,) * (Slot.OFFSETS - Slot.LSE - 1)
+_UP_TO_DOUT = (0,) * (Slot.DOUT - Slot.LSE - 1)
+_BEHIND_DV = (0,) * (Slot.OFFSETS - Slot.DV - 1)
+
+
+def _key(given: dict[str, Any]) -> tuple[Any, ...]:
+    q, k, v = given["q"], given["k"], given["v"]
+    setting = Setting(
+        q.get_device(), q.dtype, given["layout"], given["packing"], q.shape, q.stride(), k.shape, k.stride(), v.shape,
+        v.stride(), given["mask"], given["window"], 0, given["max_seqlen_q"], given["max_seqlen_kv"], None, None, None,
+        given["bias_type"] == "alibi", given["softmax_scale"], given["softmax_type"], given["softcap"],
+        given["dropout_p"], given["deterministic"],
+    )  # fmt: skip
+    return tuple(setting)[:-1]
+
+
+def _plain(call: Call | None) -> bool:
+    """Whether a call is a graph and nothing around it."""
+    return call is not None and call.refused is None and not (call.copied or call.prepared or call.cleaned)
+
+
+def forward(
+    attend: Callable[..., AttentionForward], saved: Saved, varying: tuple[str, ...], given: dict[str, Any]
+) -> Callable[..., AttentionForward] | None:
+    """A function of q, k and v; None where such calls are not served past `attend`, which makes any.
+
+    Args:
+        saved: what the forward leaves. given: all arguments of a call that was made.
+    """
+    absent = (*_ABSENT, "page_table")
+    if varying != _OPERANDS or given["layout"] == "thd" or any(given[name] is not None for name in absent):
+        return None
+    if given["inference"] or given["with_max_logit"]:
+        return None
+    call = calls.FORWARDS.get((_key(given), False, False))
+    if call is None or not _plain(call):
+        return None
+    options = {name: value for name, value in given.items() if name not in _OPERANDS}
+    device, dtype, index = given["q"].device, given["q"].dtype, given["q"].get_device()
+    shape, rows, size = call.out, call.lse, (call.bytes,)
+
+    def again(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> AttentionForward:
+        at_q, at_k, at_v = q.data_ptr(), k.data_ptr(), v.data_ptr()
+        if (at_q | at_k | at_v) & _LOW:
+            return attend(q, k, v, **options)
+        stream = stream_of(index)
+        out = empty("out", shape, dtype, device)
+        lse = empty("lse", rows, torch.float32, device)
+        workspace = empty("workspace", size, torch.uint8, device).data_ptr()
+        addresses = (0, at_q, at_k, at_v, out.data_ptr(), lse.data_ptr(), *_BEHIND_LSE)
+        execute(call.graph, index, stream, workspace, addresses)
+        return AttentionForward(out, lse, None, saved)
+
+    return again
+
+
+def backward(
+    attend: Callable[..., AttentionBackward], varying: tuple[str, ...], given: dict[str, Any]
+) -> Callable[..., AttentionBackward] | None:
+    """The same of the gradients: a function of dout, q, k, v, out, lse and saved."""
+    if varying != _OF_BACKWARD or given["layout"] == "thd" or any(given[name] is not None for name in _ABSENT):
+        return None
+    if given["with_dbias"] or not all(given[name].is_contiguous() for name in ("dout", "out", "lse")):
+        return None
+    call = calls.BACKWARDS.get((_key(given), False))
+    if call is None or not _plain(call):
+        return None
+    options = {name: value for name, value in given.items() if name not in _OF_BACKWARD}
+    device, index = given["q"].device, given["q"].get_device()
+    gradients, size = call.gradients, (call.bytes,)
+
+    def again(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, saved: Saved) -> AttentionBackward:
+        at_q, at_k, at_v, at_out, at_dout = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), dout.data_ptr()
+        if (at_q | at_k | at_v | at_out | at_dout) & _LOW:
+            return attend(dout, q, k, v, out, lse, saved, **options)
+        stream = stream_of(index)
+        dq, dk, dv = gradients(device)
+        workspace = empty("workspace", size, torch.uint8, device).data_ptr()
+        addresses = (
+            0, at_q, at_k, at_v, at_out, lse.data_ptr(), *_UP_TO_DOUT, at_dout, dq.data_ptr(), dk.data_ptr(),
+            dv.data_ptr(), *_BEHIND_DV,
+        )  # fmt: skip
+        execute(call.graph, index, stream, workspace, addresses)
+        return AttentionBackward(dq, dk, dv, None, None)
+
+    return again

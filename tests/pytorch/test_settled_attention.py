@@ -1,0 +1,238 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Attention whose steps are kept gives the bits of attention that is worked out, and follows what it depends on."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+import te_dispatch
+from te_dispatch.core import scopes
+from te_dispatch.pytorch.attention import DotProductAttention
+
+S, B, H, D = 6, 2, 3, 8
+Tensors = list[torch.Tensor]
+
+
+def _apart(x: torch.Tensor) -> dict[str, Any]:
+    return dict(zip(("query_layer", "key_layer", "value_layer"), (x[0].clone(), x[1].clone(), x[2].clone())))
+
+
+#: Random numbers (3, s, b, h, d) -> the operands of a call.
+FORMS: dict[str, Callable[[torch.Tensor], dict[str, Any]]] = {
+    "apart": _apart,
+    "three of one": lambda x: dict(zip(("query_layer", "key_layer", "value_layer"), x.movedim(0, 2).clone().unbind(2))),
+    "qkv, 3hd": lambda x: {"qkv_layer": x.movedim(0, 2).clone()},
+    "qkv, h3d": lambda x: {"qkv_layer": x.movedim(0, 3).clone(), "qkv_interleave_dim": -2},
+    "q and kv": lambda x: {"query_layer": x[0].clone(), "kv_layer": x[1:].movedim(0, 2).clone()},
+}
+
+
+def made(**options: Any) -> DotProductAttention:
+    return DotProductAttention(H, D, attention_dropout=0.0, **options)
+
+
+def step(
+    module: DotProductAttention, form: str, seed: int, gradient: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    **arguments: Any,
+) -> Tensors:  # fmt: skip
+    """The output and the operands' gradients, of numbers of its own."""
+    generator = torch.Generator().manual_seed(seed)
+    given = FORMS[form](torch.randn(3, S, B, H, D, generator=generator))
+    operands = [x.requires_grad_() for x in given.values() if isinstance(x, torch.Tensor)]
+    out = module(**given, **arguments)
+    dout = torch.randn(out.shape, generator=generator)
+    out.backward(dout if gradient is None else gradient(dout))
+    return [out.detach(), *[x.grad for x in operands]]
+
+
+def equal(found: Tensors, expected: Tensors) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
+
+
+def settled(form: str = "qkv, h3d", **options: Any) -> DotProductAttention:
+    module = made(**options)
+    for seed in range(2):
+        step(module, form, seed)
+    (known,) = module._known
+    assert known.call.steps.backward is not None
+    return module
+
+
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+@pytest.mark.parametrize("form", FORMS)
+def test_settled_calls_have_the_bits_of_others(form: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with te_dispatch.using(attention=backend):
+        module = settled(form)
+        found = [step(module, form, seed) for seed in range(3)]
+        assert len(module._known) == 1
+        monkeypatch.setattr(DotProductAttention, "_learn", lambda *args: None)
+        plain = made()
+        assert all(equal(x, step(plain, form, seed)) for seed, x in enumerate(found)) and not plain._known
+
+
+def test_packed_gradients_are_the_tensor_that_their_parts_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    from te_dispatch.pytorch import attention_function
+
+    module = settled()
+
+    def no_copy(*args: Any) -> torch.Tensor:
+        raise AssertionError("parts were joined by looking at them")
+
+    with te_dispatch.using(attention="reference"):
+        expected = step(made(), "qkv, h3d", 5)
+        for seed in range(2):
+            step(module, "qkv, h3d", seed)
+        whole = module._known[-1].call.steps.whole
+        assert whole == (S, B, H, 3, D)
+        base = step(module, "qkv, h3d", 5)
+        assert equal(base, expected)
+    grads = torch.zeros(S, B, H, 3, D).unbind(3)
+    steps = module._known[-1].call.steps
+    monkeypatch.setattr(attention_function, "_join", no_copy)
+    assert steps.joined(grads) is grads[0]._base
+    assert steps.joined((*grads[:2], torch.zeros(S, B, H, D))) is None
+    assert steps.joined(torch.zeros(S, B, H, 4, D).unbind(3)[:3]) is None
+
+
+@pytest.mark.parametrize(
+    "attribute, value",
+    [("softmax_scale", 2.0), ("softcap", 0.5), ("attn_mask_type", "no_mask"), ("window_size", (1, 0)),
+     ("softmax_type", "off-by-one"), ("qkv_format", "bshd")],
+)  # fmt: skip
+def test_an_attribute_that_is_set_ends_them(attribute: str, value: Any) -> None:
+    module, fresh = settled(), made()
+    setattr(module, attribute, value)
+    setattr(fresh, attribute, value)
+    for seed in range(3):
+        assert equal(step(module, "qkv, h3d", seed), step(fresh, "qkv, h3d", seed))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"attn_mask_type": "no_mask"}, {"window_size": (1, 0)}, {"window_size": [1, 0]}, {"softcap": 0.5},
+     {"qkv_format": "bshd"}, {"attn_mask_type": "padding", "cu_seqlens_q": torch.tensor([0, 2, 5], dtype=torch.int32)},
+     {"core_attention_bias_type": "alibi"}, {"checkpoint_core_attention": True},
+     {"core_attention_bias_type": "post_scale_bias", "core_attention_bias": torch.ones(1, H, S, S)}],
+)  # fmt: skip
+def test_other_arguments_are_another_kind(arguments: dict[str, Any]) -> None:
+    module = settled()
+    for seed in range(3):
+        assert equal(step(module, "qkv, h3d", seed, **arguments), step(made(), "qkv, h3d", seed, **arguments))
+        assert equal(step(module, "qkv, h3d", seed), step(made(), "qkv, h3d", seed))
+
+
+def test_operands_that_look_otherwise_are_worked_out() -> None:
+    module = settled("apart")
+    assert equal(step(module, "three of one", 3), step(made(), "three of one", 3))
+    for change in (
+        lambda x: x.bfloat16(),
+        lambda x: x[:4],
+        lambda x: x[..., :2, :],
+        lambda x: x.mT.contiguous().mT,
+    ):
+        q, k, v = (change(x) for x in torch.randn(3, S, B, H, D))
+        try:
+            expected = made()(q, k, v)
+        except ValueError as error:
+            with pytest.raises(ValueError, match=str(error)[:20]):
+                module(q, k, v)
+        else:
+            assert torch.equal(module(q, k, v), expected)
+    q, k, v = torch.randn(3, S, B, H, D)
+    with pytest.raises(ValueError, match="give query_layer"):
+        settled()(query_layer=torch.randn(S, B, H, 3, D, requires_grad=True))
+    v.requires_grad_()
+    module(q, k, v).backward(torch.ones(S, B, H * D))
+    grad, v.grad = v.grad, None
+    made()(q, k, v).backward(torch.ones(S, B, H * D))
+    assert torch.equal(v.grad, grad)
+
+
+@pytest.mark.parametrize(
+    "gradient",
+    [lambda g: g.sum(0, keepdim=True).expand(S, -1, -1), lambda g: g.transpose(0, 1).clone().transpose(0, 1)],
+)
+def test_gradients_that_lie_otherwise_are_served(gradient: Any) -> None:
+    module = settled()
+    expected = step(made(), "qkv, h3d", 1, lambda g: gradient(g).contiguous())
+    assert equal(step(module, "qkv, h3d", 1, gradient), expected)
+    assert equal(step(module, "qkv, h3d", 1), step(made(), "qkv, h3d", 1))
+
+
+def test_whoever_watches_sees_every_call() -> None:
+    module, seen = settled(), []
+    with scopes.observe(lambda operator, accepted, args, result: seen.append((operator.name, accepted.id))):
+        step(module, "qkv, h3d", 0)
+    with (
+        te_dispatch.using(attention="reference"),
+        scopes.observe(lambda operator, accepted, args, result: seen.append((operator.name, accepted.id))),
+    ):
+        step(module, "qkv, h3d", 0)
+    assert [name for name, _ in seen] == ["attention_fwd", "attention_bwd"] * 2
+    assert [name.partition(".")[0] for _, name in seen[2:]] == ["reference"] * 2
+
+
+def test_the_backward_runs_under_the_forwards_policy() -> None:
+    module, x = settled(), torch.randn(S, B, H, 3, D, requires_grad=True)
+    with te_dispatch.using(attention="reference"):
+        for _ in range(2):
+            module(qkv_layer=x, qkv_interleave_dim=-2).backward(torch.ones(S, B, H * D))
+        out = module(qkv_layer=x, qkv_interleave_dim=-2)
+    x.grad = None
+    out.backward(torch.ones(S, B, H * D))
+    with te_dispatch.using(attention="reference"):
+        y = x.detach().requires_grad_()
+        made()(qkv_layer=y, qkv_interleave_dim=-2).backward(torch.ones(S, B, H * D))
+    assert torch.equal(x.grad, y.grad)
+
+
+def test_hooks_checkpoints_and_second_derivatives() -> None:
+    module, x = settled(), torch.randn(S, B, H, 3, D, requires_grad=True)
+    kept: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        expected = module(qkv_layer=x, qkv_interleave_dim=-2)
+    assert len(kept) >= 3
+    expected.backward(torch.ones(S, B, H * D))
+    grad, x.grad = x.grad, None
+    out = checkpoint(lambda t: module(qkv_layer=t, qkv_interleave_dim=-2), x, use_reentrant=False)
+    out.backward(torch.ones(S, B, H * D))
+    assert torch.equal(out, expected) and torch.equal(x.grad, grad)
+    out = module(qkv_layer=x, qkv_interleave_dim=-2)
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        torch.autograd.grad(out.sum(), x, create_graph=True)
+    with torch.no_grad():
+        assert torch.equal(module(qkv_layer=x, qkv_interleave_dim=-2), expected)
+    torch.use_deterministic_algorithms(True)
+    try:
+        seen = []
+        with scopes.observe(lambda operator, accepted, args, result: seen.append(args)):
+            module(qkv_layer=x, qkv_interleave_dim=-2)
+        assert any(argument is True for argument in seen[0])
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_copies_of_a_module_learn_for_themselves() -> None:
+    module = settled()
+    for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert not other._known
+        assert equal(step(other, "qkv, h3d", 4), step(module, "qkv, h3d", 4))
+    module.attention_dropout = 0.5
+    for seed in range(3):
+        step(module, "qkv, h3d", seed)
+    assert not module._known  # a random state of its own for every call
+
+
+def test_a_module_keeps_a_few_kinds_in_mind() -> None:
+    module = made()
+    for length in range(2, 12):
+        x = torch.randn(length, B, H, 3, D, requires_grad=True)
+        module(qkv_layer=x, qkv_interleave_dim=-2).backward(torch.ones(length, B, H * D))
+    assert len(module._known) == 4
