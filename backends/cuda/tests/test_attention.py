@@ -88,6 +88,73 @@ def test_windows_and_packed_sequences_reach_the_package(monkeypatch: pytest.Monk
     assert options["causal"] is False and options["softcap"] == 2.0
 
 
+def test_the_first_releases_of_flash_attention_3_are_given_every_argument(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their parameters (flash-attn 2.8.3's hopper folder) have no defaults, and the window is a pair."""
+    found: list[dict[str, Any]] = []
+
+    def forward(
+        q, k, v, k_new, v_new, qv, out, cu_seqlens_q, cu_seqlens_k, cu_seqlens_k_new, seqused_q, seqused_k,
+        max_seqlen_q, max_seqlen_k, page_table, kv_batch_idx, leftpad_k, rotary_cos, rotary_sin, seqlens_rotary,
+        q_descale, k_descale, v_descale, softmax_scale, causal, window_size=(-1, -1), attention_chunk=0, softcap=0.0,
+    ):  # fmt: skip
+        found.append(locals())
+        return _forward_result(q)
+
+    def backward(
+        dout, q, k, v, out, softmax_lse, cu_seqlens_q, cu_seqlens_k, sequed_q, sequed_k, max_seqlen_q, max_seqlen_k,
+        dq, dk, dv, softmax_scale, causal, window_size=(-1, -1), softcap=0.0, deterministic=False, sm_margin=0,
+    ):  # fmt: skip
+        found.append(locals())
+
+    Library(monkeypatch, "flash_attn_interface", {})
+    monkeypatch.setattr(sys.modules["flash_attn_interface"], "_flash_attn_forward", forward, raising=False)
+    monkeypatch.setattr(sys.modules["flash_attn_interface"], "_flash_attn_backward", backward, raising=False)
+    q, k, v = _operands(2, 5, 4, 8)
+    how = {"layout": "bshd", "mask": "causal", "window": (3, 0), "softcap": 2.0, "deterministic": True}
+    made = flash.three_fwd(q, k, v, **how)
+    flash.three_bwd(torch.ones_like(q), q, k, v, made.out, made.lse, made.saved, **how)
+    for given in found:
+        assert given["window_size"] == (3, 0) and given["softcap"] == 2.0 and given["causal"] is False
+        assert given["cu_seqlens_q"] is None and given["softmax_scale"] == 8**-0.5
+    assert found[1]["deterministic"] is True and found[1]["dk"].shape == k.shape
+
+
+def test_operands_lie_as_the_packages_load_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In rows that start at multiples of 16 bytes: others are copied, and these are not."""
+    library = Library(monkeypatch, "flash_attn.flash_attn_interface", {"_flash_attn_forward": _forward_result})
+    memory = torch.randn(2 * 5 * 4 * 8 + 16)
+    shifted, wide = memory[1:321].view(2, 5, 4, 8), torch.randn(2, 5, 4, 9)[..., :8]
+    turned, good = torch.randn(2, 5, 8, 4).mT, torch.randn(2, 5, 4, 16)[..., :8]
+    for x in (shifted, wide, turned, good):
+        flash.two_fwd(x, good, good, layout="bshd", mask="causal", inference=True)
+        given = library.calls[-1][1][0]
+        assert given.data_ptr() % 16 == 0 and given.stride(-1) == 1 and given.stride(2) % 4 == 0
+        assert torch.equal(given, x) and (given.data_ptr() == x.data_ptr()) is (x is good)
+
+
+def test_rows_that_see_nothing_have_the_operators_log_sum_exp(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forward(q: torch.Tensor, *_: Any) -> tuple[torch.Tensor, ...]:
+        lse = torch.zeros(q.shape[0], q.shape[2], q.shape[1])
+        lse[..., :2] = torch.inf
+        return torch.zeros_like(q), lse, None, None
+
+    Library(monkeypatch, "flash_attn.flash_attn_interface", {"_flash_attn_forward": forward})
+    q, k = torch.randn(1, 5, 4, 8), torch.randn(1, 3, 4, 8)
+    made = flash.two_fwd(q, k, k, layout="bshd", mask="causal_bottom_right")
+    assert (made.lse[..., :2] == -torch.inf).all() and (made.lse[..., 2:] == 0).all()
+    assert (made.saved.tensors[0][..., :2] == torch.inf).all()  # as the package wants it back
+    made = flash.two_fwd(k, q, q, layout="bshd", mask="causal_bottom_right")
+    assert (made.lse[..., :2] == torch.inf).all()  # all rows see something: an infinity is the logits'
+
+
+def test_gradients_that_a_package_gets_wrong_are_declined(monkeypatch: pytest.MonkeyPatch) -> None:
+    Library(monkeypatch, "flash_attn.cute.interface", {"_flash_attn_fwd": None})
+    q, k = torch.randn(9, 4, 8), torch.randn(9, 2, 8)
+    bounds = torch.tensor([0, 4, 9], dtype=torch.int32)
+    with pytest.raises(Declined, match="wrong gradients of packed sequences"):
+        flash.four_fwd(q, k, k, layout="thd", mask="padding", cu_seqlens_q=bounds, cu_seqlens_kv=bounds)
+
+
 def test_a_diagonal_from_the_other_corner_is_declined(monkeypatch: pytest.MonkeyPatch) -> None:
     Library(monkeypatch, "flash_attn_interface", {"_flash_attn_forward": _forward_result})
     q, k, v = torch.randn(2, 5, 4, 8), torch.randn(2, 6, 4, 8), torch.randn(2, 6, 4, 8)

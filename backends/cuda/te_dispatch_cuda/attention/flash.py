@@ -1,9 +1,10 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
 """Attention on the FlashAttention packages, where they are installed. Contract: `te_dispatch.ops.attention`.
 
-Their diagonals end in the bottom right corner, their queries and keys are (b, s, h, d) with any strides or packed
-(t, h, d) without gaps, and their dropout draws from a generator: what differs from that, the manifest or `_aligned`
-keeps away. They allocate results and workspace themselves, through PyTorch.
+Their diagonals end in the bottom right corner, their queries and keys are (b, s, h, d) or packed (t, h, d) without
+gaps, in rows that start at multiples of 16 bytes, and their dropout draws from a generator. What lies otherwise is
+copied; what else differs the manifest keeps away, or `_aligned`. They allocate results and workspace themselves,
+through PyTorch.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from te_dispatch.core.errors import Declined
 from te_dispatch.numerics.quantizers import Quantizer
 from te_dispatch.ops.checks import attention as checks
 from te_dispatch.ops.results import AttentionBackward, AttentionForward, Saved
+from te_dispatch_cuda.attention.cudnn import aligned
 from te_dispatch_cuda.attention.flash_packages import FOUR, THREE, TWO, Options, Package
 from te_dispatch_cuda.attention.rows import Sequences, batch_of, rows
-from te_dispatch_cuda.attention.setting import Setting, packed
+from te_dispatch_cuda.attention.setting import ALIGNMENT, Setting, fits, packed
 from te_dispatch_cuda.memory import empty, stream_of
 
 
@@ -64,9 +66,15 @@ def _options(
 
 
 def _batch_first(x: torch.Tensor, layout: str) -> torch.Tensor:
-    """(b, s, h, d), or (t, h, d): a view, unless features do not lie beside each other."""
-    x = x if x.stride(-1) == 1 else x.contiguous()
+    """(b, s, h, d), or (t, h, d): a view, unless it does not lie as the packages load it."""
+    if x.data_ptr() % ALIGNMENT or not fits(x.shape, x.stride(), x.element_size()):
+        x = aligned(x)
     return x.transpose(0, 1) if layout == "sbhd" else x
+
+
+def _sees_nothing(o: Options, rows_: int, columns: int) -> bool:
+    """Whether the first rows of a score matrix, whose diagonal ends in the bottom right corner, may see no key."""
+    return 0 <= o.right < rows_ - columns
 
 
 def _setting(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: str, window: Any, batch: Batch) -> Setting:
@@ -130,6 +138,9 @@ def _forward(package: Package) -> Callable[..., AttentionForward]:
         batch = Batch(cu_seqlens_q, cu_seqlens_kv)
         if 0 in (*q.shape, *k.shape, *v.shape):
             raise Declined(f"{package.name} takes no dimension of 0")
+        thd = layout == "thd"
+        if thd and not inference and not package.grouped_ragged and q.shape[1] != k.shape[1]:
+            raise Declined(f"{package.name} gives wrong gradients of packed sequences with fewer heads of keys")
         if package.equal_heads and v.shape[-1] != q.shape[-1]:
             raise Declined(f"{package.name} needs equal head dimensions, got {q.shape[-1]} and {v.shape[-1]}")
         _aligned(layout, mask, window, q.shape[sequence], k.shape[sequence], batch, package.name)
@@ -137,8 +148,9 @@ def _forward(package: Package) -> Callable[..., AttentionForward]:
             layout, mask, window, q, k, batch, (max_seqlen_q, max_seqlen_kv), softmax_scale, softcap, deterministic
         )
         out, own = package.forward(_batch_first(q, layout), _batch_first(k, layout), _batch_first(v, layout), o)
-        thd = layout == "thd"
         lse = None if inference else (own.t().contiguous() if thd else own[..., : out.shape[1]])
+        if lse is not None and not thd and _sees_nothing(o, out.shape[1], k.shape[sequence]):
+            lse = lse.masked_fill(lse == torch.inf, -torch.inf)  # as FlashAttention 2 has them
         if thd:
             _mend_forward(out, lse, _setting(q, k, v, mask, window, batch), batch)
         out = out.transpose(0, 1).contiguous() if layout == "sbhd" else out

@@ -6,6 +6,8 @@ Their public functions hide the backward behind autograd, so the functions below
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -39,6 +41,7 @@ class Package(NamedTuple):
 
     Attributes:
         name: of the implementation. equal_heads: values have as many features as keys.
+        grouped_ragged: its gradients of packed sequences are right where keys have fewer heads than queries.
         forward: (q, k, v, options) -> out, log-sum-exp (b, h, s) or (h, t).
         backward: (dout, q, k, v, out, log-sum-exp, options, gradients), which it writes.
     """
@@ -47,6 +50,7 @@ class Package(NamedTuple):
     forward: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Options], tuple[torch.Tensor, torch.Tensor]]
     backward: Callable[..., None]
     equal_heads: bool = True
+    grouped_ragged: bool = True
 
     @property
     def format(self) -> str:
@@ -94,17 +98,33 @@ def _two_backward(
 # -- FlashAttention 3: flash_attn_interface ---------------------------------------------------------------------------
 
 
-def _three(o: Options) -> dict[str, Any]:
-    return {
-        **_lengths(o), "softmax_scale": o.scale, "window_size_left": o.left, "window_size_right": o.right,
-        "softcap": o.softcap,
-    }  # fmt: skip
+@functools.cache
+def _unasked(run: Callable[..., Any], positional: int) -> dict[str, Any] | None:
+    """What a function of the first releases has to be given besides, None for each; None for those of later ones.
+
+    The first releases take the window as a pair, and have no defaults for what is mostly absent.
+    """
+    parameters = inspect.signature(run).parameters
+    if "window_size" not in parameters:
+        return None
+    rest = list(parameters.values())[positional:]
+    return {parameter.name: None for parameter in rest if parameter.default is parameter.empty}
+
+
+def _three(run: Callable[..., Any], positional: int, causal: str, o: Options) -> dict[str, Any]:
+    """Keywords of a function; positional: how many arguments come before. causal: its name in later releases."""
+    common = {**_lengths(o), "softmax_scale": o.scale, "softcap": o.softcap}
+    unasked = _unasked(run, positional)
+    if unasked is None:
+        return {**common, causal: o.causal, "window_size_left": o.left, "window_size_right": o.right}
+    return {**unasked, **common, "causal": o.causal, "window_size": (o.left, o.right)}
 
 
 def _three_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: Options) -> tuple[torch.Tensor, torch.Tensor]:
     import flash_attn_interface as library
 
-    out, lse, *_ = library._flash_attn_forward(q, k, v, causal=o.causal, **_three(o))
+    run = library._flash_attn_forward
+    out, lse, *_ = run(q, k, v, **_three(run, 3, "causal", o))
     return out, lse
 
 
@@ -114,10 +134,9 @@ def _three_backward(
 ) -> None:  # fmt: skip
     import flash_attn_interface as library
 
-    dq, dk, dv = gradients
-    library._flash_attn_backward(
-        dout, q, k, v, out, lse, dq=dq, dk=dk, dv=dv, is_causal=o.causal, deterministic=o.deterministic, **_three(o)
-    )
+    run = library._flash_attn_backward
+    options = {**_three(run, 6, "is_causal", o), **dict(zip(("dq", "dk", "dv"), gradients))}
+    run(dout, q, k, v, out, lse, **options, deterministic=o.deterministic)
 
 
 # -- FlashAttention 4: flash_attn.cute --------------------------------------------------------------------------------
@@ -149,4 +168,4 @@ def _four_backward(
 
 TWO = Package("flash_attention_2", _two_forward, _two_backward)
 THREE = Package("flash_attention_3", _three_forward, _three_backward, equal_heads=False)
-FOUR = Package("flash_attention_4", _four_forward, _four_backward)
+FOUR = Package("flash_attention_4", _four_forward, _four_backward, grouped_ragged=False)
