@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
+import threading
+import time
 import types
 from typing import Any
 
@@ -148,11 +151,34 @@ def test_rows_that_see_nothing_have_the_operators_log_sum_exp(monkeypatch: pytes
 
 
 def test_gradients_that_a_package_gets_wrong_are_declined(monkeypatch: pytest.MonkeyPatch) -> None:
-    Library(monkeypatch, "flash_attn.cute.interface", {"_flash_attn_fwd": None})
-    q, k = torch.randn(9, 4, 8), torch.randn(9, 2, 8)
-    bounds = torch.tensor([0, 4, 9], dtype=torch.int32)
-    with pytest.raises(Declined, match="wrong gradients of packed sequences"):
-        flash.four_fwd(q, k, k, layout="thd", mask="padding", cu_seqlens_q=bounds, cu_seqlens_kv=bounds)
+    library = Library(monkeypatch, "flash_attn.cute.interface", {"_flash_attn_fwd": None})
+    q, bounds = torch.randn(9, 4, 16), torch.tensor([0, 4, 9], dtype=torch.int32)
+    how = {"layout": "thd", "mask": "padding", "cu_seqlens_q": bounds, "cu_seqlens_kv": bounds}
+    with pytest.raises(Declined, match="unless the head dimension is a multiple of 64, got 16"):
+        flash.four_fwd(q, q, q, **how)
+    assert not library.calls
+
+
+def test_flash_attention_4_is_called_by_one_thread_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It compiles when it is called, and not for two at once."""
+    running, together = [0], []
+
+    def slow(q: torch.Tensor, *_: Any) -> tuple[torch.Tensor, ...]:
+        running[0] += 1
+        together.append(running[0])
+        time.sleep(0.02)
+        running[0] -= 1
+        return _forward_result(q)
+
+    Library(monkeypatch, "flash_attn.cute.interface", {"_flash_attn_fwd": slow})
+    q, k, v = _operands(2, 5, 4, 8)
+    call = functools.partial(flash.four_fwd, q, k, v, layout="bshd", mask="causal")
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert together == [1] * 4
 
 
 def test_a_diagonal_from_the_other_corner_is_declined(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,8 +139,11 @@ def _forward(package: Package) -> Callable[..., AttentionForward]:
         if 0 in (*q.shape, *k.shape, *v.shape):
             raise Declined(f"{package.name} takes no dimension of 0")
         thd = layout == "thd"
-        if thd and not inference and not package.grouped_ragged and q.shape[1] != k.shape[1]:
-            raise Declined(f"{package.name} gives wrong gradients of packed sequences with fewer heads of keys")
+        if thd and not inference and q.shape[-1] % package.ragged_multiple:
+            raise Declined(
+                f"{package.name} gives wrong gradients of packed sequences unless the head dimension is a multiple of "
+                f"{package.ragged_multiple}, got {q.shape[-1]}"
+            )
         if package.equal_heads and v.shape[-1] != q.shape[-1]:
             raise Declined(f"{package.name} needs equal head dimensions, got {q.shape[-1]} and {v.shape[-1]}")
         _aligned(layout, mask, window, q.shape[sequence], k.shape[sequence], batch, package.name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -41,7 +42,7 @@ class Package(NamedTuple):
 
     Attributes:
         name: of the implementation. equal_heads: values have as many features as keys.
-        grouped_ragged: its gradients of packed sequences are right where keys have fewer heads than queries.
+        ragged_multiple: its gradients of packed sequences are right for multiples of so many features.
         forward: (q, k, v, options) -> out, log-sum-exp (b, h, s) or (h, t).
         backward: (dout, q, k, v, out, log-sum-exp, options, gradients), which it writes.
     """
@@ -50,7 +51,7 @@ class Package(NamedTuple):
     forward: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Options], tuple[torch.Tensor, torch.Tensor]]
     backward: Callable[..., None]
     equal_heads: bool = True
-    grouped_ragged: bool = True
+    ragged_multiple: int = 1
 
     @property
     def format(self) -> str:
@@ -142,6 +143,10 @@ def _three_backward(
 # -- FlashAttention 4: flash_attn.cute --------------------------------------------------------------------------------
 
 
+#: It compiles kernels in Python when they are first called, and two threads that do so spoil each other's.
+_compiling = threading.Lock()
+
+
 def _four(o: Options) -> dict[str, Any]:
     return {
         "softmax_scale": o.scale, "causal": o.causal, "cu_seqlens_q": o.cu_seqlens_q, "cu_seqlens_k": o.cu_seqlens_kv,
@@ -151,7 +156,8 @@ def _four(o: Options) -> dict[str, Any]:
 def _four_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: Options) -> tuple[torch.Tensor, torch.Tensor]:
     from flash_attn.cute import interface as library
 
-    out, lse = library._flash_attn_fwd(q, k, v, return_lse=True, **_four(o))[:2]
+    with _compiling:
+        out, lse = library._flash_attn_fwd(q, k, v, return_lse=True, **_four(o))[:2]
     return out, lse
 
 
@@ -161,11 +167,14 @@ def _four_backward(
 ) -> None:  # fmt: skip
     from flash_attn.cute import interface as library
 
-    made = library._flash_attn_bwd(q, k, v, out, dout, lse, **_four(o))
+    with _compiling:
+        made = library._flash_attn_bwd(q, k, v, out, dout, lse, **_four(o))
     for target, source in zip(gradients, made, strict=False):
         target.copy_(source)
 
 
 TWO = Package("flash_attention_2", _two_forward, _two_backward)
 THREE = Package("flash_attention_3", _three_forward, _three_backward, equal_heads=False)
-FOUR = Package("flash_attention_4", _four_forward, _four_backward, grouped_ragged=False)
+#: Of 16 features its releases up to 4.0.0b36 give wrong gradients from the second sequence on, by their public function
+#: too; of 64 and 128 right ones.
+FOUR = Package("flash_attention_4", _four_forward, _four_backward, ragged_multiple=64)
