@@ -175,6 +175,6 @@ def _four_backward(
 
 TWO = Package("flash_attention_2", _two_forward, _two_backward)
 THREE = Package("flash_attention_3", _three_forward, _three_backward, equal_heads=False)
-#: Of 16 features its releases up to 4.0.0b36 give wrong gradients from the second sequence on, by their public function
-#: too; of 64 and 128 right ones.
+#: On an H200 4.0.0b36 gives a wrong dq from the second sequence on for 8, 16, 48 and 112 features, by its public
+#: function too, and a right one for 24, 32, 64, 96 and 128.
 FOUR = Package("flash_attention_4", _four_forward, _four_backward, ragged_multiple=64)
