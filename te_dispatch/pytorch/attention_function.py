@@ -252,7 +252,9 @@ def _settled_gradients(
     grads = ops.attention_bwd(shaped, *operands, out, lse, saved, **steps.call.fixed)
     found = _as_given(grads, options)
     if steps.backward is None:
-        steps.learn(dout, operands, out, lse, saved, found[0] if options.joined == 3 else found[1])
+        joined = found[0] if options.joined == 3 else found[1]
+        shared = options.joined and joined is grads.dv._base  # else parts were copied
+        steps.learn(dout, operands, out, lse, saved, joined if shared else None)
     return found
 
 

@@ -46,7 +46,7 @@ class AttentionSteps:
     merged: shape of the output with its heads merged.
     saved: what the operator's forward leaves for its backward, without its tensors.
     backward, fits: None until there was a backward; what gradients of the output it serves.
-    whole: shape of the packed gradient that dq, dk and dv, or dk and dv, are views of.
+    whole: shape of the packed gradient that dq, dk and dv, or dk and dv, are views of; None where they are none.
     """
 
     __slots__ = ("scope", "call", "needs", "forward", "merged", "saved", "backward", "fits", "whole")
@@ -104,7 +104,7 @@ class AttentionSteps:
         self, dout: torch.Tensor, operands: Tensors, out: torch.Tensor, lse: torch.Tensor, saved: Saved,
         joined: torch.Tensor | None,
     ) -> None:  # fmt: skip
-        """Settle the backward, of one that was just made; `joined` is its packed gradient, None without one."""
+        """Settle the backward, of one that was just made; `joined` is the packed gradient that its parts share."""
         if dout.__class__ not in PLAIN or not dout.is_contiguous():
             return
         names = ("dout", "q", "k", "v", "out", "lse", "saved")

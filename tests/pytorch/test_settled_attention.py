@@ -101,6 +101,31 @@ def test_packed_gradients_are_the_tensor_that_their_parts_share(monkeypatch: pyt
     assert steps.joined(torch.zeros(S, B, H, 4, D).unbind(3)[:3]) is None
 
 
+def test_parts_that_lie_in_another_order_are_joined_by_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one tensor, as large as the packed gradient, in which dk comes first."""
+    from te_dispatch.pytorch import settled_attention
+
+    real = settled_attention.repeating
+
+    def turned(grads: Any) -> Any:
+        dk, dq, dv = torch.stack((grads.dk, grads.dq, grads.dv), 3).unbind(3)
+        return grads._replace(dq=dq, dk=dk, dv=dv)
+
+    def repeating(scope: Any, name: str, *args: Any, **how: Any) -> Any:
+        found = real(scope, name, *args, **how)
+        return found if name == "attention_fwd" else lambda *tensors: turned(found(*tensors))
+
+    bwd = te_dispatch.ops.attention_bwd
+    monkeypatch.setattr(settled_attention, "repeating", repeating)
+    monkeypatch.setattr(
+        "te_dispatch.pytorch.attention_function.ops.attention_bwd", lambda *a, **k: turned(bwd(*a, **k))
+    )
+    module = settled()
+    found = [step(module, "qkv, h3d", seed) for seed in range(3)]
+    monkeypatch.undo()
+    assert all(equal(x, step(made(), "qkv, h3d", seed)) for seed, x in enumerate(found))
+
+
 @pytest.mark.parametrize(
     "attribute, value",
     [("softmax_scale", 2.0), ("softcap", 0.5), ("attn_mask_type", "no_mask"), ("window_size", (1, 0)),
