@@ -10,6 +10,7 @@ import torch
 import torch.utils.checkpoint
 
 from te_dispatch import ops
+from te_dispatch.core import scopes
 from te_dispatch.ops.attention import LAYOUTS, SOFTMAX_TYPES
 from te_dispatch.pytorch.arguments import reject_unsupported, require_choice, require_probability, resolve_device
 from te_dispatch.pytorch.attention_bounds import Bounds, sequence_bounds
@@ -29,8 +30,9 @@ from te_dispatch.pytorch.attention_masks import (
     canonical_window,
     starts_bottom_right,
 )
+from te_dispatch.pytorch.known_calls import LOOKS, unwatched
 from te_dispatch.pytorch.randomness import draw_rng_state
-from te_dispatch.pytorch.settled_attention import KINDS, Given, KnownAttention, unwatched
+from te_dispatch.pytorch.settled_attention import Given, KnownAttention
 
 _UNSUPPORTED_INIT: dict[str, Any] = {
     "sequence_parallel": False,
@@ -251,7 +253,7 @@ class DotProductAttention(torch.nn.Module):
             key = call_key(given, *arguments, _deterministic())
             found = None if key is None else settled.get(key)
             if found is not None:
-                return self._attend(*as_given(*given), found, None)
+                return self._attend(*as_given(*given), self._learning(found, given, arguments), None)
         operands = gather_operands(*given, qkv_interleave_dim)
         layout = qkv_format or self.qkv_format
         check_operands(operands, layout, self.num_attention_heads, self.num_gqa_groups, self._widths())
@@ -277,7 +279,7 @@ class DotProductAttention(torch.nn.Module):
         call = AttentionCall(options, tensors)
         if key is not None and bias is None and not call.tensors and len(settled) < _SETTLED:
             settled[key] = call
-            self._learn(call, given, arguments)
+            call = self._learning(call, given, arguments)
         if checkpoint_core_attention and torch.is_grad_enabled():
             return _checkpointed(self._attend, operands.q, operands.k, operands.v, call, bias)
         return self._attend(operands.q, operands.k, operands.v, call, bias)
@@ -285,25 +287,29 @@ class DotProductAttention(torch.nn.Module):
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
         # What calls without masks, lengths and biases were checked and worked out to be, by `call_key`. It depends on
-        # that and on attributes: setting any forgets all. And those of them that have steps.
+        # that and on attributes: setting any forgets all. And the kinds of training steps among them.
         self.__dict__["_settled"], self.__dict__["_known"] = {}, ()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_settled": {}, "_known": ()}
 
-    def _learn(self, call: AttentionCall, given: Given, arguments: tuple[Any, ...]) -> None:
-        """Have the Function settle the steps of a call that was worked out just now."""
+    def _learning(self, call: AttentionCall, given: Given, arguments: tuple[Any, ...]) -> AttentionCall:
+        """The call, or what has the Function tell of its steps where they are to be known."""
         options, settled = call.options, self._settled
-        if options.dropout_p or options.with_max_logit or self.softmax_type == "learnable":
-            return
+        if (
+            len(self._known) >= LOOKS or options.dropout_p or options.with_max_logit
+            or self.softmax_type == "learnable" or not unwatched() or scopes.capture().observer is not None
+            or not any(x is not None and x.requires_grad for x in given)
+        ):  # fmt: skip
+            return call
         known = KnownAttention(given, arguments, options.packing if options.joined == 0 else None)
 
-        def learn(steps: AttentionCall) -> None:
-            if self._settled is settled and len(self._known) < KINDS:  # else it was forgotten meanwhile
-                known.call = steps
+        def learn(found: AttentionCall) -> None:
+            if self._settled is settled:  # else it was forgotten meanwhile
+                known.call = found
                 self.__dict__["_known"] = (*self._known, known)
 
-        call.learn = learn
+        return call.learning(learn)
 
     def _widths(self) -> tuple[int, int]:
         return self.hidden_size_per_attention_head_k, self.hidden_size_per_attention_head_v

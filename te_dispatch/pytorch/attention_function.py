@@ -108,7 +108,8 @@ class AttentionCall:
     Attributes:
         tensors: `AttentionTensors`, or () where all are None.
         fixed: keywords of what is no tensor, which the forward and the backward operator both take.
-        steps: of calls of this kind, None where they are to be worked out. learn: is given them, where wanted.
+        steps: of calls of this kind, None where they are to be worked out.
+        learn: is told what serves calls of this kind: this, with steps if they have any. None where nobody asks.
     """
 
     __slots__ = ("options", "tensors", "fixed", "steps", "learn")
@@ -133,7 +134,13 @@ class AttentionCall:
         self.steps: AttentionSteps | None = None
         self.learn: Callable[[AttentionCall], None] | None = None
 
-    def settled(self, steps: AttentionSteps) -> AttentionCall:
+    def learning(self, learn: Callable[[AttentionCall], None]) -> AttentionCall:
+        """This for one call that is to be learned from."""
+        found = copy.copy(self)
+        found.learn = learn
+        return found
+
+    def settled(self, steps: AttentionSteps | None) -> AttentionCall:
         """This for all calls of a kind."""
         found = copy.copy(self)
         found.steps, found.learn = steps, None
@@ -179,10 +186,7 @@ class _AttentionFunction(torch.autograd.Function):
         )
         out = returned(_merged(result.out))
         if call.learn is not None:
-            steps = AttentionSteps.of(call, ctx.needs_input_grad, operands, result, out.shape)
-            if steps is not None:
-                call.learn(call.settled(steps))
-                call.learn = None
+            call.learn(call.settled(AttentionSteps.of(call, ctx.needs_input_grad, operands, result, out.shape)))
         saved = result.saved
         ctx.steps = None
         ctx.save_for_backward(q, k, v, bias, offset, *tensors, result.out, result.lse, *saved.tensors)

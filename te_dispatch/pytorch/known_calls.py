@@ -30,6 +30,12 @@ if TYPE_CHECKING:
 LOOKS = 4
 
 
+def unwatched() -> bool:
+    """Whether a forward that is called now records gradients, and nothing looks into it: no compiler, torch.autocast,
+    recomputation or hook on saved tensors."""
+    return autocast_off() and _current_graph_task_id() == -1 and is_grad_enabled() and saved_tensors_hooks(True) is None
+
+
 class Known:
     """A kind of call of one module.
 
@@ -67,14 +73,7 @@ class KnowingModule(ScaledModule):
         Compared is what `_begin`, `_checked_input` and `check_alignment` look at: the tensors' looks, the autocast, the
         policy, and that nothing is compiled, recomputed, checkpointed, cast by torch.autocast or run without gradients.
         """
-        if (
-            is_dynamo_compiling()
-            or not self._known
-            or not autocast_off()
-            or _current_graph_task_id() != -1
-            or not is_grad_enabled()
-            or saved_tensors_hooks(True) is not None
-        ):
+        if is_dynamo_compiling() or not self._known or not unwatched():
             return None
         state, scope, count = thread.state, scopes.capture(), len(tensors)
         for known in self._known:
@@ -90,7 +89,7 @@ class KnowingModule(ScaledModule):
         Args:
             tensors: what `_recognized` will be given, the input as it came; None for those that are absent.
         """
-        if is_dynamo_compiling() or len(self._known) >= LOOKS or not autocast_off() or not options.trains:
+        if is_dynamo_compiling() or len(self._known) >= LOOKS or not options.trains or not unwatched():
             return
         state, scope = thread.state, scopes.capture()
         outside = plan is None and state is None
@@ -99,8 +98,6 @@ class KnowingModule(ScaledModule):
         if (
             not (outside or inside)
             or scope.observer is not None
-            or _current_graph_task_id() != -1
-            or saved_tensors_hooks(True) is not None
             or any(x.__class__ not in PLAIN for x in present)
             or not present[0].is_contiguous()
         ):

@@ -12,16 +12,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import is_grad_enabled
-from torch._C import _current_graph_task_id
-from torch._C._autograd import _top_saved_tensors_default_hooks as saved_tensors_hooks
 
 from te_dispatch.core import scopes
 from te_dispatch.core.repeating import repeating
 from te_dispatch.ops.checks.likeness import PLAIN, Likeness, alike
 from te_dispatch.ops.results import AttentionBackward, AttentionForward, Saved
 from te_dispatch.pytorch.attention_inputs import shared_packing
-from te_dispatch.pytorch.scoped import autocast_off
 
 if TYPE_CHECKING:
     from te_dispatch.pytorch.attention_function import AttentionCall
@@ -29,14 +25,6 @@ if TYPE_CHECKING:
 Tensors = tuple[torch.Tensor, ...]
 #: Query, key, value, all three packed, key and value packed; None for what was not given.
 Given = tuple[torch.Tensor | None, ...]
-#: How many kinds of call a module keeps in mind.
-KINDS = 4
-
-
-def unwatched() -> bool:
-    """Whether this is a forward that records gradients and that nothing looks into: neither torch.autocast, a
-    recomputation, hooks on saved tensors nor a compiler."""
-    return autocast_off() and _current_graph_task_id() == -1 and is_grad_enabled() and saved_tensors_hooks(True) is None
 
 
 class AttentionSteps:
@@ -126,12 +114,13 @@ class AttentionSteps:
 
 
 class KnownAttention:
-    """A kind of call of one module, which is known from its first on and served once there are steps.
+    """A kind of call of one module.
 
     Attributes:
         arguments: what it was called with beside tensors. given: which operands there are. fits: how they look.
         packing: that of three operands given apart, which their looks do not tell.
-        call: for the Function.
+        scope: the bindings. deterministic: PyTorch's flag, which no attribute or argument tells.
+        call: for the Function; None until that was called.
     """
 
     __slots__ = ("arguments", "given", "fits", "packing", "deterministic", "scope", "call")

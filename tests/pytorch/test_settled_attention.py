@@ -72,7 +72,7 @@ def test_settled_calls_have_the_bits_of_others(form: str, backend: str, monkeypa
         module = settled(form)
         found = [step(module, form, seed) for seed in range(3)]
         assert len(module._known) == 1
-        monkeypatch.setattr(DotProductAttention, "_learn", lambda *args: None)
+        monkeypatch.setattr(DotProductAttention, "_learning", lambda self, call, *args: call)
         plain = made()
         assert all(equal(x, step(plain, form, seed)) for seed, x in enumerate(found)) and not plain._known
 
@@ -216,6 +216,40 @@ def test_the_backward_runs_under_the_forwards_policy() -> None:
         y = x.detach().requires_grad_()
         made()(qkv_layer=y, qkv_interleave_dim=-2).backward(torch.ones(S, B, H * D))
     assert torch.equal(x.grad, y.grad)
+
+
+def _implementation(out: torch.Tensor) -> str:
+    """Of the forward that made an output."""
+    node: Any = out.grad_fn
+    return node.saved_by if node.steps is None else node.steps.saved.implementation
+
+
+def test_a_call_without_gradients_before_does_not_matter() -> None:
+    """Under another policy, or under the same: what is known is what the first training step did."""
+    x = torch.randn(S, B, H, 3, D, requires_grad=True)
+
+    def train(module: DotProductAttention) -> str:
+        out = module(qkv_layer=x, qkv_interleave_dim=-2)
+        out.backward(torch.ones(S, B, H * D))
+        return _implementation(out).partition(".")[0]
+
+    for first in ("torch", "reference"):
+        module = made()
+        with torch.no_grad(), te_dispatch.using(attention=first):
+            module(qkv_layer=x, qkv_interleave_dim=-2)
+        for _ in range(3):
+            for backend in ("reference", "torch"):
+                with te_dispatch.using(attention=backend):
+                    assert train(module) == backend
+        for _ in range(3):
+            train(module)
+        assert any(known.call.steps is not None for known in module._known)
+    module = made()
+    with torch.no_grad():
+        module(qkv_layer=x, qkv_interleave_dim=-2)
+    train(module), train(module)
+    (known,) = module._known
+    assert known.call.steps.backward is not None
 
 
 def test_hooks_checkpoints_and_second_derivatives() -> None:
