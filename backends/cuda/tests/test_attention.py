@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import sys
 import threading
@@ -17,8 +18,10 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("te_dispatch_cuda._native")
 
 from te_dispatch.core.errors import Declined  # noqa: E402
+from te_dispatch.ops.attention import lse_shape  # noqa: E402
+from te_dispatch.ops.results import Saved  # noqa: E402
 from te_dispatch_cuda import packages  # noqa: E402
-from te_dispatch_cuda.attention import flash, frontend, rows, setting  # noqa: E402
+from te_dispatch_cuda.attention import calls, cudnn, flash, frontend, repeated, rows, setting  # noqa: E402
 from te_dispatch_cuda.implementations.attention import IMPLEMENTATIONS  # noqa: E402
 
 
@@ -55,6 +58,36 @@ def _operands(*shape: int) -> list[torch.Tensor]:
 def _forward_result(q: torch.Tensor, *_: Any) -> tuple[torch.Tensor, ...]:
     batch, length, heads, _features = q.shape
     return torch.zeros_like(q).contiguous(), torch.zeros(batch, heads, length), None, None
+
+
+@pytest.mark.parametrize(
+    "layout, packing, mask, window", [("sbhd", "h3d", "causal", None), ("bshd", None, "none", (2, 1))]
+)
+def test_repeated_attention_is_found_under_the_key_of_any_other(
+    monkeypatch: pytest.MonkeyPatch, layout: str, packing: str | None, mask: str, window: Any
+) -> None:
+    """The operator spells its key out, where it is made in every call."""
+    found: list[Any] = []
+
+    def unknown(key: Any, *options: Any) -> Any:
+        found.append((key, *options))
+        raise Declined("no GPU")
+
+    monkeypatch.setattr(calls, "forward", unknown)
+    monkeypatch.setattr(calls, "backward", unknown)
+    q, k, v = torch.randn(2, 5, 4, 3, 8, dtype=torch.bfloat16).unbind(3)
+    how = {
+        "layout": layout, "packing": packing, "mask": mask, "window": window, "softmax_scale": 0.5,
+        "bias_type": "alibi", "softcap": 0.0, "deterministic": True,
+    }  # fmt: skip
+    out, lse = torch.zeros(2, 5, 4, 8, dtype=torch.bfloat16), torch.zeros(lse_shape(q, layout))
+    with pytest.raises(Declined):
+        cudnn.attention_fwd(q, k, v, **how)
+    with pytest.raises(Declined):
+        cudnn.attention_bwd(out, q, k, v, out, lse, Saved("cuda.cudnn_attention", cudnn.FORMAT), **how)
+    given = {name: p.default for name, p in inspect.signature(cudnn.attention_fwd).parameters.items()}
+    key = repeated._key({**given, "q": q, "k": k, "v": v, **how})
+    assert found == [(key, False, False), (key, False)]
 
 
 PACKAGES = {
