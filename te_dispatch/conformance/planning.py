@@ -93,7 +93,7 @@ def _require_axes(space: Space, case: Case) -> None:
         got = ", ".join(name for name, _ in case.axes) or "none"
         raise UsageError(f"case: {space.id} has the axes {', '.join(names)}, in this order; got {got}")
     for axis in space.axes:
-        known = dict.fromkeys((*axis.values, *axis.smoke, *axis.soak))
+        known = axis.known
         if case.values[axis.name] not in known:
             got = case.values[axis.name]
             raise UsageError(f"case: {space.id} has no {axis.name} {got!r}, expected one of: {', '.join(known)}")
@@ -148,6 +148,11 @@ def cases_of(space: Space, level: str, seed: int = 0, every: bool = False) -> tu
     combinations = list(combine(axes, space.valid))
     if level == "smoke" and not every:
         combinations = combinations[:SMOKE_CASES]
+    if level != "smoke":
+        plain = combinations[0]
+        added = [{**plain, **values} for values in space.fixed]
+        added += [{**plain, axis.name: value} for axis in space.axes for value in axis.once]
+        combinations += [values for values in added if space.valid(values) and values not in combinations]
     if level == "soak":
         plain = combinations[0]
         combinations += [{**plain, axis.name: value} for axis in space.axes for value in axis.soak]

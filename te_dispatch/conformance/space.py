@@ -32,12 +32,21 @@ class Axis:
         values: all that level ``full`` covers; the first is the plainest.
         smoke: those that level ``smoke`` covers; empty for all of them.
         soak: those that only level ``soak`` adds (sizes beyond 2^31 elements).
+        once: values that level ``full`` adds in at least one case each, not in every pair: sizes beyond the thresholds
+            at which kernels change strategy, which would make every pair expensive. The other axes' values of such
+            cases rotate through what the implementation claims.
     """
 
     name: str
     values: tuple[str, ...]
     smoke: tuple[str, ...] = ()
     soak: tuple[str, ...] = ()
+    once: tuple[str, ...] = ()
+
+    @property
+    def known(self) -> tuple[str, ...]:
+        """Every value of every level, each once."""
+        return tuple(dict.fromkeys((*self.values, *self.smoke, *self.once, *self.soak)))
 
 
 @dataclass(frozen=True)
@@ -143,6 +152,9 @@ class Space:
         views: operands are views of one tensor, as an argument promises: checks leave them where they lie.
         placed: (arguments, results by path) -> what is wrong with where results lie, None if nothing is.
         sampled: judged on samples by `oracle`, because the whole is too large for the reference (level ``soak``).
+        together: groups of axes of which level ``full`` covers every combination of values, not only every pair.
+        fixed: cases that level ``full`` always holds, as the values that matter; axes left out have the first value
+            of theirs that the implementation claims. They may name ``once`` values.
     """
 
     operator: str
@@ -162,6 +174,19 @@ class Space:
     later: Callable[[Values, Arguments, Maker], Later] | None = None
     views: bool = False
     placed: Callable[[Arguments, Mapping[str, torch.Tensor]], str | None] | None = None
+    together: tuple[tuple[str, ...], ...] = ()
+    fixed: tuple[Values, ...] = ()
+
+    def __post_init__(self) -> None:
+        axes = {axis.name: axis.known for axis in self.axes}
+        for group in self.together:
+            unknown = [name for name in group if name not in axes]
+            if unknown:
+                raise ValueError(f"space {self.id}: together names {unknown[0]!r}, which is none of its axes")
+        for values in self.fixed:
+            for name, value in values.items():
+                if value not in axes.get(name, ()):
+                    raise ValueError(f"space {self.id}: fixed has {name}={value}, which is no value of its axes")
 
     @property
     def id(self) -> str:
