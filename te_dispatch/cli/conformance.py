@@ -74,7 +74,8 @@ def _certify(arguments: Mapping[str, Any], quiet: bool) -> tuple[Report, Path]:
                 expected_failures_file=arguments["expect_file"],
                 journal_file=folder / "journal.jsonl",
                 resume=arguments["resume"],
-                progress=told,
+                progress=told.unit,
+                planning=told.planning,
             )
     except KeyboardInterrupt:
         if not quiet:

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -14,6 +16,7 @@ from rich.text import Text
 from te_dispatch.cli.console import err, out
 from te_dispatch.conformance import certification
 from te_dispatch.conformance.outcome import Outcome, failed
+from te_dispatch.conformance.planning import Planning
 from te_dispatch.conformance.report.record import Cell, Report
 from te_dispatch.core.operator import OPERATORS
 
@@ -21,26 +24,35 @@ from te_dispatch.core.operator import OPERATORS
 _FAILURES, _REASONS = 10, 3
 #: Of so many units or fewer, what was judged is shown too: somebody looks at one of them.
 _LOOKED_AT = 3
-#: Lines of progress where standard error is a file: a log is no place for a moving bar.
-_LINES = 10
+#: Seconds between lines of progress where standard error is a file: a log is no place for a moving bar.
+_LINE_S = 5.0
 _COLOURS = {"passed": "green", "failed": "red", "not_claimed": "dim"}
 
 
+@dataclass(frozen=True)
+class Told:
+    """What to call on the way: `unit` after every unit, `planning` before every operator is planned."""
+
+    unit: certification.Progress
+    planning: Planning
+
+
 @contextmanager
-def progress(quiet: bool) -> Iterator[certification.Progress]:
-    """What to tell of every outcome: a bar on a terminal, now and then a line elsewhere, or nothing."""
+def progress(quiet: bool) -> Iterator[Told]:
+    """What to tell on the way: a bar on a terminal, every few seconds a line elsewhere, or nothing."""
     console = err()
     if quiet:
-        yield lambda outcome, done, total: None
+        yield Told(lambda outcome, done, total: None, lambda operator, done, total: None)
     elif console.is_terminal:
         with _bar(console) as told:
             yield told
     else:
-        yield _lines(console)
+        with _lines(console) as told:
+            yield told
 
 
 @contextmanager
-def _bar(console: Console) -> Iterator[certification.Progress]:
+def _bar(console: Console) -> Iterator[Told]:
     columns = (
         TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
         TimeRemainingColumn(), TextColumn("{task.fields[failures]}", style="red"),
@@ -49,7 +61,10 @@ def _bar(console: Console) -> Iterator[certification.Progress]:
         task = bar.add_task("planning", total=None, failures="")
         failures = 0
 
-        def told(outcome: Outcome, done: int, total: int) -> None:
+        def planning(operator: str, done: int, total: int) -> None:
+            bar.update(task, total=total, completed=done, description=f"planning {operator[:23]:<23}")
+
+        def told(outcome: Outcome, done: int, total: int | None) -> None:
             nonlocal failures
             if failed(outcome):
                 failures += 1
@@ -59,19 +74,41 @@ def _bar(console: Console) -> Iterator[certification.Progress]:
             name = outcome.parsed.implementation
             bar.update(task, total=total, completed=done, description=f"{name[:32]:<32}", failures=words)
 
-        yield told
+        yield Told(told, planning)
 
 
-def _lines(console: Console) -> certification.Progress:
-    failures = 0
+@contextmanager
+def _lines(console: Console) -> Iterator[Told]:
+    """A line at the end, and one every few seconds before, also while a single unit runs for long."""
+    failures, words, printed = 0, "", ""
+    ran = False
+    over = threading.Event()
 
-    def told(outcome: Outcome, done: int, total: int) -> None:
-        nonlocal failures
+    def planning(operator: str, done: int, total: int) -> None:
+        nonlocal words
+        words = f"planning {operator}, {done} of {total} operators planned"
+
+    def told(outcome: Outcome, done: int, total: int | None) -> None:
+        nonlocal failures, words, ran
+        ran = True
         failures += failed(outcome)
-        if done * _LINES // total > (done - 1) * _LINES // total:
-            console.print(Text(f"{done} of {total} units, {failures} failed"))
+        words = f"{done} of {total} units, {failures} failed" if total else f"{done} units, {failures} failed"
 
-    return told
+    def tell() -> None:
+        nonlocal printed
+        while not over.wait(_LINE_S):
+            printed = words
+            console.print(Text(words or "planning"))
+
+    thread = threading.Thread(target=tell, daemon=True)
+    thread.start()
+    try:
+        yield Told(told, planning)
+    finally:
+        over.set()
+        thread.join()
+        if ran and words != printed:
+            console.print(Text(words))
 
 
 def show(report: Report) -> None:
@@ -82,6 +119,7 @@ def show(report: Report) -> None:
     console.print(Text(title, style="bold"))
     console.print(_matrix(report))
     _not_claimed(console, report)
+    _coverage(console, report)
     failures = report.failures()
     for outcome in failures[:_FAILURES]:
         console.print(_failure(outcome.unit, outcome.message), soft_wrap=True)
@@ -92,6 +130,18 @@ def show(report: Report) -> None:
         for outcome in report.outcomes:
             _judged(console, outcome)
     console.print(sentence(report))
+    if not report.single:
+        console.print(certificate(report))
+
+
+def certificate(report: Report) -> Text:
+    """Whether the run certifies its backends, or why not."""
+    reasons = report.uncertified
+    if reasons:
+        return Text(f"no certificate: {'; '.join(reasons)}", style="yellow" if report.ok else "red")
+    backends = ", ".join(dict.fromkeys(cell.backend for cell in report.cells()))
+    judged, claimed = (sum(numbers) for numbers in zip(*(one.pairs for one in report.coverage)))
+    return Text(f"certified: {backends}; {judged} of {claimed} claimed pairs of values were judged", style="green")
 
 
 def sentence(report: Report) -> Text:
@@ -155,6 +205,26 @@ def _not_claimed(console: Console, report: Report) -> None:
             left = sum(count for _, count in ordered[_REASONS:])
             table.add_row("", str(left), Text(f"{len(ordered) - _REASONS} more reasons, in the files", style="dim"))
     console.print(table)
+
+
+def _coverage(console: Console, report: Report) -> None:
+    """What is claimed and was not run, and claims that no unit judged."""
+    left = report.never_run
+    if left:
+        console.print(Text("Claimed but never run", style="bold red"))
+        for implementation, goals in left.items():
+            for goal in goals[:_FAILURES]:
+                console.print(Text(f"  {implementation}: {goal}", style="red"), soft_wrap=True)
+            if len(goals) > _FAILURES:
+                console.print(Text(f"  {implementation}: {len(goals) - _FAILURES} more, in the files", style="red"))
+    if report.unjudged:
+        console.print(Text("Claims that were not judged", style="bold"))
+        grouped: dict[tuple[str, str], list[str]] = {}
+        for one in report.unjudged:
+            grouped.setdefault((one.claim, one.reason), []).append(one.implementation)
+        for (claim, reason), names in grouped.items():
+            shown = ", ".join(names[:_REASONS]) + (f" and {len(names) - _REASONS} more" if names[_REASONS:] else "")
+            console.print(Text(f"  {claim} of {shown}: {reason}", style="yellow"), soft_wrap=True)
 
 
 def _failure(unit: str, message: str) -> Text:

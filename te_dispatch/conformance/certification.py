@@ -4,21 +4,23 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Union
 
 from te_dispatch.conformance import journal, running
 from te_dispatch.conformance.case import Unit
 from te_dispatch.conformance.expectations import Expectations
+from te_dispatch.conformance.journal import Journal
 from te_dispatch.conformance.outcome import Outcome
-from te_dispatch.conformance.planning import named, plan
+from te_dispatch.conformance.planning import Plan, Planning, covered, further, named, plan, unjudged
 from te_dispatch.conformance.report.record import Report, environment
 from te_dispatch.conformance.settings import Settings
 from te_dispatch.core import scopes
 from te_dispatch.core.manager import OpManager
 
-#: Told of every outcome as it comes: (outcome, how many are done, how many there are).
-Progress = Callable[[Outcome, int, int], None]
+#: Told of every outcome as it comes: (outcome, how many are done, how many there are; None where nobody knows).
+Progress = Callable[[Outcome, int, Union[int, None]], None]
 
 
 def certify(
@@ -34,6 +36,7 @@ def certify(
     journal_file: str | Path | None = None,
     resume: bool = False,
     progress: Progress | None = None,
+    planning: Planning | None = None,
     manager: OpManager | None = None,
 ) -> Report:
     """Certify backends.
@@ -44,7 +47,7 @@ def certify(
         units: run just these, instead of what the settings plan.
         skip_file, expected_failures_file: see `te_dispatch.conformance.expectations`.
         journal_file: keeps each outcome as it comes; with `resume`, those that it holds are not run again.
-        progress: called after every unit.
+        progress, planning: called after every unit, and before the plan of every operator.
         manager: whose registry the plan is made from; workers use their own process's.
 
     Raises:
@@ -55,29 +58,83 @@ def certify(
     operators = (op,) if isinstance(op, str) else tuple(op)
     settings = settings or Settings(names, against, operators, level)
     manager = manager or scopes.MANAGER
-    planned = named(manager, settings, units) if units is not None else plan(manager, settings)
+    if units is not None:
+        planned = Plan(named(manager, settings, units))
+    else:
+        planned = plan(manager, settings, planning)
     expectations = Expectations.load(skip_file, expected_failures_file)
-    expectations.check(planned, lambda: plan(manager, dataclasses.replace(settings, level="full", shard=(1, 1))))
+    chosen = planned.units if isinstance(planned.units, Sequence) else ()
+    expectations.check(chosen, lambda: _whole(manager, settings))
     facts = environment(manager, settings)
-    report = Report(settings, facts, [])
+    report = Report(settings, facts, [], single=units is not None)
     with journal.opened(journal_file, settings, facts, resume) as kept:
-        waiting = []
-        for unit in planned:
-            known = kept.get(unit.id) or expectations.skipped(unit)
-            if known is None:
-                waiting.append(unit)
-            else:
-                _take(report, known, len(planned), progress)
-        for outcome in running.run(waiting, settings):
-            judged = expectations.judged(outcome)
-            kept.add(judged)
-            _take(report, judged, len(planned), progress)
-    order = {unit.id: place for place, unit in enumerate(planned)}
-    report.outcomes.sort(key=lambda outcome: order[outcome.unit])
+        run = _Run(report, planned, expectations, kept, progress)
+        run.do(planned)
+        coverage = planned.coverage if settings.shard == (1, 1) else ()
+        for _ in range(ROUNDS if coverage else 0):
+            more = further(manager, settings, report.outcomes, coverage)
+            coverage = more.coverage
+            if not more.units:
+                break
+            run.do(more)
+    if units is None and not settings.product:
+        report.coverage = covered(coverage, report.outcomes)
+        report.unjudged = unjudged(manager, settings, report.outcomes)
     return report
 
 
-def _take(report: Report, outcome: Outcome, total: int, progress: Progress | None) -> None:
-    report.outcomes.append(outcome)
-    if progress is not None:
-        progress(outcome, len(report.outcomes), total)
+#: How often cases are planned again for what implementations declined when they were called.
+ROUNDS = 3
+
+
+def _whole(manager: OpManager, settings: Settings) -> Iterable[Unit]:
+    """The units of level full, which patterns of expectation files are held against."""
+    return plan(manager, dataclasses.replace(settings, level="full", shard=(1, 1), product=False)).units
+
+
+class _Run:
+    """Takes outcomes from wherever they come: the journal, the files of expectations, the plan, or a run."""
+
+    def __init__(
+        self, report: Report, planned: Plan, expectations: Expectations, kept: Journal, progress: Progress | None
+    ) -> None:
+        self._report, self._expectations, self._kept, self._progress = report, expectations, kept, progress
+        self._done = 0
+        self._total = 0
+        self._streamed = not isinstance(planned.units, Sequence)
+
+    def do(self, planned: Plan) -> None:
+        """Run what is not known yet. The report's outcomes come in the plan's order."""
+        units = planned.units
+        begin = len(self._report.outcomes)
+        if isinstance(units, Sequence):
+            self._total += len(units)
+        waiting = self._left(planned)
+        for outcome in running.run(waiting if self._streamed else list(waiting), self._report.settings):
+            judged = self._expectations.judged(outcome)
+            self._kept.add(judged)
+            self._take(judged)
+        if isinstance(units, Sequence):
+            order = {unit.id: place for place, unit in enumerate(units)}
+            own = sorted(self._report.outcomes[begin:], key=lambda outcome: order[outcome.unit])
+            self._report.outcomes[begin:] = own
+
+    def _left(self, planned: Plan) -> Iterator[Unit]:
+        for unit in planned.units:
+            known = self._kept.get(unit.id) or self._expectations.skipped(unit)
+            if known is None and unit.id in planned.decided:
+                known = planned.decided[unit.id]
+                self._kept.add(known)
+            if known is None:
+                yield unit
+            else:
+                self._take(known)
+
+    def _take(self, outcome: Outcome) -> None:
+        self._done += 1
+        if self._streamed and outcome.state in ("passed", "not_claimed"):
+            self._report.add_up(outcome)
+        else:
+            self._report.outcomes.append(outcome)
+        if self._progress is not None:
+            self._progress(outcome, self._done, None if self._streamed else self._total)

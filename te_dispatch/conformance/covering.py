@@ -1,13 +1,15 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
 """Which combinations of axis values to run: every pair of values of two axes at least once, or all of them.
 
-Most bugs that need several options at once need two (Kuhn, Wallace and Gallo, 2004). The greedy construction is that
-of AETG (Cohen et al., 1997) without its random choices: the same space gives the same cases on every machine.
+`pairwise` covers what a contract allows, `Filler` what one implementation claims of it. Most bugs that need several
+options at once need two (Kuhn, Wallace and Gallo, 2004). The greedy construction is that of AETG (Cohen et al., 1997)
+without its random choices: the same space gives the same cases on every machine.
 """
 
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +18,8 @@ from te_dispatch.conformance.space import Undecided
 #: Axis -> its values.
 Axes = Mapping[str, Sequence[str]]
 _Pair = tuple[tuple[str, str], tuple[str, str]]
+#: Values of some axes that have to occur together in one combination.
+Goal = tuple[tuple[str, str], ...]
 
 #: Completions tried for one pair before it is taken to be impossible.
 _TRIES = 4096
@@ -113,3 +117,139 @@ def _gain(
 ) -> int:
     own, at = (name, value), position[name]
     return sum(((other, own) if position[other[0]] < at else (own, other)) in uncovered for other in chosen.items())
+
+
+class Filler:
+    """Finds combinations that hold given goals among those that a predicate accepts.
+
+    An implementation claims a part of a space that only its requirements describe, so the part is explored: from
+    combinations that are known to be accepted, some values are changed and the predicate is asked again.
+
+    Args:
+        axes: every value that a combination may take.
+        valid: whether the contract allows a combination; cheap, and may be asked about partial ones (`Undecided`).
+        refusal: why a valid combination is not accepted, None where it is. It makes a call's arguments: milliseconds.
+        accepted: combinations to start from, the plainest first.
+        seed: of the choices among equals.
+    """
+
+    #: Accepted combinations that are changed to hold a goal before it is taken to be impossible.
+    CONTEXTS = 24
+    #: Questions to `refusal` for one goal. Where the same refusal comes `CONVINCED` times in a row, it is believed.
+    QUESTIONS = 40
+    CONVINCED = 8
+
+    def __init__(
+        self,
+        axes: Axes,
+        valid: Callable[[Mapping[str, str]], bool],
+        refusal: Callable[[Mapping[str, str]], str | None],
+        accepted: Sequence[Mapping[str, str]] = (),
+        seed: int = 0,
+    ) -> None:
+        self._axes = axes
+        self._valid = valid
+        self._refusal = refusal
+        self._random = random.Random(seed)
+        self.accepted: list[dict[str, str]] = [dict(values) for values in accepted]
+
+    def search(self, refused: Sequence[Mapping[str, str]]) -> dict[str, str] | None:
+        """Any accepted combination, where none is known yet: values of a refused one are changed, one at a time, as
+        long as fewer conditions of the refusal are left."""
+        if not refused:
+            return None
+        values = min((dict(one) for one in refused), key=self._conditions)
+        left, better = self._conditions(values), True
+        while better:
+            better = False
+            for name in self._axes:
+                for value in self._axes[name]:
+                    other = {**values, name: value}
+                    if value == values[name] or not self._valid(other):
+                        continue
+                    conditions = self._conditions(other)
+                    if conditions < left:
+                        values, left, better = other, conditions, True
+                    if not left:
+                        self.accept(values)
+                        return values
+        return None
+
+    def _conditions(self, values: Mapping[str, str]) -> int:
+        """How many conditions refuse a combination: dispatch tells all of them, parted by semicolons."""
+        why = self._refusal(values)
+        return 0 if why is None else 1 + why.count("; ")
+
+    def accept(self, values: Mapping[str, str]) -> None:
+        """Start from a combination, too; not from one with values beyond the axes', which are rare on purpose."""
+        if all(values[name] in known for name, known in self._axes.items()):
+            self.accepted.append(dict(values))
+
+    def find(self, goal: Goal) -> dict[str, str] | None:
+        """An accepted combination that holds a goal, None if none was found. Does not add it to `accepted`."""
+        wanted = dict(goal)
+        if not self._possible(wanted):
+            return None
+        asked, same, last = 0, 0, None
+        for values in self._around(wanted):
+            why = self._refusal(values)
+            if why is None:
+                return values
+            asked, same, last = asked + 1, same + 1 if why == last else 1, why
+            if asked >= self.QUESTIONS or same >= self.CONVINCED:
+                return None
+        return None
+
+    def improved(self, values: dict[str, str], goal: Goal, gain: Callable[[Mapping[str, str]], int]) -> dict[str, str]:
+        """The same, with values outside the goal changed one axis at a time where that covers more."""
+        held, best = dict(goal), gain(values)
+        for name in self._axes:
+            if name in held:
+                continue
+            others = [{**values, name: value} for value in self._axes[name] if value != values[name]]
+            scored = sorted(((gain(other), n) for n, other in enumerate(others)), key=lambda pair: (-pair[0], pair[1]))
+            for score, n in scored[:2]:
+                if score > best and self._valid(others[n]) and self._refusal(others[n]) is None:
+                    values, best = others[n], score
+                    break
+        return values
+
+    def neighbour(self) -> dict[str, str] | None:
+        """A random accepted combination: one that is known with a third of its values drawn anew."""
+        values = dict(self._random.choice(self.accepted))
+        for name in self._random.sample(list(self._axes), max(1, len(self._axes) // 3)):
+            values[name] = self._random.choice(self._axes[name])
+        return values if self._valid(values) and self._refusal(values) is None else None
+
+    def _around(self, wanted: Mapping[str, str]) -> Iterator[dict[str, str]]:
+        """Valid combinations that hold `wanted`, those nearest to accepted ones first, none twice."""
+        seen: set[tuple[str, ...]] = set()
+
+        def fresh(values: dict[str, str]) -> bool:
+            key = tuple(values.values())
+            if key in seen or not self._valid(values):
+                return False
+            seen.add(key)
+            return True
+
+        changes = {id(known): sum(known.get(n) != v for n, v in wanted.items()) for known in self.accepted}
+        contexts = sorted(self.accepted, key=lambda known: changes[id(known)])[: self.CONTEXTS]
+        for known in contexts:
+            values = {**known, **wanted}
+            if fresh(values):
+                yield values
+        for known in contexts[:6]:
+            for name in self._axes:
+                for value in self._axes[name] if name not in wanted else ():
+                    values = {**known, **wanted, name: value}
+                    if fresh(values):
+                        yield values
+        values_or_none = _complete(self._axes, self._valid, dict(wanted), {})
+        if values_or_none is not None and fresh(values_or_none):
+            yield values_or_none
+
+    def _possible(self, wanted: Mapping[str, str]) -> bool:
+        try:
+            return self._valid(_Partial(dict(wanted), self._axes))
+        except Undecided:
+            return True

@@ -94,6 +94,8 @@ def _run(check: checks.Check, trial: Trial) -> tuple[str, str]:
     except NotClaimed as refusal:
         return "not_claimed", str(refusal)
     except Declined as declined:
+        if trial.subject.operator.backward:
+            return "failed", f"declined ({declined}): a backward must serve every call that it claims"
         return "not_claimed", f"declined: {declined}"
     except BindError as error:
         return "failed", str(error)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -30,6 +31,8 @@ START_S = 300.0
 #: Seconds between the end of a worker's pipe and the end of its process: a crash may write a core file.
 _END_S = 10.0
 _TAIL = 400
+#: Failed units that a worker runs again in a fresh process, to tell faults from what earlier units left behind.
+_RUN_AGAIN = 20
 _BOOT = "import sys; sys.path[:] = {path!r}; from te_dispatch.conformance.isolation import main; main({descriptor})"
 
 
@@ -46,6 +49,8 @@ class Worker:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self._ran: list[Unit] = []
+        self._again = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
         self._printed = tempfile.NamedTemporaryFile(prefix="te_dispatch_conformance_", suffix=".log")  # noqa: SIM115
@@ -53,11 +58,39 @@ class Worker:
     def run(self, unit: Unit, limit_s: float | None = None) -> Outcome:
         """Run one unit, in a fresh process if the last one died.
 
+        A unit that fails behind others is run again in a fresh process. Where it passes there, the failure stands, and
+        its message says that it takes another unit before it: the printed command alone would not show it.
+
         Raises:
             WorkerError: the process cannot start, or the kit itself failed.
         """
+        before = list(self._ran)
+        outcome = self._run(unit, limit_s)
+        hung = outcome.seconds >= (limit_s or self.settings.limit_s)
+        if outcome.state != "failed" or not before or hung or self._again >= _RUN_AGAIN:
+            return outcome
+        self._again += 1
+        self.stop()
+        alone = self._run(unit, limit_s)
+        if alone.state == "failed":
+            return alone
+        self.stop()
+        self._run(before[-1], limit_s)
+        behind = self._run(unit, limit_s)
+        if behind.state == "failed":
+            command = f"te-dispatch conformance --unit {shlex.quote(before[-1].id)} --unit {shlex.quote(unit.id)}"
+            behind.message = f"only behind another unit, {before[-1].id} ({command}): {behind.message}"
+            return behind
+        outcome.message = (
+            f"only behind other units in one process, {len(before)} of them here, the last {before[-1].id}; alone it "
+            f"passes: {outcome.message}"
+        )
+        return outcome
+
+    def _run(self, unit: Unit, limit_s: float | None = None) -> Outcome:
         limit = limit_s or self.settings.limit_s
         pipe = self._started()
+        self._ran.append(unit)
         try:
             pipe.send(unit.id)
             if not pipe.poll(limit):
@@ -131,6 +164,7 @@ class Worker:
         if self._pipe is not None:
             self._pipe.close()
         self._process = self._pipe = None
+        self._ran.clear()
 
 
 def main(descriptor: int) -> None:

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from te_dispatch.conformance.outcome import Outcome
+from te_dispatch.conformance import files
+from te_dispatch.conformance.outcome import STATES, Outcome
 from te_dispatch.conformance.settings import Settings, UsageError
 
 #: Settings that may differ between a run and its continuation: how it is run, not what.
@@ -49,12 +50,11 @@ def opened(
         return
     head = _head(settings, environment)
     known = _read(Path(path), head) if resume else {}
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(json.dumps(head) + "\n")
-        journal = Journal(file, known)
-        for outcome in known.values():
-            journal.add(outcome)
-        yield journal
+    lines = [head, *(outcome.as_data() for outcome in known.values())]
+    # An interruption while what is known is written must not cost it.
+    files.replace(path, "".join(json.dumps(line) + "\n" for line in lines))
+    with open(path, "a", encoding="utf-8") as file:
+        yield Journal(file, known)
 
 
 def _head(settings: Settings, environment: Mapping[str, Any]) -> dict[str, Any]:
@@ -71,8 +71,11 @@ def _read(path: Path, head: Mapping[str, Any]) -> dict[str, Outcome]:
     try:
         found = json.loads(lines[0])
         known = [Outcome.from_data(json.loads(line)) for line in _whole(lines[1:])]
+        strange = next((outcome.state for outcome in known if outcome.state not in STATES), None)
     except (IndexError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"resume: {path} is no journal of a conformance run") from error
+    if strange is not None:
+        raise UsageError(f"resume: {path} has an outcome of the state {strange!r}, expected one of {', '.join(STATES)}")
     for part in ("settings", "environment"):
         for name, value in head[part].items():
             if found.get(part, {}).get(name) != value:
@@ -83,4 +86,8 @@ def _read(path: Path, head: Mapping[str, Any]) -> dict[str, Outcome]:
 
 def _whole(lines: list[str]) -> list[str]:
     """Without a last line that a killed process wrote half of."""
-    return lines if not lines or lines[-1].endswith("}") else lines[:-1]
+    try:
+        json.loads(lines[-1]) if lines else None
+    except ValueError:
+        return lines[:-1]
+    return lines

@@ -18,6 +18,9 @@ from te_dispatch.conformance.rules import Finding
 #: so; unexpected_pass: it says that this fails, and it passes, which is an error.
 STATES = ("passed", "failed", "not_claimed", "skipped", "expected_failure", "unexpected_pass")
 
+#: States of units that ran and of which the kit knows what is right.
+JUDGED = ("passed", "failed", "expected_failure", "unexpected_pass")
+
 
 @dataclass
 class Outcome:

@@ -4,27 +4,53 @@
 from __future__ import annotations
 
 import fnmatch
-import functools
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
-from te_dispatch.conformance import checks, covering, transfer
+from te_dispatch.conformance import checks, covering
 from te_dispatch.conformance.case import Case, Unit
-from te_dispatch.conformance.maker import Maker
+from te_dispatch.conformance.coverage import Claims, Coverage, Covered, Unjudged, cover
+from te_dispatch.conformance.coverage import covered as coverage_of
+from te_dispatch.conformance.outcome import JUDGED, Outcome
 from te_dispatch.conformance.recording import RECORDED, Recording
+from te_dispatch.conformance.selection import SpacePlan, judges_every_case
 from te_dispatch.conformance.settings import Settings, UsageError
-from te_dispatch.conformance.space import Space, find, spaces
+from te_dispatch.conformance.space import Space, Values, find, spaces
 from te_dispatch.conformance.subject import Subject, subject, subjects
 from te_dispatch.core.manager import OpManager
 from te_dispatch.core.operator import OPERATORS
 
-#: Level smoke runs at most so many cases of a space; its axes' values come in pairs before that.
-SMOKE_CASES = 6
-#: A check that runs on a few cases looks for those that its subject claims among so many.
-CANDIDATE_CASES = 24
-#: Seeds of level soak.
-SOAK_SEEDS = 3
+#: Told how far planning is: (operator, how many operators are planned, how many there are).
+Planning = Callable[[str, int, int], None]
+
+
+class Streamed:
+    """Units that are made while they are asked for, of which there may be more than memory holds."""
+
+    def __init__(self, make: Callable[[], Iterator[Unit]]) -> None:
+        self._make = make
+
+    def __iter__(self) -> Iterator[Unit]:
+        return self._make()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run does.
+
+    Attributes:
+        units: in an order in which one case's implementations follow one another, so that the oracle runs once.
+        decided: outcomes that are known without running: the units that an implementation does not claim.
+        coverage: what each implementation claims of each space, of the whole plan and not of a shard alone; empty at
+            level smoke, for single units and for ``product``, where nothing is promised about what is run.
+    """
+
+    units: Sequence[Unit] | Streamed
+    decided: Mapping[str, Outcome] = field(default_factory=dict)
+    coverage: tuple[Coverage, ...] = ()
 
 
 def device_of(settings: Settings) -> torch.device:
@@ -44,24 +70,97 @@ def device_of(settings: Settings) -> torch.device:
     return device
 
 
-def plan(manager: OpManager, settings: Settings) -> list[Unit]:
+def plan(manager: OpManager, settings: Settings, told: Planning | None = None) -> Plan:
     """All units of a run, this shard's only.
 
     Raises:
         UsageError: an unknown backend, implementation or operator.
         ValueError: an unknown check.
     """
-    device = device_of(settings)
-    backends = backends_of(manager, settings)
-    wanted = [checks.find(name) for name in settings.checks] if settings.checks else checks.checks()
-    units: list[Unit] = []
-    for operator in _operators(settings):
-        tested = [s for s in subjects(manager, OPERATORS[operator], device) if s.id.partition(".")[0] in backends]
-        tested = [s for s in tested if not settings.implementations or s.id in settings.implementations]
-        for space in spaces(operator) if tested else ():
-            units += _of_space(space, tested, wanted, settings)
     part, parts = settings.shard
-    return units[len(units) * (part - 1) // parts : len(units) * part // parts]
+    if settings.product:
+        return Plan(Streamed(lambda: itertools.islice(_streamed(manager, settings), part - 1, None, parts)))
+    units: list[Unit] = []
+    decided: dict[str, Outcome] = {}
+    coverage: list[Coverage] = []
+    for space, tested, wanted in _spaces_of(manager, settings, told):
+        planned = SpacePlan(space, tested, settings)
+        units += planned.units(wanted)
+        decided |= {outcome.unit: outcome for outcome in planned.refused}
+        coverage += planned.coverage
+    chosen = units[len(units) * (part - 1) // parts : len(units) * part // parts]
+    ids = {unit.id for unit in chosen}
+    return Plan(chosen, {name: outcome for name, outcome in decided.items() if name in ids}, tuple(coverage))
+
+
+def further(manager: OpManager, settings: Settings, outcomes: Sequence[Outcome], coverage: Sequence[Coverage]) -> Plan:
+    """Units that hold what no judged one does because implementations declined when they were called.
+
+    Args:
+        outcomes: of all units so far.
+        coverage: of the plan, or of the last call of this function.
+    """
+    judged, declined = _by_space(outcomes)
+    units: list[Unit] = []
+    renewed: list[Coverage] = []
+    for one in coverage:
+        key = (one.implementation, one.space)
+        planned = {tuple(values.values()) for values in one.planned}
+        late = [values for values in declined.get(key, ()) if tuple(values.values()) in planned]
+        if not late or not one.left(judged.get(key, ())):
+            renewed.append(one)
+            continue
+        operator, _, name = one.space.partition(".")
+        space = find(operator, name)
+        tested = [subject(manager, OPERATORS[operator], device_of(settings), one.implementation)]
+        ran = judged.get(key, [])
+        fresh = cover(
+            Claims(space, tested, settings.seed), one.implementation, ran, settings.seed, (*one.excluded, *late)
+        )
+        renewed.append(fresh)
+        check = next(c for c in checks.checks() if judges_every_case(c, space))
+        known = {tuple(values.values()) for values in ran}
+        cases = [values for values in fresh.planned if tuple(values.values()) not in known]
+        units += [Unit(one.implementation, check.name, Case.of(operator, name, v, settings.seed)) for v in cases]
+    return Plan(units, {}, tuple(renewed))
+
+
+def _by_space(outcomes: Sequence[Outcome]) -> tuple[dict[tuple[str, str], list[Values]], ...]:
+    """(implementation, space) -> values of the cases that were judged, and of those that were declined."""
+    judged: dict[tuple[str, str], list[Values]] = {}
+    declined: dict[tuple[str, str], list[Values]] = {}
+    for outcome in outcomes:
+        unit = outcome.parsed
+        if checks.find(unit.check).smoke is not None:
+            continue
+        into = judged if outcome.state in JUDGED else declined if outcome.state == "not_claimed" else None
+        if into is not None:
+            into.setdefault((unit.implementation, f"{unit.case.operator}.{unit.case.space}"), []).append(
+                unit.case.values
+            )
+    return judged, declined
+
+
+def covered(coverage: Sequence[Coverage], outcomes: Sequence[Outcome]) -> list[Covered]:
+    """What was judged of what each implementation claims, where it claims anything."""
+    judged, _ = _by_space(outcomes)
+    return [coverage_of(one, judged.get((one.implementation, one.space), ())) for one in coverage if one.goals]
+
+
+def unjudged(manager: OpManager, settings: Settings, outcomes: Sequence[Outcome]) -> list[Unjudged]:
+    """Claims of the implementations under test that no unit judged."""
+    ran = {(o.parsed.implementation, checks.find(o.parsed.check).claim) for o in outcomes if o.state in JUDGED}
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for space, tested, _ in _spaces_of(manager, settings):
+        for one in tested:
+            for claim in sorted(one.claims):
+                if (one.id, claim) not in ran:
+                    why = [check.applies(one, space) for check in checks.checks() if check.claim == claim]
+                    reasons.setdefault((one.id, claim), []).extend(reason for reason in why if reason is not None)
+    return [
+        Unjudged(implementation, claim, found[0] if found else "no unit that judges it was run")
+        for (implementation, claim), found in reasons.items()
+    ]
 
 
 def named(manager: OpManager, settings: Settings, units: Sequence[Unit]) -> list[Unit]:
@@ -101,63 +200,33 @@ def _require_axes(space: Space, case: Case) -> None:
         raise UsageError(f"case: {case.id} is a combination that the contract of {case.operator} does not allow")
 
 
-def _of_space(
-    space: Space, tested: Sequence[Subject], wanted: Sequence[checks.Check], settings: Settings
-) -> Iterator[Unit]:
-    cases = cases_of(space, settings.level, settings.seed, settings.product)
-    plans = []
-    for check in wanted:
-        able = [s for s in tested if check.of_errors == (space.raises is not None) and check.applies(s, space) is None]
-        plans.append((check, check.smoke if settings.level == "smoke" else check.full, able))
-    most = max((count for _, count, able in plans if count is not None and able), default=0)
-    served = _served({one.id: one for _, count, able in plans if count is not None for one in able}, space, cases, most)
-    for check, count, able in plans:
-        if count is None:
-            yield from (Unit(one.id, check.name, case) for case in cases for one in able)
+def _spaces_of(
+    manager: OpManager, settings: Settings, told: Planning | None = None
+) -> Iterator[tuple[Space, list[Subject], Sequence[checks.Check]]]:
+    """Spaces, the implementations under test of each, and the checks that were asked for."""
+    device = device_of(settings)
+    backends = backends_of(manager, settings)
+    wanted = [checks.find(name) for name in settings.checks] if settings.checks else checks.checks()
+    operators = _operators(settings)
+    for number, operator in enumerate(operators):
+        if told is not None:
+            told(operator, number, len(operators))
+        tested = [s for s in subjects(manager, OPERATORS[operator], device) if s.id.partition(".")[0] in backends]
+        tested = [s for s in tested if not settings.implementations or s.id in settings.implementations]
+        for space in spaces(operator) if tested else ():
+            yield space, tested, wanted
+
+
+def _streamed(manager: OpManager, settings: Settings) -> Iterator[Unit]:
+    """Units of every valid combination, made one by one."""
+    for space, tested, wanted in _spaces_of(manager, settings):
+        if space.sampled and settings.level != "soak":
             continue
-        for one in able:
-            yield from (Unit(one.id, check.name, case) for case in served[one.id][:count] or cases[:1])
-
-
-def _served(tested: Mapping[str, Subject], space: Space, cases: Sequence[Case], count: int) -> dict[str, list[Case]]:
-    """The first cases that each subject claims, at most `count`; none where it claims none of the first ones."""
-    found: dict[str, list[Case]] = {name: [] for name in tested}
-    for case in cases[:CANDIDATE_CASES]:
-        wanting = [one for name, one in tested.items() if len(found[name]) < count]
-        if not wanting:
-            break
-        # Making a case may cost a forward of the reference; subjects ask about the same one.
-        made = space.make(case.values, Maker(case, wanting[0].manager))
-        arguments = transfer.moved(made, wanting[0].device)
-        for one in wanting:
-            if one.claim(arguments).refusal is None:
-                found[one.id].append(case)
-    return found
-
-
-@functools.lru_cache(maxsize=512)
-def cases_of(space: Space, level: str, seed: int = 0, every: bool = False) -> tuple[Case, ...]:
-    """The cases of a space at a level, the plainest first."""
-    if level == "smoke":
-        axes = {axis.name: axis.smoke or axis.values for axis in space.axes}
-    else:
+        main = [check for check in wanted if judges_every_case(check, space)]
         axes = {axis.name: axis.values for axis in space.axes}
-    if space.sampled and level != "soak":
-        return ()
-    combine = covering.product if every else covering.pairwise
-    combinations = list(combine(axes, space.valid))
-    if level == "smoke" and not every:
-        combinations = combinations[:SMOKE_CASES]
-    if level != "smoke":
-        plain = combinations[0]
-        added = [{**plain, **values} for values in space.fixed]
-        added += [{**plain, axis.name: value} for axis in space.axes for value in axis.once]
-        combinations += [values for values in added if space.valid(values) and values not in combinations]
-    if level == "soak":
-        plain = combinations[0]
-        combinations += [{**plain, axis.name: value} for axis in space.axes for value in axis.soak]
-    seeds = range(seed, seed + SOAK_SEEDS) if level == "soak" else (seed,)
-    return tuple(Case.of(space.operator, space.name, values, s) for s in seeds for values in combinations)
+        for values in covering.product(axes, space.valid):
+            case = Case.of(space.operator, space.name, values, settings.seed)
+            yield from (Unit(one.id, check.name, case) for check in main for one in tested)
 
 
 def backends_of(manager: OpManager, settings: Settings) -> frozenset[str]:

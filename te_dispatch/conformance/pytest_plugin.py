@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from te_dispatch.conformance.case import Unit
     from te_dispatch.conformance.expectations import Expectations
+    from te_dispatch.conformance.planning import Plan
     from te_dispatch.conformance.settings import Settings
 
 NOT_CLAIMED = "not claimed"
 #: Property of a test's report that holds its unit's id; it is in pytest's own JUnit XML too.
 UNIT = "te_dispatch_unit"
-_PLANNED = pytest.StashKey["tuple[list[Unit], Expectations]"]()
+_PLANNED = pytest.StashKey["tuple[Plan, Expectations]"]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -81,8 +81,8 @@ def _asks_for_the_kit(argument: str) -> bool:
     return name.startswith("te_dispatch.conformance") or tests.is_relative_to(Path(name).resolve())
 
 
-def planned(config: pytest.Config) -> tuple[list[Unit], Expectations]:
-    """The run's units, and what the vendor's files expect of them.
+def planned(config: pytest.Config) -> tuple[Plan, Expectations]:
+    """The run's plan, and what the vendor's files expect of its units.
 
     Raises:
         pytest.UsageError: something was asked for that does not exist, a line of a file matches nothing, or there is
@@ -93,7 +93,7 @@ def planned(config: pytest.Config) -> tuple[list[Unit], Expectations]:
     return config.stash[_PLANNED]
 
 
-def _plan(config: pytest.Config) -> tuple[list[Unit], Expectations]:
+def _plan(config: pytest.Config) -> tuple[Plan, Expectations]:
     import dataclasses
 
     from te_dispatch.conformance.expectations import Expectations
@@ -102,15 +102,18 @@ def _plan(config: pytest.Config) -> tuple[list[Unit], Expectations]:
 
     settings = settings_of(config)
     try:
-        units = plan(scopes.MANAGER, settings)
+        made = plan(scopes.MANAGER, settings)
+        # Each unit becomes a test, which pytest holds in memory anyway.
+        made = dataclasses.replace(made, units=list(made.units))
         expectations = Expectations.load(config.getoption("--te-skip-file"), config.getoption("--te-expect-file"))
-        expectations.check(units, lambda: plan(scopes.MANAGER, dataclasses.replace(settings, level="full")))
+        whole = dataclasses.replace(settings, level="full", product=False)
+        expectations.check(list(made.units), lambda: plan(scopes.MANAGER, whole).units)
     except ValueError as error:
         raise pytest.UsageError(str(error)) from error
-    if not units:
+    if not made.units:
         backends = ", ".join(settings.backends) or f"no backend but {settings.against}"
         raise pytest.UsageError(f"nothing to run: {backends} implements nothing of what was asked for")
-    return units, expectations
+    return made, expectations
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from queue import SimpleQueue
 from typing import Union
 
@@ -18,10 +19,16 @@ from te_dispatch.conformance.settings import Settings
 #: Stretches of units for each worker. Some operators' units take a hundred times as long as others': who is done with
 #: one stretch takes another.
 _STRETCHES = 8
+#: Units that a worker takes at a time where nobody knows how many there are.
+_STREAMED = 32
 
 
-def run(units: Sequence[Unit], settings: Settings) -> Iterator[Outcome]:
+def run(units: Iterable[Unit], settings: Settings) -> Iterator[Outcome]:
     """Run units and yield outcomes as they come: in order where there is one worker or none.
+
+    Args:
+        units: taken as they are needed, so that there may be more of them than memory holds.
+        settings: of the run.
 
     Raises:
         WorkerError, OracleError, ValueError: the kit cannot go on; what the subjects do never raises.
@@ -34,11 +41,25 @@ def run(units: Sequence[Unit], settings: Settings) -> Iterator[Outcome]:
     yield from _in_workers(units, settings)
 
 
-def _in_workers(units: Sequence[Unit], settings: Settings) -> Iterator[Outcome]:
-    jobs = max(1, min(settings.jobs, len(units)))
-    waiting: SimpleQueue[Sequence[Unit] | None] = SimpleQueue()
-    for stretch in (*stretches(units, jobs), *[None] * jobs):
-        waiting.put(stretch)
+class _Shared:
+    """Stretches of units that several threads take in turn."""
+
+    def __init__(self, stretches: Iterator[Sequence[Unit]]) -> None:
+        self._stretches = stretches
+        self._lock = threading.Lock()
+
+    def take(self) -> Sequence[Unit] | None:
+        with self._lock:
+            return next(self._stretches, None)
+
+
+def _in_workers(units: Iterable[Unit], settings: Settings) -> Iterator[Outcome]:
+    jobs = settings.jobs
+    if isinstance(units, Sequence):
+        jobs = max(1, min(jobs, len(units)))
+        waiting = _Shared(iter(stretches(units, jobs)))
+    else:
+        waiting = _Shared(_streamed(units))
     done: SimpleQueue[Union[Outcome, BaseException, None]] = SimpleQueue()
     stopping = threading.Event()
     threads = [
@@ -62,6 +83,12 @@ def _in_workers(units: Sequence[Unit], settings: Settings) -> Iterator[Outcome]:
             thread.join()
 
 
+def _streamed(units: Iterable[Unit]) -> Iterator[Sequence[Unit]]:
+    left = iter(units)
+    while stretch := list(itertools.islice(left, _STREAMED)):
+        yield stretch
+
+
 def stretches(units: Sequence[Unit], jobs: int) -> list[Sequence[Unit]]:
     """All units in their order, cut so that workers share them out. Neighbours share an oracle's result."""
     count = min(len(units), jobs * _STRETCHES if jobs > 1 else 1)
@@ -69,14 +96,14 @@ def stretches(units: Sequence[Unit], jobs: int) -> list[Sequence[Unit]]:
 
 
 def _work(
-    waiting: SimpleQueue[Sequence[Unit] | None],
+    waiting: _Shared,
     settings: Settings,
     put: Callable[[Union[Outcome, BaseException, None]], None],
     stopping: threading.Event,
 ) -> None:
     worker = Worker(settings)
     try:
-        while (stretch := waiting.get()) is not None:
+        while (stretch := waiting.take()) is not None:
             for unit in stretch:
                 if stopping.is_set():
                     return

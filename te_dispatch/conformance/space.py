@@ -175,7 +175,7 @@ class Space:
     views: bool = False
     placed: Callable[[Arguments, Mapping[str, torch.Tensor]], str | None] | None = None
     together: tuple[tuple[str, ...], ...] = ()
-    fixed: tuple[Values, ...] = ()
+    fixed: tuple[Values, ...] = field(default=(), hash=False)
 
     def __post_init__(self) -> None:
         axes = {axis.name: axis.known for axis in self.axes}

@@ -31,11 +31,13 @@ class Claim:
     Attributes:
         companion: the backward (or forward) it is bound with for this call.
         assumed: conditions that nothing could be known about.
+        where: the step of the dispatch contract that refused, see `te_dispatch.core.decision.Rejected`.
     """
 
     refusal: str | None = None
     companion: str | None = None
     assumed: tuple[str, ...] = ()
+    where: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,8 +97,10 @@ class Subject:
         for accepted in decision.accepted:
             if accepted.id == self.id:
                 return Claim(None, accepted.companion, accepted.assumed)
-        reason = next((r.reason for r in decision.rejected if r.id == self.id), "it is not installed")
-        return Claim(reason)
+        for rejected in decision.rejected:
+            if rejected.id == self.id:
+                return Claim(rejected.reason, where=rejected.where)
+        return Claim("it is not installed", where="absence")
 
     def call(self, arguments: Mapping[str, Any]) -> Any:
         """Run it. Arguments that are left out have their defaults."""

@@ -17,7 +17,7 @@ from te_dispatch.conformance.outcome import Outcome, failed
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    units, _ = pytest_plugin.planned(metafunc.config)
+    units = list(pytest_plugin.planned(metafunc.config)[0].units)
     metafunc.parametrize("unit", units, ids=[unit.id for unit in units])
 
 

@@ -16,7 +16,7 @@ from te_dispatch.conformance.case import Case
 from te_dispatch.conformance.checks import find
 from te_dispatch.conformance.families.attention_rules import backward_expected, forward_expected
 from te_dispatch.conformance.maker import Maker
-from te_dispatch.conformance.planning import cases_of
+from te_dispatch.conformance.selection import cases_of
 from te_dispatch.conformance.space import Judged
 from te_dispatch.conformance.space import find as find_space
 from te_dispatch.conformance.spread import read_like_queries, spread

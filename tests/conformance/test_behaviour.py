@@ -12,7 +12,7 @@ import torch
 from te_dispatch.conformance.checks import find
 from te_dispatch.conformance.checks import gradients as gradients_module
 from te_dispatch.conformance.families.gradients import PAIRS
-from te_dispatch.conformance.planning import cases_of
+from te_dispatch.conformance.selection import cases_of
 from te_dispatch.conformance.space import spaces
 from te_dispatch.conformance.subject import Subject
 from te_dispatch.conformance.trial import Failure, NotClaimed

@@ -23,8 +23,8 @@ from te_dispatch.conformance.families.huge_rows import sampled_rows  # noqa: E40
 from te_dispatch.conformance.maker import Maker  # noqa: E402
 from te_dispatch.conformance.oracle import Oracle  # noqa: E402
 from te_dispatch.conformance.outputs import named_results  # noqa: E402
-from te_dispatch.conformance.planning import cases_of  # noqa: E402
 from te_dispatch.conformance.rules import judge  # noqa: E402
+from te_dispatch.conformance.selection import cases_of  # noqa: E402
 from te_dispatch.conformance.space import Judged, find  # noqa: E402
 from te_dispatch.conformance.subject import subjects  # noqa: E402
 from te_dispatch.core import scopes  # noqa: E402

@@ -1,18 +1,32 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""From settings to units."""
+"""From settings to units: what is claimed is run, pair by pair, and what was not run is told."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 import pytest
 
-from te_dispatch.conformance.planning import plan
+from te_dispatch.conformance import coverage
+from te_dispatch.conformance.coverage import Coverage, cover, covered, described, goals_of, holds
+from te_dispatch.conformance.outcome import Outcome
+from te_dispatch.conformance.planning import Plan, further, plan, unjudged
+from te_dispatch.conformance.planning import covered as covered_by
+from te_dispatch.conformance.selection import cases_of, spread
 from te_dispatch.conformance.settings import Settings, UsageError
+from te_dispatch.conformance.space import Axis, Space, find, spaces
+from te_dispatch.conformance.subject import Claim, Subject
 from te_dispatch.core import scopes
+
+FULL = Settings(backends=("torch",), level="full", device="cpu")
+GEMM = Settings(backends=("torch",), operators=("gemm",), level="full", device="cpu", checks=("values",))
 
 
 def test_single_implementations_can_be_asked_for() -> None:
     settings = Settings(backends=("torch",), operators=("gemm",), implementations=("torch.matmul",), device="cpu")
-    units = plan(scopes.MANAGER, settings)
+    units = list(plan(scopes.MANAGER, settings).units)
     assert {unit.implementation for unit in units} == {"torch.matmul"}
     assert {unit.case.operator for unit in units} == {"gemm"}
 
@@ -21,3 +35,211 @@ def test_an_unknown_implementation_is_named() -> None:
     for unknown in ("torch.matmull", "acme.matmul", "matmul"):
         with pytest.raises(UsageError, match=f"implementation: '{unknown}' is not installed"):
             plan(scopes.MANAGER, Settings(implementations=(unknown,), device="cpu"))
+
+
+class Narrow:
+    """Claims of an implementation that serves a small part of a space, given as a predicate."""
+
+    def __init__(self, space: Space, refusal: Any) -> None:
+        self.space = space
+        self.subjects = {"acme.op": type("One", (), {"id": "acme.op"})()}
+        self.refusal = refusal
+        self.asked = 0
+
+    def claim(self, subject: str, values: Mapping[str, str]) -> Claim:
+        self.asked += 1
+        return Claim(self.refusal(values), where="call")
+
+    def hopeless(self, subject: str, values: Mapping[str, str]) -> bool:
+        return False
+
+
+AXES = (
+    Axis("layout", ("NT", "NN", "TN")),
+    Axis("encodings", ("e4m3+e4m3", "e4m3+e5m2", "e5m2+e4m3", "fnuz+fnuz")),
+    Axis("scaling", ("tensor", "block", "mx", "nv")),
+    Axis("epilogue", ("none", "gelu", "bgrad")),
+    Axis("out", ("new", "given", "added")),
+    Axis("shape", ("16", "31", "128"), once=("4097",)),
+)
+
+
+def _space(**how: Any) -> Space:
+    return Space("gemm", "toy", AXES, lambda values, maker: {}, lambda judged: {}, **how)
+
+
+def _vendor(values: Mapping[str, str]) -> str | None:
+    """Per-tensor OCP products without epilogue: a first release."""
+    wrong = [
+        f"{name} is {values[name]}"
+        for name, served in (("scaling", ("tensor",)), ("epilogue", ("none",)))
+        if values[name] not in served
+    ]
+    wrong += ["encodings are fnuz"] if values["encodings"] == "fnuz+fnuz" else []
+    return "; ".join(wrong) or None
+
+
+def _every(space: Space) -> Iterator[dict[str, str]]:
+    for values in itertools.product(*(axis.values for axis in space.axes)):
+        yield dict(zip((axis.name for axis in space.axes), values))
+
+
+def test_every_pair_of_a_narrow_claim_is_planned() -> None:
+    """The array over the whole space holds nine tenths of cases that are not claimed, and few of the claimed pairs."""
+    space = _space()
+    found = cover(Narrow(space, _vendor), "acme.op", [case.values for case in cases_of(space, "full")])
+    claimed = [values for values in _every(space) if _vendor(values) is None]
+    pairs = {goal for goal in goals_of(space) if len(goal) == 2 and any(holds(values, goal) for values in claimed)}
+    assert pairs == {goal for goal in found.goals if len(goal) == 2}
+    assert all(_vendor(values) is None for values in found.planned)
+    assert not found.left(found.planned)
+    general = [case.values for case in cases_of(space, "full") if _vendor(case.values) is None]
+    assert len(found.left(general)) > 20, "the general array alone would have done"
+
+
+def test_an_implementation_of_which_the_general_cases_hold_nothing_is_found() -> None:
+    def single(values: Mapping[str, str]) -> str | None:
+        wanted = {"layout": "TN", "encodings": "e5m2+e4m3", "scaling": "mx", "epilogue": "bgrad", "out": "added"}
+        return "; ".join(f"{n} is {values[n]}" for n, v in wanted.items() if values[n] != v) or None
+
+    space = _space()
+    base = [case.values for case in cases_of(space, "full")]
+    assert all(single(values) is not None for values in base)
+    found = cover(Narrow(space, single), "acme.op", base)
+    assert {values["shape"] for values in found.planned} == {"16", "31", "128", "4097"}
+
+
+def test_what_nobody_claims_is_no_goal() -> None:
+    claims = Narrow(_space(), lambda values: "not on this chip")
+    found = cover(claims, "acme.op", [case.values for case in cases_of(claims.space, "full")])
+    assert not found.goals and not found.planned
+
+
+def test_fixed_cases_groups_and_large_sizes_are_goals() -> None:
+    fixed = {"layout": "TN", "encodings": "e5m2+e4m3", "out": "added", "shape": "4097"}
+    space = _space(fixed=(fixed,), together=(("layout", "encodings", "out"),))
+    found = cover(Narrow(space, _vendor), "acme.op", [case.values for case in cases_of(space, "full")])
+    assert any(holds(values, tuple(fixed.items())) for values in found.planned)
+    triples = {tuple(v[n] for n in ("layout", "encodings", "out")) for v in found.planned}
+    assert len(triples) == 3 * 3 * 3
+    assert sum(values["shape"] == "4097" for values in found.planned) in (1, 2), "large sizes are few"
+
+
+def test_a_space_with_unknown_names_is_refused() -> None:
+    with pytest.raises(ValueError, match="together names 'layuot'"):
+        _space(together=(("layuot", "out"),))
+    with pytest.raises(ValueError, match="fixed has layout=TT"):
+        _space(fixed=({"layout": "TT"},))
+
+
+def test_what_was_not_judged_is_told() -> None:
+    space = _space()
+    found = cover(Narrow(space, _vendor), "acme.op", [case.values for case in cases_of(space, "full")])
+    ran = [values for values in found.planned if values["layout"] == "NT" and values["out"] != "added"]
+    told = covered(found, ran).never_run
+    assert {"layout=NN", "layout=TN", "out=added"} <= set(told)
+    assert not any("layout=NN," in goal for goal in told), "a value that never ran is told once"
+    assert covered(found, found.planned).never_run == ()
+
+
+def test_calls_that_are_declined_are_planned_again_with_others() -> None:
+    """A kernel that declines half of its calls when it is called is judged on the pairs of the other half."""
+    planned = plan(scopes.MANAGER, GEMM)
+    coverage_of = [one for one in planned.coverage if (one.implementation, one.space) == ("torch.matmul", "gemm.plain")]
+
+    def outcome(unit: Any) -> Outcome:
+        declines = unit.case.values.get("alpha") == "1.7" and unit.case.values.get("bias") == "fp32"
+        return Outcome(unit.id, "not_claimed" if declines else "passed", "declined: busy" if declines else "")
+
+    units = [u for u in planned.units if u.implementation == "torch.matmul" and u.case.space == "plain"]
+    outcomes = [outcome(unit) for unit in units if unit.id not in planned.decided]
+    left: tuple[Coverage, ...] = tuple(coverage_of)
+    for _ in range(3):
+        more: Plan = further(scopes.MANAGER, GEMM, outcomes, left)
+        left = more.coverage
+        outcomes += [outcome(unit) for unit in more.units]
+    told = [goal for one in covered_by(left, outcomes) for goal in one.never_run]
+    assert told in ([], ["alpha=1.7, bias=fp32"])
+
+
+def test_a_plan_holds_every_claimed_pair_of_the_portable_backend() -> None:
+    planned = plan(scopes.MANAGER, GEMM)
+    assert {"torch.matmul", "torch.emulated_gemm"} <= {one.implementation for one in planned.coverage if one.goals}
+    outcomes = [Outcome(u.id, "passed") for u in planned.units if u.id not in planned.decided]
+    assert all(not one.never_run for one in covered_by(planned.coverage, outcomes))
+    without = [o for o in outcomes if "layout=TN" not in o.unit]
+    told = [goal for one in covered_by(planned.coverage, without) for goal in one.never_run]
+    assert "layout=TN" in told
+
+
+def test_a_shard_is_a_part_of_the_same_plan() -> None:
+    settings = Settings(backends=("torch",), operators=("softmax",), level="full", device="cpu")
+    whole = [unit.id for unit in plan(scopes.MANAGER, settings).units]
+    parts = [
+        [u.id for u in plan(scopes.MANAGER, Settings(**{**vars(settings), "shard": (part, 3)})).units]
+        for part in (1, 2, 3)
+    ]
+    assert [name for part in parts for name in part] == whole
+
+
+def test_every_combination_is_streamed() -> None:
+    """The whole product of attention's options has more cases than memory holds: the first ones come at once."""
+    settings = Settings(backends=("torch",), operators=("attention_fwd",), level="full", device="cpu", product=True)
+    units = plan(scopes.MANAGER, settings).units
+    assert not hasattr(units, "__len__")
+    first = [unit.id for unit in itertools.islice(units, 2000)]
+    assert len(set(first)) == 2000
+    part = Settings(**{**vars(settings), "shard": (2, 4)})
+    assert [u.id for u in itertools.islice(plan(scopes.MANAGER, part).units, 100)] == first[1:400:4]
+
+
+def test_another_seed_combines_otherwise() -> None:
+    space = find("gemm", "plain")
+    one, other = ({tuple(c.values.values()) for c in cases_of(space, "full", seed)} for seed in (0, 1))
+    assert len(one & other) < len(one) / 2
+    assert cases_of(space, "full", 1)[0].values == cases_of(space, "full", 0)[0].values, "the plainest stays first"
+
+
+def test_chosen_cases_are_the_plainest_then_the_largest() -> None:
+    space = _space()
+    plain = {axis.name: axis.values[0] for axis in space.axes}
+    from te_dispatch.conformance.case import Case
+
+    cases = [Case.of("gemm", "toy", {**plain, "out": out}) for out in ("new", "given", "added")]
+    cases += [Case.of("gemm", "toy", {**plain, "shape": "4097"}), Case.of("gemm", "toy", {**plain, "layout": "TN"})]
+    chosen = spread(space, cases, 3)
+    assert chosen[0] == cases[0] and chosen[1] == cases[3] and chosen[2] in cases
+
+
+def test_claims_without_a_unit_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    from te_dispatch.conformance import checks
+
+    real = Subject.claims.fget
+    assert real is not None
+    monkeypatch.setattr(
+        Subject,
+        "claims",
+        property(lambda self: real(self) | {"capturable"} if self.id == "torch.softmax_fwd" else real(self)),
+    )
+    told = unjudged(scopes.MANAGER, Settings(("torch",), operators=("softmax",), device="cpu"), [])
+    [one] = [one for one in told if one.claim == "capturable" and one.implementation == "torch.softmax_fwd"]
+    judging = [check for check in checks.checks() if check.claim == "capturable"]
+    assert judging and one.reason == judging[0].applies(
+        _subject("softmax_fwd", "torch.softmax_fwd"), spaces("softmax_fwd")[0]
+    )
+
+
+def _subject(operator: str, candidate: str) -> Subject:
+    import torch
+
+    from te_dispatch.conformance.subject import subject
+    from te_dispatch.core.operator import OPERATORS
+
+    return subject(scopes.MANAGER, OPERATORS[operator], torch.device("cpu"), candidate)
+
+
+def test_a_goal_reads_like_the_options_of_a_case() -> None:
+    assert described((("kind", "relu"), ("layout", "NN"))) == "kind=relu, layout=NN"
+    assert coverage.simplest([(("a", "1"),), (("a", "1"), ("b", "2")), (("b", "2"), ("c", "3"))]) == [
+        (("a", "1"),), (("b", "2"), ("c", "3")),
+    ]  # fmt: skip

@@ -102,7 +102,7 @@ def test_failures_say_what_is_wrong_and_how_to_see_it_again(kit: Kit, wrong_soft
 
 
 def test_not_claimed_is_a_category_of_its_own(kit: Kit, pytester: pytest.Pytester) -> None:
-    result = kit("--te-backend", "torch", "--te-op", "convert_encoding", "--te-check", "values", "--junitxml", "j.xml")
+    result = kit("--te-backend", "torch", "--te-op", "grouped_gemm", "--te-check", "values", "--junitxml", "j.xml")
     counts = _counted(result)
     assert result.ret == 0 and counts["not claimed"] > 0 and counts["claimed"] == counts["passed"] > 0
     result.assert_outcomes(passed=counts["passed"])  # neither passed nor skipped
@@ -223,7 +223,7 @@ def test_runs_without_the_kit_say_nothing_and_load_nothing(pytester: pytest.Pyte
 @pytest.mark.slow
 def test_under_xdist_with_workers(pytester: pytest.Pytester) -> None:
     pytest.importorskip("xdist")
-    arguments = ("--te-backend", "torch", "--te-op", "convert_encoding", "--te-check", "values", "-n", "2")
+    arguments = ("--te-backend", "torch", "--te-op", "grouped_gemm", "--te-check", "values", "-n", "2")
     result = pytester.runpytest_subprocess(*KIT, *arguments, "-v")
     counts = _counted(result)
     assert result.ret == 0 and counts["passed"] > 0 and counts["not claimed"] > 0

@@ -16,8 +16,8 @@ from te_dispatch.conformance.decoding import decode
 from te_dispatch.conformance.families.quantize_huge import places
 from te_dispatch.conformance.maker import Maker
 from te_dispatch.conformance.oracle import Oracle
-from te_dispatch.conformance.planning import cases_of
 from te_dispatch.conformance.rules import Bitwise, judge
+from te_dispatch.conformance.selection import cases_of
 from te_dispatch.conformance.space import Space, find, spaces
 from te_dispatch.conformance.subject import Claim, Subject, subjects
 from te_dispatch.conformance.trial import Failure, Trial

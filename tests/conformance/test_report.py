@@ -121,7 +121,7 @@ def test_a_limit_that_is_no_number_passes_nothing(tmp_path):
 def test_another_format_is_refused(tmp_path):
     path = tmp_path / "report.json"
     path.write_text('{"format": 99}')
-    with pytest.raises(ValueError, match="format 99, expected 1"):
+    with pytest.raises(ValueError, match="format 99, expected 2"):
         Report.load(path)
 
 

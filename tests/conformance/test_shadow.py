@@ -22,7 +22,7 @@ from te_dispatch import ops
 from te_dispatch.common.recipe import NVFP4BlockScaling
 from te_dispatch.conformance.maker import Maker
 from te_dispatch.conformance.memory import GuardedMemory
-from te_dispatch.conformance.planning import cases_of
+from te_dispatch.conformance.selection import cases_of
 from te_dispatch.conformance.space import rules_for, spaces
 from te_dispatch.core import scopes, shadow
 from te_dispatch.core.errors import Declined, ShadowMismatch

@@ -14,7 +14,7 @@ import torch
 import te_dispatch.ops  # noqa: F401  # declares the operators
 from te_dispatch.conformance.case import Case
 from te_dispatch.conformance.maker import Maker
-from te_dispatch.conformance.planning import cases_of
+from te_dispatch.conformance.selection import cases_of
 from te_dispatch.conformance.space import spaces
 from te_dispatch.core import scopes
 from te_dispatch.core.operator import OPERATORS, Operator

@@ -126,7 +126,7 @@ def test_nothing_claimed_is_no_success(verb, tmp_path):
 
 
 def test_what_is_not_claimed_is_listed(verb):
-    result = verb("--op", "convert_encoding", "--check", "values")
+    result = verb("--op", "grouped_gemm", "--check", "values")
     assert result.exit_code == 0, result.output
     reasons = verb.report.not_claimed()
     assert reasons

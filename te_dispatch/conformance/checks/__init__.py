@@ -25,6 +25,7 @@ class Check:
         smoke, full: cases per implementation and space at these levels; None for all of the level's cases.
         doc: one phrase for reports.
         of_errors: for spaces whose calls must raise; all other checks are for those whose calls return.
+        claim: the claim of a manifest that it judges, if it judges one.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Check:
     full: int | None
     doc: str
     of_errors: bool = False
+    claim: str = ""
 
 
 _checks: dict[str, Check] = {}

@@ -92,6 +92,16 @@ def _applies(claim: str) -> Any:
 
 
 register(
-    Check("capture", capture, _applies("capturable"), 1, 2, "claim capturable: a CUDA graph, replayed"),
-    Check("no_host_sync", no_host_sync, _applies("no_host_sync"), 1, 2, "claim no_host_sync: the host never waits"),
+    Check(
+        "capture", capture, _applies("capturable"), 1, 2, "claim capturable: a CUDA graph, replayed", claim="capturable"
+    ),
+    Check(
+        "no_host_sync",
+        no_host_sync,
+        _applies("no_host_sync"),
+        1,
+        2,
+        "claim no_host_sync: the host never waits",
+        claim="no_host_sync",
+    ),
 )

@@ -66,6 +66,22 @@ def _batch_applies(subject: Subject, space: Space) -> str | None:
 
 
 register(
-    Check("repeatable", repeatable, _repeatable_applies, 1, 4, "claim deterministic: equal bits run after run"),
-    Check("batch_invariant", batch_invariant, _batch_applies, 1, 4, "claim batch_invariant: rows do not see others"),
+    Check(
+        "repeatable",
+        repeatable,
+        _repeatable_applies,
+        1,
+        4,
+        "claim deterministic: equal bits run after run",
+        claim="deterministic",
+    ),
+    Check(
+        "batch_invariant",
+        batch_invariant,
+        _batch_applies,
+        1,
+        4,
+        "claim batch_invariant: rows do not see others",
+        claim="batch_invariant",
+    ),
 )

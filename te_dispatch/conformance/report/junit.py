@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from xml.etree import ElementTree
 
+from te_dispatch.conformance import files
 from te_dispatch.conformance.outcome import Outcome, failed
 from te_dispatch.conformance.report.record import Report
 
@@ -34,7 +35,18 @@ def save(report: Report, path: str | Path) -> None:
         )
         for outcome in outcomes:
             _case(suite, outcome, report)
-    ElementTree.ElementTree(root).write(path, encoding="utf-8", xml_declaration=True)
+    for implementation, left in report.never_run.items():
+        suite = ElementTree.SubElement(
+            root, "testsuite", name=f"{implementation} claimed but never run", tests=str(len(left)),
+            failures=str(len(left)), errors="0", skipped="0", time="0", timestamp=report.date,
+        )  # fmt: skip
+        for goal in left:
+            case = ElementTree.SubElement(
+                suite, "testcase", classname=f"{implementation}.never_run", name=goal, time="0"
+            )
+            ElementTree.SubElement(case, "failure", message="claimed but never run", type="never_run")
+    text = ElementTree.tostring(root, encoding="unicode")
+    files.replace(path, f'<?xml version="1.0" encoding="utf-8"?>\n{text}\n')
 
 
 def _case(suite: ElementTree.Element, outcome: Outcome, report: Report) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from te_dispatch.conformance import files
 from te_dispatch.conformance.report.record import Cell, Report
 
 #: Reasons that are shown of one implementation; the JSON has all.
@@ -13,14 +14,14 @@ _REASONS = 3
 
 def save(report: Report, path: str | Path) -> None:
     """Write the tables."""
-    Path(path).write_text(render(report), encoding="utf-8")
+    files.replace(path, render(report))
 
 
 def render(report: Report) -> str:
     """Verdict, machine, operators x backends, failures, and what is not claimed with its reasons."""
     counts, settings, machine = report.counts, report.settings, report.environment
     backends = list(dict.fromkeys(cell.backend for cell in report.cells()))
-    verdict = "passed" if report.ok else "failed"
+    verdict = "certified" if not report.uncertified else "passed" if report.ok else "failed"
     lines = [
         f"### {', '.join(backends) or 'nothing'} against {settings.against}, level {settings.level}: {verdict}",
         "",
@@ -28,7 +29,9 @@ def render(report: Report) -> str:
         f"{counts['not_claimed']} not claimed. {machine['device']}, PyTorch {machine['torch']}, Python "
         f"{machine['python']}, te_dispatch {machine['te_dispatch']}, {report.date[:10]}.",
         "",
+        *([f"No certificate: {'; '.join(report.uncertified)}.", ""] if report.uncertified else []),
         *_matrix(report, backends),
+        *_coverage(report),
     ]
     failures = report.failures()
     if failures:
@@ -55,6 +58,23 @@ def _words(cell: Cell | None) -> str:
         return "not claimed"
     ratio = f", {worst.ratio:.2f} of the bound" if worst is not None and 0 < worst.ratio < float("inf") else ""
     return f"{counts['passed']} of {counts['claimed']}{ratio}"
+
+
+def _coverage(report: Report) -> list[str]:
+    """What was judged of what is claimed, what was never run, and claims that nothing judged."""
+    lines = []
+    if report.coverage:
+        lines += ["", "| implementation | values | pairs | groups | triples |", "|---|---|---|---|---|"]
+        for one in report.covered():
+            of = (one.values, one.pairs, one.groups, one.triples)
+            lines.append(f"| {one.implementation} | " + " | ".join(f"{n} of {all_}" for n, all_ in of) + " |")
+    if report.never_run:
+        lines += ["", "| implementation | claimed but never run |", "|---|---|"]
+        lines += [f"| {name} | {_cell(goal)} |" for name, left in report.never_run.items() for goal in left]
+    if report.unjudged:
+        lines += ["", "| implementation | claim that was not judged | reason |", "|---|---|---|"]
+        lines += [f"| {one.implementation} | {one.claim} | {_cell(one.reason)} |" for one in report.unjudged]
+    return lines
 
 
 def _not_claimed(report: Report) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 import jinja2
 import markupsafe
 
+from te_dispatch.conformance import files
 from te_dispatch.conformance.case import Unit
 from te_dispatch.conformance.outcome import STATES, Outcome, failed
 from te_dispatch.conformance.report import drawing, summary
@@ -31,7 +32,7 @@ def save(report: Report, path: str | Path) -> None:
         OSError: the file cannot be written.
     """
     # What a plugin printed may hold lone surrogates, which UTF-8 has no bytes for.
-    Path(path).write_text(render(report), encoding="utf-8", errors="backslashreplace")
+    files.replace(path, render(report).encode("utf-8", "backslashreplace").decode("utf-8"))
 
 
 def render(report: Report) -> str:
@@ -104,10 +105,18 @@ def _verdict(report: Report) -> tuple[str, str]:
     bad = counts["failed"] + counts["unexpected_pass"]
     if bad:
         return "failed", f"{bad:,} of {counts['claimed']:,} claimed cases failed."
+    if report.never_run:
+        left = sum(map(len, report.never_run.values()))
+        return "failed", f"{left:,} combinations of values are claimed but were never run."
     if counts["expected_failure"]:
         known = f"{counts['expected_failure']:,} fail as the vendor's file says"
         return "passed", f"Of {counts['claimed']:,} claimed cases {known}; all others passed."
-    return "passed", f"All {counts['claimed']:,} claimed cases passed."
+    if report.uncertified:
+        return (
+            "passed",
+            f"All {counts['claimed']:,} claimed cases passed. No certificate: {'; '.join(report.uncertified)}.",
+        )
+    return "certified", f"All {counts['claimed']:,} claimed cases passed, and all that is claimed was judged."
 
 
 def _scope(report: Report) -> list[tuple[str, str]]:

@@ -8,7 +8,7 @@ import datetime
 import json
 import platform
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,15 @@ import numpy
 import torch
 
 import te_dispatch
-from te_dispatch.conformance.outcome import Outcome, counts, failed
+from te_dispatch.conformance import files
+from te_dispatch.conformance.coverage import Covered, Unjudged
+from te_dispatch.conformance.outcome import JUDGED, Outcome, counts, failed
 from te_dispatch.conformance.planning import device_of
 from te_dispatch.conformance.settings import Settings
 from te_dispatch.core.manager import OpManager
 
 #: Of the JSON document.
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -32,15 +34,17 @@ class Cell:
 
     Attributes:
         outcomes: of all its implementations.
+        added_up: (state, number) of units that were counted and not kept.
     """
 
     operator: str
     backend: str
     outcomes: tuple[Outcome, ...]
+    added_up: tuple[tuple[str, int], ...] = ()
 
     @property
     def counts(self) -> dict[str, int]:
-        return counts(self.outcomes)
+        return _plus(counts(self.outcomes), self.added_up)
 
     @property
     def state(self) -> str:
@@ -65,21 +69,86 @@ class Report:
         environment: the machine: device, driver, versions, distributions.
         outcomes: in the plan's order.
         date: ISO, UTC, when the run began.
+        coverage: of a whole run at level full or soak, what was judged of what is claimed; empty for others.
+        unjudged: claims without a unit behind them.
+        added_up: (implementation, operator, state) -> units of which nothing but their number is kept: the passed and
+            the not claimed ones of a run of every combination, of which there are more than memory holds.
+        single: whether the units were named one by one.
     """
 
     settings: Settings
     environment: dict[str, Any]
     outcomes: list[Outcome]
     date: str = field(default_factory=lambda: datetime.datetime.now(datetime.timezone.utc).isoformat("T", "seconds"))
+    coverage: list[Covered] = field(default_factory=list)
+    unjudged: list[Unjudged] = field(default_factory=list)
+    added_up: dict[tuple[str, str, str], int] = field(default_factory=dict)
+    single: bool = False
+
+    def add_up(self, outcome: Outcome) -> None:
+        """Count an outcome without keeping it."""
+        unit = outcome.parsed
+        key = (unit.implementation, unit.case.operator, outcome.state)
+        self.added_up[key] = self.added_up.get(key, 0) + 1
 
     @property
     def counts(self) -> dict[str, int]:
-        return counts(self.outcomes)
+        return _plus(counts(self.outcomes), ((state, n) for (_, _, state), n in self.added_up.items()))
 
     @property
     def ok(self) -> bool:
-        """Whether nothing claimed failed, and something was claimed."""
-        return not any(map(failed, self.outcomes)) and self.counts["claimed"] > 0
+        """Whether nothing claimed failed, something was claimed, and nothing claimed was left out."""
+        return not any(map(failed, self.outcomes)) and self.counts["claimed"] > 0 and not self.never_run
+
+    @property
+    def never_run(self) -> dict[str, list[str]]:
+        """Implementation -> what it claims and no judged unit holds."""
+        found: dict[str, list[str]] = {}
+        for one in self.coverage:
+            if one.never_run:
+                found.setdefault(one.implementation, []).extend(f"{one.space}: {goal}" for goal in one.never_run)
+        return found
+
+    @property
+    def uncertified(self) -> list[str]:
+        """Why this run is no certificate; nothing where it is one."""
+        asked, found = self.settings, self.counts
+        reasons = []
+        if self.single:
+            reasons.append("single units were run")
+        elif asked.level == "smoke":
+            reasons.append("level smoke leaves most of what is claimed out: certificates are given at level full")
+        if asked.product:
+            reasons.append("a run of every combination is a search for failures")
+        if asked.shard != (1, 1):
+            reasons.append("only part {} of {} was run: run all, then the whole with --resume".format(*asked.shard))
+        for what, names in (("operators", asked.operators), ("", asked.implementations), ("checks", asked.checks)):
+            if names:
+                reasons.append(f"only {what} {', '.join(names)}".replace("  ", " "))
+        if not found["claimed"]:
+            reasons.append("nothing was claimed")
+        bad = found["failed"] + found["unexpected_pass"]
+        for number, words in (
+            (bad, "units failed"), (found["expected_failure"], "units are known to fail"),
+            (found["skipped"], "units were skipped"),
+            (sum(map(len, self.never_run.values())), "combinations are claimed but were never run"),
+        ):  # fmt: skip
+            if number:
+                reasons.append(f"{number} {words}")
+        return reasons
+
+    def covered(self) -> list[Covered]:
+        """`coverage` of each implementation, its spaces added up."""
+        grouped: dict[str, list[Covered]] = {}
+        for one in self.coverage:
+            grouped.setdefault(one.implementation, []).append(one)
+        return [
+            Covered(
+                name, "", _sum(one.pairs for one in found), _sum(one.groups for one in found),
+                _sum(one.values for one in found), _sum(one.triples for one in found),
+            )
+            for name, found in grouped.items()
+        ]  # fmt: skip
 
     def failures(self) -> list[Outcome]:
         return [outcome for outcome in self.outcomes if failed(outcome)]
@@ -97,8 +166,12 @@ class Report:
         for outcome in self.outcomes:
             unit = outcome.parsed
             grouped.setdefault((unit.case.operator, unit.backend), []).append(outcome)
-        for (operator, backend), outcomes in grouped.items():
-            yield Cell(operator, backend, tuple(outcomes))
+        added: dict[tuple[str, str], list[tuple[str, int]]] = {}
+        for (implementation, operator, state), number in self.added_up.items():
+            added.setdefault((operator, implementation.partition(".")[0]), []).append((state, number))
+        for operator, backend in dict.fromkeys((*grouped, *added)):
+            key = (operator, backend)
+            yield Cell(operator, backend, tuple(grouped.get(key, ())), tuple(added.get(key, ())))
 
     def not_claimed(self) -> dict[str, dict[str, int]]:
         """Implementation -> reason -> cases that were not claimed for it."""
@@ -117,14 +190,21 @@ class Report:
             "settings": dataclasses.asdict(self.settings),
             "environment": self.environment,
             "ok": self.ok,
+            "certified": not self.uncertified,
+            "uncertified": self.uncertified,
             "counts": self.counts,
+            "coverage": [dataclasses.asdict(one) for one in self.coverage],
+            "never_run": self.never_run,
+            "claims_not_judged": [dataclasses.asdict(one) for one in self.unjudged],
+            "added_up": [[*key, number] for key, number in self.added_up.items()],
+            "single": self.single,
             "not_claimed": self.not_claimed(),
             "outcomes": [outcome.as_data() for outcome in self.outcomes],
         }
 
     def save(self, path: str | Path) -> None:
         """Write the JSON document."""
-        Path(path).write_text(json.dumps(self.as_data(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        files.replace(path, json.dumps(self.as_data(), indent=1, allow_nan=False) + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> Report:
@@ -138,7 +218,30 @@ class Report:
             raise ValueError(f"{path}: format {data.get('format')!r}, expected {FORMAT}")
         asked: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in data["settings"].items()}
         outcomes = [Outcome.from_data(outcome) for outcome in data["outcomes"]]
-        return cls(Settings(**asked), data["environment"], outcomes, data["date"])
+        covered = [Covered.from_data(one) for one in data["coverage"]]
+        return cls(
+            Settings(**asked),
+            data["environment"],
+            outcomes,
+            data["date"],
+            covered,
+            [Unjudged(**one) for one in data["claims_not_judged"]],
+            {(one, operator, state): number for one, operator, state, number in data["added_up"]},
+            data["single"],
+        )
+
+
+def _sum(parts: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    judged, claimed = zip(*parts)
+    return sum(judged), sum(claimed)
+
+
+def _plus(found: dict[str, int], more: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """Counts by state with further ones."""
+    for state, number in more:
+        found[state] += number
+        found["claimed"] += number if state in JUDGED else 0
+    return found
 
 
 def environment(manager: OpManager, settings: Settings) -> dict[str, Any]:

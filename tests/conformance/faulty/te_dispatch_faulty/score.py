@@ -96,7 +96,7 @@ def _ordered(bench: Bench, settings: Settings) -> Iterator[Unit]:
     first, *others = (check.name for check in checks.checks())
 
     def planned(name: str) -> Iterator[Unit]:
-        return _alternating(plan(bench.manager, dataclasses.replace(settings, checks=(name,))))
+        return _alternating(list(plan(bench.manager, dataclasses.replace(settings, checks=(name,))).units))
 
     of_cases = planned(first)
     yield from itertools.islice(of_cases, EARLY)
