@@ -198,7 +198,8 @@ def attention_fwd(
         deterministic: the backward must be bitwise reproducible.
         inference: no backward will follow: `lse` and `saved` may be None.
         with_max_logit: also return the largest unmasked z per head.
-        s_quantizer, out_quantizer: FP8 attention: cast of p, and of the output.
+        s_quantizer, out_quantizer: FP8 attention: cast of p, and of the output. A tiled kernel may cast e^(z - m), with
+            m the largest logit so far, and divide by the sum afterwards.
         out_dtype: None for q's (nominal) dtype.
 
     Returns:
