@@ -20,6 +20,7 @@ from te_dispatch.conformance.families import (  # noqa: F401
     quantize_huge,
     quantize_many,
     quantize_patterns,
+    refused,
     softmax,
     training,
 )
