@@ -133,7 +133,6 @@ _GEMM = {
     "gelu_with_aux": given(epilogue="gelu", aux=_out(lambda x: x)),
     "aux_of_another_size": given(epilogue="dgelu", aux=_out(_longer)),
     "aux_quantizer_without_gelu": given(aux_quantizer=CurrentQuantizer()),
-    "vector": given(a=lambda right: right["a"][0]),
 }
 _RECORDS = {
     "accumulate_without_out": given(accumulate=True),
@@ -221,7 +220,6 @@ def _odd(right: Arguments) -> torch.Tensor:
 _NORM = {
     "long_gamma": longer("gamma"),
     "residual_of_another_shape": given(residual=_tall("x")),
-    "negative_eps": given(eps=-1.0),
 }
 _NORM_BWD = {"tall_dy": longer("dy", 0), "long_gamma": longer("gamma"), "long_rstd": longer("rstd")}
 
