@@ -14,10 +14,12 @@
 | ties | exact midpoints between neighbouring FP8 codes | rounding away instead of to even, truncation |
 | saturation | around the largest finite FP8 values | overflow to NaN or Inf |
 | cancelling | x, -x in turn, with a remainder 2^-10 as large | sums whose terms are far larger than the result |
+| tile_scales | normal, every tile, row, column and block times a power of two of its own | scales of the wrong block |
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -128,6 +130,18 @@ def _cancelling(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Gen
     return torch.stack((half, remainder - half), -1).flatten(-2)[..., : shape[-1]]
 
 
+def _tile_scales(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    """Neighbouring blocks of every block scaling, along rows and along columns, have largest magnitudes that differ by
+    a factor of two at least, between 2^-10 and 2^10: whoever takes the scale of another block is far off."""
+    columns = shape[-1] if shape else 1
+    rows = math.prod(shape[:-1])
+    r, c = torch.arange(rows)[:, None], torch.arange(columns)[None, :]
+    exponent = (4 * (r // 128) + 3 * (c // 128)) % 11 - 10
+    for size, period in ((1, 3), (16, 2), (32, 3)):
+        exponent = exponent + r // size % period + c // size % period
+    return (torch.randn((rows, columns), generator=generator) * torch.exp2(exponent.float())).reshape(shape)
+
+
 #: Name -> what makes values of a shape, exact in fp32 or to be rounded to the dtype.
 KINDS: dict[str, Fill] = {
     "normal": _normal,
@@ -142,6 +156,7 @@ KINDS: dict[str, Fill] = {
     "ties": _ties,
     "saturation": _saturation,
     "cancelling": _cancelling,
+    "tile_scales": _tile_scales,
 }
 
 

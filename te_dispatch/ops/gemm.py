@@ -181,7 +181,9 @@ def gemm(
         out, aux (``gelu`` only), dbias (``dgelu``, ``bgrad_*`` only).
 
     Raises:
-        ValueError: shapes that do not match, `accumulate` without `out`, an unknown epilogue; names the argument.
+        ValueError: shapes that do not match, `accumulate` without `out`, an unknown epilogue, an epilogue without
+            its `aux` or the other way round, `out` with another `out_dtype`, with `out_quantizer` or with elements that
+            share memory; names the argument.
     """
     raise NotImplementedError
 
