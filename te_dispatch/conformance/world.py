@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""Global state that a call must leave as it found it: random generators, threads, floating-point modes, flags of PyTorch.
+"""Global state that a call must leave as it found it: random generators, threads, floating-point modes, PyTorch flags.
 
 Each setting has a reader and, where it can be put back, a writer. What a call changed is put back at once, so that it
 fails the unit that made the call and none after it.
@@ -128,7 +128,7 @@ def _numpy_state(numpy: Any) -> tuple[Any, ...]:
 
 
 def _on(device: torch.device) -> tuple[Setting, ...]:
-    if device.type != "cuda" or not torch.cuda.is_initialized() or torch.cuda.is_current_stream_capturing():
+    if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
         return ()
     return (
         Setting(
@@ -180,4 +180,3 @@ def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, tuple) and isinstance(other, tuple):
         return len(one) == len(other) and all(_equal(a, b) for a, b in zip(one, other))
     return bool(one == other)
-
