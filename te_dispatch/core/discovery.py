@@ -17,15 +17,14 @@ from typing import Any, cast
 
 from stevedore.extension import Extension, ExtensionManager
 
-from te_dispatch.core.manifest import API_VERSION, CLAIMS, TRAITS, Implementation, Manifest
+from te_dispatch.core.manifest import Manifest
+from te_dispatch.core.manifest_check import check_manifest, operator_problems
 from te_dispatch.core.operator import Operator
-from te_dispatch.core.requirements import All, AnyOf, Compare, MultipleOf, NoneOf, OneOf, OnVendor
 from te_dispatch.core.snapshot import InstalledBackend, PluginFailure, Snapshot
 
 GROUP = "te_dispatch.backends"
 
 _log = logging.getLogger("te_dispatch")
-_NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
 class PluginLoadError(Exception):
@@ -117,73 +116,6 @@ def register(extensions: list[Extension[Any]], operators: Mapping[str, Operator]
         backends[backend_name] = same[0]
         unusable |= operator_problems(same[0].manifest, operators)
     return Snapshot(backends, tuple(failures), unusable=unusable)
-
-
-def check_manifest(manifest: object, entry_point_name: str) -> str | None:
-    """What is wrong with a manifest as a whole, or None."""
-    api_version = getattr(manifest, "api_version", None)
-    if not isinstance(manifest, Manifest):
-        return f"its entry point is {type(manifest).__name__}, not a te_dispatch.core.manifest.Manifest"
-    if api_version != API_VERSION:
-        return f"api_version is {api_version!r}, this te_dispatch speaks {API_VERSION}"
-    if not isinstance(manifest.name, str) or not _NAME.fullmatch(manifest.name):
-        return f"its name {manifest.name!r} must be lower-case letters, digits and underscores"
-    if manifest.name != entry_point_name:
-        return f"the manifest is named {manifest.name!r}, the entry point {entry_point_name!r}; they must agree"
-    if manifest.name in ("native", "composite"):
-        return f"the name {manifest.name!r} is reserved"
-    seen: set[str] = set()
-    for implementation in manifest.implementations:
-        if not isinstance(implementation, Implementation):
-            return f"implementations holds {type(implementation).__name__}, not Implementation"
-        where = f"implementation {implementation.name!r}"
-        if not _NAME.fullmatch(implementation.name):
-            return f"{where}: the name must be lower-case letters, digits and underscores"
-        if implementation.name in seen:
-            return f"{where} is declared twice; names are unique within a backend"
-        seen.add(implementation.name)
-        wrong = next((c for c in implementation.requires if not _is_condition(c)), None)
-        if wrong is not None:
-            return f"{where}: requires holds {wrong!r}, which is no condition of te_dispatch.core.requirements"
-        if not isinstance(implementation.rank, int):
-            return f"{where}: rank must be a whole number, got {implementation.rank!r}"
-        if not re.fullmatch(r"[A-Za-z_]\w*@\d+", implementation.op):
-            return f"{where}: op must read 'operator@version', got {implementation.op!r}"
-        if not re.fullmatch(r"[\w.]+:[\w.]+", implementation.target):
-            return f"{where}: target must read 'module:attribute', got {implementation.target!r}"
-        for kind, given, known in (("claim", implementation.claims, CLAIMS), ("trait", implementation.traits, TRAITS)):
-            unknown = sorted(given - set(known))
-            if unknown:
-                return f"{where}: unknown {kind} {unknown[0]!r}; known: {', '.join(known)}"
-    return None
-
-
-def _is_condition(value: object) -> bool:
-    if isinstance(value, (All, AnyOf)):
-        return all(_is_condition(part) for part in value.parts)
-    if isinstance(value, OnVendor):
-        return _is_condition(value.condition)
-    return isinstance(value, (OneOf, NoneOf, Compare, MultipleOf))
-
-
-def operator_problems(manifest: Manifest, operators: Mapping[str, Operator]) -> dict[str, str]:
-    """Implementation id -> why it cannot be used, for operators or versions this runtime does not have."""
-    problems: dict[str, str] = {}
-    for implementation in manifest.implementations:
-        operator = operators.get(implementation.operator)
-        candidate = f"{manifest.name}.{implementation.name}"
-        if operator is None:
-            problems[candidate] = f"operator {implementation.operator!r} does not exist in this te_dispatch"
-        elif operator.version != implementation.operator_version:
-            problems[candidate] = (
-                f"written for {implementation.op}, this te_dispatch has {operator.name}@{operator.version}"
-            )
-        else:
-            unread = {name for c in implementation.requires for name in c.reads() if not name.startswith("device.")}
-            unknown = sorted(unread - set(operator.facts))
-            if unknown:
-                problems[candidate] = f"requires a fact that {operator.name} does not have: {unknown[0]}"
-    return problems
 
 
 def _distribution(entry_point: importlib.metadata.EntryPoint) -> tuple[str, str]:

@@ -66,7 +66,7 @@ def test_duplicate_names_are_an_error_that_names_both_and_registers_neither(betw
         (backend("a", kernel("mix", "k", requires=(OnVendor("x", None),))), "which is no condition"),  # type: ignore[arg-type]
         (backend("a", kernel("mix", "k", rank="high")), "rank must be a whole number"),
         (backend("a", "mix"), "implementations holds str"),  # type: ignore[arg-type]
-        (backend("a", kernel("mix", 7)), "cannot be read: TypeError"),  # type: ignore[arg-type]
+        (backend("a", kernel("mix", 7)), "implementation 7: the name must be lower-case"),  # type: ignore[arg-type]
     ],
 )
 def test_a_manifest_that_breaks_the_contract_is_its_own_failure(manifest: Any, reason: str) -> None:
@@ -97,7 +97,7 @@ def test_another_operator_version_costs_that_implementation_only(op: str, reason
 def test_a_requirement_on_a_fact_that_does_not_exist_is_told_and_not_assumed() -> None:
     requires = (AnyOf(OneOf("mode", "odd"), OneOf("moode", "odd")),)
     snapshot = register([extension(backend("a", kernel("mix", "k", requires=requires)))], OPERATORS)
-    assert snapshot.unusable == {"a.k": "requires a fact that mix does not have: moode"}
+    assert snapshot.unusable == {"a.k": "requires a fact that mix does not have: moode; did you mean 'mode'?"}
     fine = (OneOf("device.version.anything", "1"),)
     assert not register([extension(backend("a", kernel("mix", "k", requires=fine)))], OPERATORS).unusable
 
