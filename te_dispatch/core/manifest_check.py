@@ -275,7 +275,7 @@ def _fact_problem(atom: Atom, fact: Fact) -> str | None:
         return _value_problem(where, atom, bool if fact.presence else None, fact.words, True)
     if fact.kind == "dtype" or fact.words or fact.presence:
         return f"{where}: {fact.name} does not compare; list values with OneOf"
-    if isinstance(atom, Compare) and isinstance(atom.bound, str):
+    if fact.kind == "size" and isinstance(atom, Compare) and isinstance(atom.bound, str):
         return f"{where}: compares with a number, got {atom.bound!r}"
     return None
 
