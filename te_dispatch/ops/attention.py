@@ -44,6 +44,13 @@ MASKS = (
 BIAS_TYPES = ("none", "pre_scale", "post_scale", "alibi")
 SOFTMAX_TYPES = ("vanilla", "off-by-one", "learnable")
 PACKINGS = ("3hd", "h3d", "2hd", "h2d")
+_WORDS = {
+    "layout": LAYOUTS,
+    "packing": PACKINGS,
+    "mask": MASKS,
+    "bias_type": BIAS_TYPES,
+    "softmax_type": SOFTMAX_TYPES,
+}
 
 _SIZES = {
     "seqlen_q": "q.shape[0] if layout == 'sbhd' else q.shape[1] if layout == 'bshd' else (max_seqlen_q or 0)",
@@ -142,6 +149,7 @@ def _backward_facts(call: CallFacts) -> CallFacts:
     options=(
         "layout", "packing", "mask", "bias_type", "softmax_type", "deterministic", "inference", "with_max_logit",
     ),
+    words=_WORDS,
     dtypes=("out_dtype",),
     sizes=_SIZES,
     facts=_FACTS,
@@ -257,6 +265,7 @@ def _backward_shape(
     ),
     quantizers=("s_quantizer", "dp_quantizer", "dqkv_quantizer"),
     options=("layout", "packing", "mask", "bias_type", "softmax_type", "deterministic", "with_dbias"),
+    words=_WORDS,
     sizes=_SIZES,
     facts=_FACTS,
     companion="attention_fwd",
