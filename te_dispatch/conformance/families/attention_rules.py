@@ -6,8 +6,8 @@
 - of the output: 2 ulp at the row's largest magnitude.
 
 A kernel with the trait ``flash`` that casts p works tile by tile: it casts e^(z - m), m the largest logit so far, and
-divides by the sum afterwards. Its codes are those of other numbers than p, so each weight is only known to half a step of
-the encoding. cuDNN's exponential errs by some 2^-12 besides, which its amax shows.
+divides by the sum afterwards. Its codes are those of other numbers than p, so each weight is only known to half a step
+of the encoding. cuDNN's exponential errs by some 2^-12 besides, which its amax shows.
 
 Rows that belong to no sequence (behind the valid ones of a padded batch, between those of a thd tensor) are fully
 masked ones: output 0, log-sum-exp -Inf, gradient 0.
