@@ -18,6 +18,8 @@ from te_dispatch.core.facts import UNKNOWN, DeviceFacts, FactValue
 from te_dispatch.core.operator import OPERATORS
 
 if TYPE_CHECKING:
+    from te_dispatch.core.bindings import Bindings
+    from te_dispatch.core.entries import Lookup
     from te_dispatch.core.manager import OpManager
 
 #: Of the lock file's layout.
@@ -188,8 +190,9 @@ def freeze(manager: OpManager | None = None) -> Plan:
     distributions: dict[str, str] = {}
     kernels: dict[str, str] = {}
     devices: dict[str, DeviceFacts] = {}
-    for dispatcher in bindings.dispatchers.values():
-        for entry in (*dispatcher.settled, *dispatcher.entries.values()):
+    for lookup in _resolved(manager, bindings):
+        names = sorted({name for name, _ in lookup.atoms})
+        for entry in (*lookup.settled, *lookup.entries.values()):
             decision = entry.decision
             chosen = entry.chosen
             devices[decision.device.label()] = decision.device
@@ -198,7 +201,6 @@ def freeze(manager: OpManager | None = None) -> Plan:
                 distributions[part.distribution] = part.version
                 if not part.pieces:
                     kernels[part.id] = manager.snapshot.implementation(part.id)[1].version
-            names = sorted({name for name, _ in dispatcher.atoms})
             known = {name: decision.call.get(name, UNKNOWN) for name in names}
             facts = {name: value for name, value in known.items() if value is not UNKNOWN}
             choice = Choice(decision.operator, decision.device.label(), facts, chosen.id, pieces)
@@ -213,6 +215,13 @@ def freeze(manager: OpManager | None = None) -> Plan:
         policy=_choosing(bindings.policy.as_data()),
         kernels=kernels,
     )
+
+
+def _resolved(manager: OpManager, bindings: Bindings) -> list[Lookup]:
+    """What every operator resolved until now, as it is between two resolutions of other threads."""
+    with manager.lock:
+        lookups = [dispatcher.lookup for dispatcher in bindings.dispatchers.values()]
+        return [one._replace(entries=dict(one.entries)) for one in lookups if one is not None]
 
 
 def _parts(chosen: Accepted) -> Iterator[Accepted]:

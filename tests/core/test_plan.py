@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from te_dispatch.core import plan
 from te_dispatch.core.discovery import register
 from te_dispatch.core.errors import PlanError
 from te_dispatch.core.facts import DeviceFacts
@@ -18,6 +21,7 @@ from te_dispatch.core.operator import OPERATORS
 from te_dispatch.core.plan import Plan, freeze
 from te_dispatch.core.policy import Policy
 from te_dispatch.core.requirements import MultipleOf, OneOf
+from tests.core.interrupting import Place, watching
 from tests.core.toy import answering, backend, extension, kernel, only_toys, preferring, selectors, target
 
 T = torch.zeros(4, 16)
@@ -114,10 +118,41 @@ def test_a_plan_is_of_the_scope_it_is_frozen_in() -> None:
     assert "a.k" in {c.chosen for c in freeze(m).choices}
 
 
+def test_a_plan_is_frozen_while_another_thread_resolves() -> None:
+    """Before each line of `freeze` another thread makes a call that nobody made before."""
+    odd = kernel("mix", "k", answering("mix", "a"), requires=(OneOf("mode", "odd"),))
+    others = [kernel(op, op, answering(op, "b")) for op in ("mix", "pack", "fuse")]
+    m = OpManager(register([extension(backend("a", odd, *others))], OPERATORS), {})
+    first_calls = iter((m.ops.pack, m.ops.fuse))
+    numbers = itertools.count()
+
+    def resolve() -> None:
+        assert m.ops.mix(T, T, mode=f"mode {next(numbers)}") == "b"
+        if threads:
+            next(first_calls, len)(T)
+
+    def resolve_elsewhere(place: Place) -> None:
+        if place[0] == plan.__file__ and place[2] < 3:
+            thread = threading.Thread(target=resolve)
+            thread.start()
+            thread.join(0.2)  # it waits for the lock where `freeze` holds it
+            threads.append(thread)
+
+    threads: list[threading.Thread] = []
+    for _ in range(3):
+        resolve()
+    with watching(resolve_elsewhere):
+        frozen = freeze(m)
+    for thread in threads:
+        thread.join()
+    assert len(threads) > 10 and len(frozen.choices) >= 3
+    assert len(freeze(m).choices) == next(numbers) + 2
+
+
 def test_a_lock_file_comes_back_equal_on_a_machine_that_agrees(lock: Path) -> None:
-    plan = Plan.load(lock, world())
-    assert plan.digest == freeze(step(world())).digest
-    assert plan.as_data() == freeze(step(world())).as_data()
+    loaded = Plan.load(lock, world())
+    assert loaded.digest == freeze(step(world())).digest
+    assert loaded.as_data() == freeze(step(world())).as_data()
     assert [p.name for p in lock.parent.iterdir()] == [lock.name], "no temporary file is left"
 
 
@@ -146,11 +181,11 @@ def test_a_lock_file_is_refused_with_the_difference(
 
 
 def test_an_operator_that_does_not_exist_here_is_a_difference(lock: Path) -> None:
-    plan = Plan._read(lock)
+    read = Plan._read(lock)
     with only_toys():
         m = world()
         del OPERATORS["fuse"]
-        assert "operator 'fuse' does not exist here" in plan.differences(m)
+        assert "operator 'fuse' does not exist here" in read.differences(m)
 
 
 @pytest.mark.parametrize(
