@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
+import os
+import re
+import stat
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+import te_dispatch
 from te_dispatch.core import plan
 from te_dispatch.core.discovery import register
 from te_dispatch.core.errors import PlanError
@@ -212,6 +217,80 @@ def test_what_is_no_lock_file_is_refused(tmp_path: Path, content: str) -> None:
     path.write_text(content)
     with pytest.raises(PlanError, match=r"plan\.lock"):
         Plan.load(path, world())
+
+
+_WRONG = {
+    "devices": (None, [], 5, {"cpu": None}, {"cpu": {"arch": {}}}, {"cpu": {"encodings": [[]]}}),
+    "kernels": (5, None, ["a.k"], {"a.k": 1}),
+    "distributions": (None, [], {"te-dispatch": None}),
+    "policy": (None, [], "x"),
+    "choices": (None, {}, 5, [5], [None], [{}]),
+    "format": (None, True, "1", 1.0),
+}
+_WRONG_CHOICE = {
+    "operator": (None, 5, []), "device": (None, {}), "facts": (None, [], 5, {"k": {}}, {"k": [[]]}),
+    "chosen": (None, 5), "pieces": (None, [], {"fuse": None}),
+}  # fmt: skip
+
+
+def _with_right_digest(lock: Path, edit: Any) -> None:
+    data = json.loads(lock.read_text())
+    edit(data)
+    content = {key: value for key, value in data.items() if key != "digest"}
+    lock.write_text(json.dumps({**content, "digest": hashlib.sha256(json.dumps(content).encode()).hexdigest()}))
+
+
+@pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in _WRONG.items() for value in values])
+def test_a_value_of_a_wrong_type_is_named(lock: Path, key: str, value: Any) -> None:
+    _with_right_digest(lock, lambda data: data.update({key: value}))
+    with pytest.raises(PlanError, match=rf"plan\.lock is not a lock file: {key}"):
+        Plan.load(lock, world())
+
+
+@pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in _WRONG_CHOICE.items() for value in values])
+def test_a_value_of_a_wrong_type_in_a_choice_is_named(lock: Path, key: str, value: Any) -> None:
+    _with_right_digest(lock, lambda data: data["choices"][1].update({key: value}))
+    with pytest.raises(PlanError, match=rf"plan\.lock is not a lock file: choices\[1\]\.{key}"):
+        Plan.load(lock, world())
+
+
+@pytest.mark.parametrize("depth", [400, 900, 100_000])
+def test_a_lock_file_that_is_nested_deeply_is_refused(lock: Path, depth: int) -> None:
+    text = lock.read_text()
+    lock.write_text(text.replace('"kernels": {', '"kernels": ' + '{"a":' * depth + "1" + "}" * depth + ', "x": {', 1))
+    with pytest.raises(PlanError, match="is not a lock file"):
+        Plan.load(lock, world())
+
+
+def test_another_version_of_te_dispatch_is_a_difference(lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = te_dispatch.__version__
+    monkeypatch.setattr(te_dispatch, "__version__", "9.9")
+    with pytest.raises(PlanError, match=rf"te-dispatch is 9\.9, the plan has {re.escape(ours)}"):
+        Plan.load(lock, world())
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes and links of POSIX")
+def test_a_lock_file_is_written_as_any_other_file(tmp_path: Path, lock: Path) -> None:
+    """Mode by umask, or as it was; a link is followed; what is no file is left alone."""
+    frozen = Plan._read(lock)
+    before = os.umask(0o027)
+    try:
+        frozen.save(tmp_path / "fresh.lock")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "fresh.lock").stat().st_mode) == 0o640
+    lock.chmod(0o664)
+    link = tmp_path / "link.lock"
+    link.symlink_to(lock)
+    lock.write_text("old")
+    frozen.save(link)
+    assert link.is_symlink() and stat.S_IMODE(lock.stat().st_mode) == 0o664
+    assert Plan._read(lock).digest == frozen.digest
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="no regular file"):
+        frozen.save(tmp_path / "pipe")
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["fresh.lock", "link.lock", "pipe", "plan.lock"]
 
 
 def test_a_missing_lock_file_is_refused(tmp_path: Path) -> None:
