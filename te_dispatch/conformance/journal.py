@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from te_dispatch.conformance import files
 from te_dispatch.conformance.outcome import STATES, Outcome
 from te_dispatch.conformance.settings import Settings, UsageError
+from te_dispatch.core import files
 
 #: Settings that may differ between a run and its continuation: how it is run, not what.
 _FREE = ("jobs", "isolated", "limit_s", "shard")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from te_dispatch.core.decision import Accepted
 from te_dispatch.core.dispatcher import Dispatcher
+from te_dispatch.core.layers import ProcessLayers
 from te_dispatch.core.operator import OPERATORS, Operator
 from te_dispatch.core.policy import Policy, merge
 
@@ -22,20 +23,28 @@ class Bindings:
     """Attributes, beside one callable per operator name:
 
     layers: the scope's own policy layers, strongest first; empty for the process-wide bindings.
+    process: the layers below them.
     observer: told of every call, or None.
     token: equal for bindings that resolve alike. Compiled graphs guard on it.
     """
 
-    def __init__(self, manager: OpManager, layers: tuple[Policy, ...] = (), observer: Observer | None = None) -> None:
+    def __init__(
+        self,
+        manager: OpManager,
+        process: ProcessLayers,
+        layers: tuple[Policy, ...] = (),
+        observer: Observer | None = None,
+    ) -> None:
         self.manager = manager
+        self.process = process
         self.layers = layers
         self.observer = observer
-        self.token = manager.token(layers)
-        manager.tokens[self.token] = self
+        self.token = process.token(layers)
         self._policy: Policy | None = None
         self.dispatchers: dict[str, Dispatcher] = {}
         for operator in OPERATORS.values():
             setattr(self, operator.name, self._first_call(operator))
+        manager.tokens[self.token] = self
 
     def _first_call(self, operator: Operator) -> Callable[..., Any]:
         def unresolved(*args: Any) -> Any:
@@ -48,13 +57,9 @@ class Bindings:
     def policy(self) -> Policy:
         """The effective policy: the scope's layers over the environment's, the process's and the default."""
         if self._policy is None:
-            self._policy = merge([*self.layers, *self.manager.process_layers()])
+            with self.manager.lock:
+                self._policy = merge([*self.layers, *self.process.all()])
         return self._policy
-
-    def settle(self) -> None:
-        """Fix the policy before a weaker layer changes."""
-        if self._policy is None:
-            self._policy = self.policy
 
     def dispatcher(self, operator: Operator) -> Dispatcher:
         found = self.dispatchers.get(operator.name)

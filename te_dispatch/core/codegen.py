@@ -19,6 +19,7 @@ import inspect
 import itertools
 import linecache
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -50,7 +51,14 @@ def _compile(source: str, label: str, namespace: dict[str, Any], local: dict[str
     filename = f"<te_dispatch {label} {next(_serial)}>"
     # Registered so that tracebacks, debuggers and torch.compile can show the source.
     linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
-    exec(compile(source, filename, "exec"), namespace, local)
+    code = compile(source, filename, "exec")
+    weakref.finalize(_innermost(code), linecache.cache.pop, filename, None).atexit = False
+    exec(code, namespace, local)
+
+
+def _innermost(code: CodeType) -> CodeType:
+    """The function that a source is made for: it outlives what makes it."""
+    return next((_innermost(constant) for constant in code.co_consts if isinstance(constant, CodeType)), code)
 
 
 def _arguments(operator: Operator) -> str:
@@ -248,14 +256,19 @@ def sampling(
 
 
 def reader(operator: Operator, namespace: ModuleType, expression: str, label: str) -> Callable[..., Any]:
-    """A function of the operator's arguments that evaluates `expression`."""
+    """A function of the operator's arguments that evaluates `expression`; the same one for equal expressions."""
+    readers = namespace.__dict__.setdefault("_expression_readers", {})
+    key = (operator.name, expression, label)
+    if key in readers:
+        return readers[key]  # type: ignore[no-any-return]
     source = (
         f"def make():\n    def {operator.name}_{label}({_arguments(operator)}):\n        return {expression}\n"
         f"    return {operator.name}_{label}\n"
     )
     local: dict[str, Any] = {}
     _exec_in(source, f"{operator.name} {label}", namespace, local)
-    return local["make"]()  # type: ignore[no-any-return]
+    found = readers[key] = local["make"]()
+    return found  # type: ignore[no-any-return]
 
 
 def dropping_adapter(operator: Operator, twin: Callable[..., Any], lacking: tuple[str, ...]) -> Callable[..., Any]:

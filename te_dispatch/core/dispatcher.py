@@ -13,7 +13,6 @@ call's shapes and options alone; the memory is consulted only under keys where s
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -21,59 +20,16 @@ from te_dispatch.core import codegen
 from te_dispatch.core.arguments import check_kinds
 from te_dispatch.core.bind import positional
 from te_dispatch.core.decision import Accepted, Decision
+from te_dispatch.core.entries import Declines, Entry, Lookup, describe
 from te_dispatch.core.errors import BindError, Declined, DispatchError, NoImplementation
 from te_dispatch.core.facts import UNKNOWN, DeviceFacts, FactValue
 from te_dispatch.core.operator import OPERATORS, Operator
 from te_dispatch.core.policy import COMPOSITE
 from te_dispatch.core.resolve import resolve, resolve_recorded
-from te_dispatch.core.snapshot import Snapshot
 from te_dispatch.core.tables import NO_DEVICE, Atom, Table
 
 if TYPE_CHECKING:
     from te_dispatch.core.bindings import Bindings
-
-#: How many distinct calls one binding remembers declines of before it starts over.
-_MEMORY = 4096
-#: In elements: as coarse as the alignments that kernels ask for.
-_ALIGNMENT = 128
-
-
-class Declines:
-    """Which candidates declined one call, and why; decided again from that call's own facts."""
-
-    __slots__ = ("decision", "last", "reasons", "snapshot")
-
-    def __init__(self) -> None:
-        self.reasons: dict[str, str] = {}
-        self.last: Declined | None = None
-        self.decision: Decision | None = None
-        self.snapshot: Snapshot | None = None
-
-    def add(self, candidate: str, declined: Declined) -> None:
-        self.reasons[candidate] = str(declined) or "no reason given"
-        # Without its frames, which would keep the call's tensors alive.
-        self.last = Declined(*declined.args)
-
-
-class Entry:
-    """What one key resolved to."""
-
-    __slots__ = ("bound", "decision", "memory")
-
-    def __init__(self, decision: Decision, bound: Callable[..., Any]) -> None:
-        self.decision = decision
-        self.bound = bound
-        #: full description of a call -> what declined it
-        self.memory: dict[Any, Declines] = {}
-
-    @property
-    def chosen(self) -> Accepted:
-        return self.decision.accepted[0]
-
-    def remember(self, call: Any, candidate: str, declined: Declined) -> None:
-        if len(self.memory) >= _MEMORY:
-            self.memory.clear()
-        self.memory.setdefault(call, Declines()).add(candidate, declined)
 
 
 class Dispatcher:
@@ -83,19 +39,18 @@ class Dispatcher:
         self.operator = operator
         self.bindings = bindings
         self.manager = bindings.manager
-        self.atoms: list[Atom] = []
-        self.by_device = False
-        self.entries: dict[Any, Entry] = {}
-        #: Entries under smaller keys of the past: their calls were made, so a plan tells of them.
-        self.settled: list[Entry] = []
-        self.table: Table | None = None
-        self._published: Table | None = None
+        #: None until the first resolution. Replaced as a whole: whatever comes in between, its parts belong together.
+        self.lookup: Lookup | None = None
+        self._published: Lookup | None = None
         #: What the trampoline forwards to.
         self.callable: Callable[..., Any] = self.miss
-        self._key: Callable[..., Any] | None = None
         self._device = codegen.reader(operator, self.manager.namespace, operator.device, "device")
         #: candidate -> the implementation, and the same with some of its calls compared (`te_dispatch.core.shadow`)
         self._sampled: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {}
+
+    @property
+    def entries(self) -> dict[Any, Entry]:
+        return {} if self.lookup is None else self.lookup.entries
 
     # -- the slow path --------------------------------------------------------------------------------------------
 
@@ -114,8 +69,8 @@ class Dispatcher:
     def entry(self, args: tuple[Any, ...], device: Any = None) -> Entry:
         """The entry a call belongs to, resolved if need be."""
         with self.manager.lock:
-            if self._key is not None:
-                found = self.entries.get(self._key(*args))
+            if self.lookup is not None:
+                found = self.lookup.entries.get(self.lookup.key(*args))
                 if found is not None:
                     return found
             self.manager.refuse_during_capture(self.operator.name)
@@ -217,41 +172,45 @@ class Dispatcher:
         by_device: bool,
         bound: Callable[..., Any],
     ) -> Entry:
-        by_device = by_device or self.by_device
-        grown = [atom for atom in sorted(reads, key=repr) if atom not in self.atoms and atom[0] in self.operator.facts]
-        if self._key is None or grown or by_device != self.by_device:
-            # New objects throughout: a thread may still be running the function that reads the old ones.
-            self.atoms = [*self.atoms, *grown]
-            self.by_device = by_device
-            self.settled += self.entries.values()
-            self.entries = {}
-            expression = codegen.key_expression(self.operator, self.atoms, by_device)
-            self._key = codegen.reader(self.operator, self.manager.namespace, expression, "key")
-            devices = self.manager.device_mode() if by_device else NO_DEVICE
-            self.table = Table(self.operator, self.atoms, devices, self.miss)
-        entry = self.entries[self._key(*args)] = Entry(decision, bound)
-        self._route(args, bound)
+        self.lookup = lookup = self._grown(reads, by_device)
+        entry = Entry(decision, bound)
+        self._route(lookup, args, bound)
+        # Last: a call that was interrupted on the way here resolves again.
+        lookup.entries[lookup.key(*args)] = entry
         return entry
 
-    def _route(self, args: tuple[Any, ...], function: Callable[..., Any]) -> None:
+    def _grown(self, reads: frozenset[Atom], by_device: bool) -> Lookup:
+        """A lookup that tells apart what these reads tell apart: the present one, or another with a larger key."""
+        before = self.lookup
+        atoms, by_device = (before.atoms, by_device or before.by_device) if before else ((), by_device)
+        grown = [atom for atom in sorted(reads, key=repr) if atom not in atoms and atom[0] in self.operator.facts]
+        if before is not None and not grown and by_device == before.by_device:
+            return before
+        # New objects throughout: a thread may still be running the function that reads the old ones.
+        atoms = (*atoms, *grown)
+        expression = codegen.key_expression(self.operator, atoms, by_device)
+        return Lookup(
+            atoms,
+            by_device,
+            key=codegen.reader(self.operator, self.manager.namespace, expression, "key"),
+            table=Table(self.operator, atoms, self.manager.device_mode() if by_device else NO_DEVICE, self.miss),
+            entries={},
+            settled=(*before.settled, *before.entries.values()) if before else (),
+        )
+
+    def _route(self, lookup: Lookup, args: tuple[Any, ...], function: Callable[..., Any]) -> None:
         """Let calls with the same key as this one go to `function`."""
-        assert self.table is not None and self._key is not None
-        if not self.keyed:
+        if self.bindings.observer is not None:
+            return  # every call is seen
+        if not lookup.keyed:
             self.callable = function
         else:
-            key = self._key(*args)
-            self.table.insert(
-                self._device(*args) if self.by_device else None, key[2:] if self.by_device else key, function
-            )
-            if self._published is self.table:
+            lookup.insert(args, self._device(*args), function)
+            if self._published is lookup:
                 return  # the generated functions read the table that has just grown
-            self.callable = codegen.keyed(self.operator, self.manager.namespace, self.table)
+            self.callable = codegen.keyed(self.operator, self.manager.namespace, lookup.table)
         self.bindings.publish(self)
-        self._published = self.table
-
-    @property
-    def keyed(self) -> bool:
-        return bool(self.atoms) or self.by_device
+        self._published = lookup
 
     # -- declining ------------------------------------------------------------------------------------------------
 
@@ -294,7 +253,8 @@ class Dispatcher:
                 return self._run(entry, call, args, declined)[1]
 
         with self.manager.lock:
-            self._route(args, guarded)
+            assert self.lookup is not None  # the entry comes from one
+            self._route(self.lookup, args, guarded)
 
     def _run(
         self, entry: Entry, call: Any, args: tuple[Any, ...], last: Declined | None = None
@@ -368,30 +328,3 @@ def _traceable(decision: Decision) -> bool:
     if chosen.pieces:
         return all(_traceable(piece) for piece in chosen.pieces.values())
     return "plain_torch" in chosen.traits
-
-
-def describe(args: tuple[Any, ...]) -> Any:
-    """Everything about a call's arguments that an implementation may decline for, as a hashable value."""
-    return tuple(_describe(a) for a in args)
-
-
-def _describe(value: Any) -> Any:
-    if value is None or isinstance(value, str):
-        return value
-    if isinstance(value, (bool, int, float)):
-        return (value.__class__, value)  # True, 1 and 1.0 are equal
-    if isinstance(value, (list, tuple)):
-        return tuple(_describe(v) for v in value)
-    if hasattr(value, "stride"):
-        # Implementations decline for alignment too, which views differ in by their offset.
-        offset = getattr(value, "storage_offset", None)
-        aligned = None if offset is None else offset() % _ALIGNMENT
-        return (tuple(value.shape), tuple(value.stride()), value.dtype, value.device, aligned)
-    if hasattr(value, "row_data"):
-        parts = (value.row_data, value.col_data, value.row_scale_inv, value.col_scale_inv)
-        return (tuple(value.shape), value.encoding, value.scaling, value.scale_layout, value.dtype, _describe(parts))
-    if dataclasses.is_dataclass(value):  # a quantizer
-        return (value.__class__, *(_describe(getattr(value, field.name)) for field in dataclasses.fields(value)))
-    if hasattr(value, "implementation"):  # what a forward saved
-        return (value.implementation, value.format, _describe(value.tensors), _describe(value.options))
-    return str(value)

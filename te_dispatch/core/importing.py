@@ -89,8 +89,17 @@ def released(lock: Any) -> Iterator[None]:
     if not lock._is_owned():
         yield
         return
-    state = lock._release_save()
+    state = None
     try:
-        yield
-    finally:
+        try:
+            state = lock._release_save()
+            yield
+        finally:
+            _take_again(lock, state)
+    finally:  # twice: an interrupt may come before the first
+        _take_again(lock, state)
+
+
+def _take_again(lock: Any, state: Any) -> None:
+    if state is not None and not lock._is_owned():
         lock._acquire_restore(state)

@@ -5,52 +5,73 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from te_dispatch.core.policy import Policy
+from te_dispatch.core.startup import no_collection
 
 if TYPE_CHECKING:
     from te_dispatch.core.environment import Debug
     from te_dispatch.core.policy.known import Known
 
 
-class ProcessLayers:
-    """Holds and reads them. Not thread-safe: its manager's lock guards it.
+@dataclass(frozen=True)
+class Contents:
+    """What the environment and the package say.
+
+    Attributes:
+        environment: its layers, strongest first.
+        debug: what NVTE_DEBUG asks for.
+        default: the shipped default.
+    """
+
+    environment: tuple[Policy, ...]
+    debug: Debug
+    default: Policy
+
+    def digest(self) -> str:
+        """Equal where calls resolve alike and the same is said of them."""
+        layers = (*self.environment, self.default)
+        return " ".join([*(f"{one.name}:{one.digest()}" for one in layers), repr(self.debug)])
+
+
+class Sources:
+    """The environment and the shipped default, read once, when they are first needed.
 
     Args:
         environ: environment variables; None for the process's.
         known: gives the words that policies may use on this machine.
-
-    Attributes:
-        chosen: what `set_policy` put in force, None for nothing.
-        debug: what NVTE_DEBUG asks for; None until the environment is read.
     """
 
     def __init__(self, environ: Mapping[str, str] | None, known: Callable[[], Known]) -> None:
-        self.chosen: Policy | None = None
-        self.debug: Debug | None = None
         self._environ = environ
         self._known = known
-        self._environment: tuple[Policy, ...] | None = None
-        self._default: Policy | None = None
+        self._contents: Contents | None = None
 
-    @property
-    def loaded(self) -> bool:
-        """Whether anything has been read yet, and so a policy been in force."""
-        return self._default is not None
+    def read(self) -> Contents:
+        """Not thread-safe: the manager's lock guards it.
 
-    def all(self) -> list[Policy]:
-        """Strongest first. What has not been read is read now."""
+        Raises:
+            PolicyError: a variable or a file cannot be used; the next call reads again.
+        """
         from te_dispatch.core.environment import debug_setting, environment_layers
 
-        if self._environment is None:
+        if self._contents is None:
             environ = os.environ if self._environ is None else self._environ
-            self._environment = tuple(environment_layers(environ, self._known()))
-            self.debug = debug_setting(environ)
-        if self._default is None:
-            self._default = self.load("default")
-        chosen = [self.chosen] if self.chosen is not None else []
-        return [*self._environment, *chosen, self._default]
+            with no_collection():
+                layers = tuple(environment_layers(environ, self._known()))
+                self._contents = Contents(layers, debug_setting(environ), self.load("default"))
+        return self._contents
+
+    @property
+    def contents(self) -> Contents | None:
+        """None until they have been read."""
+        return self._contents
+
+    def again(self) -> Sources:
+        """The same, not read yet."""
+        return Sources(self._environ, self._known)
 
     def load(self, policy: Policy | str | os.PathLike[str]) -> Policy:
         """A layer from a `Policy`, a shipped name or a path.
@@ -66,10 +87,28 @@ class ProcessLayers:
 
         return load_policy(policy, self._known())
 
-    def forget_environment(self) -> None:
-        """Read the environment again when it is next needed."""
-        self._environment = None
 
-    def forget_words(self) -> None:
-        """Read all files again when they are next needed: their words are checked against what is known."""
-        self._environment = self._default = None
+@dataclass(frozen=True)
+class ProcessLayers:
+    """The layers below any scope. A change makes a new value, so that what was captured before keeps its own.
+
+    Attributes:
+        sources: environment and default.
+        chosen: what `set_policy` put in force, None for nothing.
+        generation: differs where the registry or what the sources say differs.
+    """
+
+    sources: Sources
+    chosen: Policy | None = None
+    generation: int = 0
+
+    def all(self) -> list[Policy]:
+        """Strongest first. What has not been read is read now."""
+        contents = self.sources.read()
+        chosen = [self.chosen] if self.chosen is not None else []
+        return [*contents.environment, *chosen, contents.default]
+
+    def token(self, layers: tuple[Policy, ...]) -> str:
+        """What tells bindings apart: all that their resolutions depend on, without reading the environment yet."""
+        chosen = layers if self.chosen is None else (*layers, self.chosen)
+        return " ".join([f"generation {self.generation}", *(f"{one.name}:{one.digest()}" for one in chosen)])

@@ -7,19 +7,21 @@ it. The lock guards writers only: nothing on the hot path takes it.
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import logging
 import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from te_dispatch.core import codegen
 from te_dispatch.core.announcements import Announcements
+from te_dispatch.core.atomic import assign
 from te_dispatch.core.bind import import_target, load, positional
 from te_dispatch.core.bindings import Bindings, Observer
 from te_dispatch.core.decision import Decision
@@ -34,10 +36,11 @@ from te_dispatch.core.errors import BindError, CaptureError
 from te_dispatch.core.facts import DeviceFacts
 from te_dispatch.core.failures import on_request, traceback_text
 from te_dispatch.core.importing import refuse_while_importing, released
-from te_dispatch.core.layers import ProcessLayers
+from te_dispatch.core.layers import ProcessLayers, Sources
 from te_dispatch.core.mirror import Mirror
 from te_dispatch.core.operator import OPERATORS, Operator
 from te_dispatch.core.policy import Policy
+from te_dispatch.core.scope import Scope
 from te_dispatch.core.shadow import Shadows
 from te_dispatch.core.snapshot import Snapshot
 from te_dispatch.core.startup import no_collection
@@ -51,6 +54,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("te_dispatch")
 _managers: weakref.WeakSet[OpManager] = weakref.WeakSet()
+
+#: How many bindings are kept for the next scope, or the next `set_policy`, that asks for the same.
+_KEPT = 128
 
 
 class OpManager:
@@ -70,25 +76,31 @@ class OpManager:
         self._given = snapshot
         #: The registry, once every backend was asked whether it works here.
         self._snapshot: Snapshot | None = None
-        self._layers = ProcessLayers(environ, self.known)
+        #: How often another registry was taken into use: what was asked of an earlier one is then of no use.
+        self._registry = 0
+        self._layers = ProcessLayers(Sources(environ, self.known))
         self._devices: dict[tuple[str, int | None], DeviceFacts] = {}
         self._several: bool | None = None
         self._known: Known | None = None
         self._bound: dict[str, Callable[..., Any]] = {}
         self._readers: dict[str, dict[str, Callable[..., Any]]] = {}
         self._announcements = Announcements()
-        self._scopes: dict[tuple[str, ...], Bindings] = {}
-        self._active_scopes = 0
-        self._generation = 0
+        #: token -> bindings, least recently asked for first.
+        self._kept: dict[str, Bindings] = {}
+        self._generations = itertools.count(1)
+        #: What the environment said -> the generation in which it did.
+        self._environments: dict[str, int] = {}
+        #: ids of scopes
+        self._open: set[int] = set()
         #: Bindings by what compiled graphs know them by.
         self.tokens: weakref.WeakValueDictionary[str, Bindings] = weakref.WeakValueDictionary()
-        self._current: ContextVar[Bindings | None] = ContextVar(f"te_dispatch.{label}.scope", default=None)
+        self.current: ContextVar[Bindings | None] = ContextVar(f"te_dispatch.{label}.scope", default=None)
         self.mirror = Mirror()
         #: Of calls that are compared with another backend's (`te_dispatch.core.shadow`).
         self.shadows = Shadows(self)
         self.probe_problems: list[str] = []
-        self.bindings = Bindings(self)
-        self._trampolines = Trampolines(label, self.bindings, self._current)
+        self.bindings = self._bindings(self._layers)
+        self._trampolines = Trampolines(label, self.bindings, self.current)
         self.namespace = self._trampolines.namespace
         self.ops = self._trampolines.functions
         _managers.add(self)
@@ -111,12 +123,12 @@ class OpManager:
         refuse_while_importing("using operators or policies")
         while True:
             with self.lock:
-                generation, given = self._generation, self._given
+                generation, given = self._registry, self._given
             with released(self.lock), no_collection():
                 snapshot = find(OPERATORS) if given is None else given
                 found, problems = probe_backends(snapshot)
             with self.lock:
-                if self._generation != generation:
+                if self._registry != generation:
                     continue
                 if self._snapshot is None:
                     # Last: an interrupt before this line leaves everything to be asked again.
@@ -135,19 +147,19 @@ class OpManager:
         found = self._bound.get(candidate)
         if found is not None:
             return found
-        generation = self._generation
+        generation = self._registry
         _, implementation = self.snapshot.implementation(candidate)
         try:
             with released(self.lock):
                 function, lacking = load(operator, candidate, implementation.target)
         except BindError as error:
             with self.lock:
-                if self._generation == generation and candidate not in self.snapshot.unusable:
+                if self._registry == generation and candidate not in self.snapshot.unusable:
                     _log.warning("%s%s", error, on_request(traceback_text(error)))
                     self._snapshot = self.snapshot.with_unusable(candidate, str(error))
             raise
         with self.lock:
-            if self._generation != generation:
+            if self._registry != generation:
                 return positional(operator, function, lacking)
             if lacking and candidate not in self.snapshot.lacking:
                 self._snapshot = self.snapshot.with_lacking(candidate, lacking)
@@ -176,11 +188,11 @@ class OpManager:
         found = self._devices.get(key)
         if found is not None:
             return found
-        generation, snapshot = self._generation, self.snapshot
+        generation, snapshot = self._registry, self.snapshot
         with released(self.lock):
             found, problems = probe_device(snapshot, *key)
         with self.lock:
-            if self._generation != generation:
+            if self._registry != generation:
                 return found
             if key not in self._devices:
                 self._devices[key] = found
@@ -232,13 +244,14 @@ class OpManager:
 
     def announce(self, decision: Decision) -> None:
         """Warn, once each, of what a user should know about a decision."""
-        self._announcements.announce(decision, self._layers.debug)
+        contents = self._layers.sources.contents
+        self._announcements.announce(decision, None if contents is None else contents.debug)
 
     # -- policies -------------------------------------------------------------------------------------------------
 
     def process_layers(self) -> list[Policy]:
         """The layers below any scope, strongest first: environment, `set_policy`, the shipped default."""
-        with self.lock, no_collection():
+        with self.lock:
             return self._layers.all()
 
     def known(self) -> Known:
@@ -258,20 +271,26 @@ class OpManager:
             PolicyError: nothing is changed.
         """
         refuse_while_importing("set_policy")
-        layer = None if policy is None else self._layers.load(policy)
+        layer = None if policy is None else self._layers.sources.load(policy)
         with self.lock:
-            self._settle()
-            self._layers.chosen = layer
-            self._rebind()
+            self._change(dataclasses.replace(self._layers, chosen=layer))
 
     def reload_environment(self) -> None:
-        """Read TE_DISPATCH_* and NVTE_* again."""
+        """Read TE_DISPATCH_* and NVTE_* again.
+
+        Raises:
+            PolicyError: a variable cannot be used; what was in force stays.
+        """
         refuse_while_importing("reload_environment")
         with self.lock:
-            self._settle()
-            self._layers.forget_environment()
-            self._generation += 1
-            self._rebind()
+            before, sources = self._layers.sources.contents, self._layers.sources.again()
+            said = sources.read().digest()
+            if before is not None:
+                self._environments.setdefault(before.digest(), self._layers.generation)
+            generation = self._environments.get(said)
+            if generation is None:
+                generation = self._environments[said] = next(self._generations)
+            self._change(dataclasses.replace(self._layers, sources=sources, generation=generation))
 
     def replace_snapshot(self, snapshot: Snapshot | None = None) -> None:
         """Take another registry into use, at once and for cached calls too; None discovers what is installed now.
@@ -280,25 +299,34 @@ class OpManager:
         """
         refuse_while_importing("replace_snapshot")
         with self.lock:
-            self._settle()
-            self._given, self._snapshot = snapshot, None
-            self._generation += 1
-            self._known = None
-            self._layers.forget_words()
-            self._devices = {}
-            self._bound = {}
-            self._rebind()
+            layers = dataclasses.replace(
+                self._layers, sources=self._layers.sources.again(), generation=next(self._generations)
+            )
+            self._change(
+                layers,
+                (self, "_given", snapshot),
+                (self, "_snapshot", None),
+                (self, "_registry", self._registry + 1),
+                (self, "_known", None),
+                (self, "_devices", {}),
+                (self, "_bound", {}),
+                (self, "_kept", {}),
+                (self, "_environments", {}),
+            )
 
-    def _settle(self) -> None:
-        """Bindings that somebody may have captured keep the policy that was in force until now."""
-        if self._layers.loaded:
-            for bindings in (self.bindings, *self._scopes.values()):
-                bindings.settle()
-
-    def _rebind(self) -> None:
-        self._scopes.clear()
-        self.bindings = Bindings(self)
-        self._trampolines.rebind(self.bindings)
+    def _change(self, layers: ProcessLayers, *others: tuple[Any, str, Any]) -> None:
+        """Put other layers in force for the process, together with `others`."""
+        bindings = self._bindings(layers)
+        replaced = (self.bindings, self._kept)  # alive until all is assigned
+        assign(
+            [
+                *others,
+                (self, "_layers", layers),
+                (self, "bindings", bindings),
+                *self._trampolines.rebinding(bindings),
+            ]
+        )
+        del replaced
 
     def published(self, bindings: Bindings, dispatcher: Dispatcher) -> None:
         """A dispatcher's new callable becomes the trampoline's, if its bindings are still those of the process."""
@@ -307,74 +335,58 @@ class OpManager:
 
     # -- scopes ---------------------------------------------------------------------------------------------------
 
-    def token(self, layers: tuple[Policy, ...]) -> str:
-        """What tells bindings apart: all that their resolutions depend on, without reading the environment yet."""
-        chosen = layers if self._layers.chosen is None else (*layers, self._layers.chosen)
-        return " ".join([f"generation {self._generation}", *(f"{one.name}:{one.digest()}" for one in chosen)])
+    def _bindings(self, process: ProcessLayers, layers: tuple[Policy, ...] = ()) -> Bindings:
+        """Equal layers share their bindings, and what these bound."""
+        token = process.token(layers)
+        with self.lock:
+            found = self._kept.pop(token, None) or Bindings(self, process, layers)
+            self._kept[token] = found
+            while len(self._kept) > _KEPT:
+                self._kept.pop(next(iter(self._kept)))
+            return found
 
     def capture(self) -> Bindings:
         """The bindings in force here and now; give them to `reenter` elsewhere."""
-        return self._current.get() or self.bindings
+        return self.current.get() or self.bindings
 
-    @contextmanager
-    def reenter(self, bindings: Bindings) -> Iterator[None]:
+    def reenter(self, bindings: Bindings) -> Scope:
         """Run a block under bindings captured elsewhere, e.g. a backward under its forward's."""
-        token = self._current.set(bindings)
-        mirrored = self.mirror.replace(bindings)
-        self._count_scopes(1)
-        try:
-            yield
-        finally:
-            self._count_scopes(-1)
-            self.mirror.bindings = mirrored
-            self._current.reset(token)
+        return Scope(self, lambda: bindings)
 
-    def _count_scopes(self, step: int) -> None:
+    def count_scope(self, scope: Scope, entered: bool) -> None:
+        """Note that a scope is in force or not; to say so again changes nothing."""
         with self.lock:
-            self._active_scopes += step
-            # A flag and not the counter: torch.compile guards on its value.
-            self.namespace.__dict__["_scoped"] = self._active_scopes > 0
+            (self._open.add if entered else self._open.discard)(id(scope))
+            # A flag and not the number: torch.compile guards on its value.
+            self.namespace.__dict__["_scoped"] = bool(self._open)
 
     def scope(self, layer: Policy, observer: Observer | None = None) -> Bindings:
-        """Bindings of the current scope with one more layer on top. Equal scopes share theirs, and what they bound."""
-        outer = self._current.get()
+        """Bindings of the current scope with one more layer on top."""
+        outer = self.current.get()
         layers = (layer, *(outer.layers if outer is not None else ()))
         if observer is None and outer is not None:
             observer = outer.observer  # whoever observes a block observes the scopes inside it
         if observer is not None:
-            return Bindings(self, layers, observer)
-        key = tuple(f"{one.name}:{one.digest()}" for one in layers)
-        with self.lock:
-            found = self._scopes.get(key)
-            if found is None:
-                found = self._scopes[key] = Bindings(self, layers)
-            return found
+            return Bindings(self, self._layers, layers, observer)
+        return self._bindings(self._layers, layers)
 
-    @contextmanager
-    def policy(self, policy: Policy | str | os.PathLike[str]) -> Iterator[None]:
+    def policy(self, policy: Policy | str | os.PathLike[str]) -> Scope:
         """Scope a policy: a shipped name, a file, or a `Policy`."""
-        with self.reenter(self.scope(self._layers.load(policy))):
-            yield
+        return Scope(self, lambda: self.scope(self._layers.sources.load(policy)))
 
-    @contextmanager
-    def using(self, *, prefer: Mapping[str, Any] | None = None, **require: Any) -> Iterator[None]:
+    def using(self, *, prefer: Mapping[str, Any] | None = None, **require: Any) -> Scope:
         """Scope a choice: ``using(gemm="triton")`` requires it, ``using(prefer={"gemm": "triton"})`` prefers it.
 
         Keys are operators or families; values a backend, an implementation id, ``native``, or a list of these.
-
-        Raises:
-            PolicyError: an unknown operator or backend, with the nearest known word.
+        Entering raises `PolicyError` for an unknown operator or backend, with the nearest known word.
         """
         from te_dispatch.core.environment import using_layer
 
-        with self.reenter(self.scope(using_layer(self.known(), prefer, **require))):
-            yield
+        return Scope(self, lambda: self.scope(using_layer(self.known(), prefer, **require)))
 
-    @contextmanager
-    def observe(self, observer: Observer) -> Iterator[None]:
+    def observe(self, observer: Observer) -> Scope:
         """Call `observer` after every operator call in the block; slower, for counting and checking."""
-        with self.reenter(self.scope(Policy(name="observed"), observer)):
-            yield
+        return Scope(self, lambda: self.scope(Policy(name="observed"), observer))
 
     def replace_locks(self) -> None:
         """In a forked child: another thread may have held the lock, and it does not exist here."""

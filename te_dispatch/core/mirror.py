@@ -22,12 +22,11 @@ class Mirror(threading.local):
         self.bindings: Bindings | None = None
         self.shared = False
 
-    def replace(self, bindings: Bindings) -> Bindings | None:
-        """Show the scope that is entered now; gives what was shown before, to put back at its end."""
-        before, self.bindings = self.bindings, bindings
+    def show(self, bindings: Bindings) -> None:
+        """Show the scope that is entered now. Who leaves it puts back what was shown before."""
+        self.bindings = bindings
         if _in_event_loop():
             self.shared = True
-        return before
 
 
 def _in_event_loop() -> bool:

@@ -6,22 +6,36 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from te_dispatch.core import files
 from te_dispatch.core.decision import Accepted
 from te_dispatch.core.errors import PlanError
 from te_dispatch.core.facts import UNKNOWN, DeviceFacts, FactValue
+from te_dispatch.core.layout import check_layout
 from te_dispatch.core.operator import OPERATORS
 
 if TYPE_CHECKING:
+    from te_dispatch.core.bindings import Bindings
+    from te_dispatch.core.entries import Lookup
     from te_dispatch.core.manager import OpManager
 
 #: Of the lock file's layout.
 FORMAT = 1
+_SCALAR = (str, int, float, bool, type(None))
+_FACT = (*_SCALAR, [_SCALAR])
+#: What `Plan.as_data` writes, as `check_layout` reads it.
+_LAYOUT = {
+    "format": int,
+    "policy": {...: object},
+    "distributions": {...: str},
+    "kernels": {...: str},
+    "devices": {...: {...: _FACT}},
+    "choices": [{"operator": str, "device": str, "facts": {...: _FACT}, "chosen": str, "pieces": {...: str}}],
+}
 
 
 @dataclass(frozen=True)
@@ -81,17 +95,12 @@ class Plan:
         return hashlib.sha256(json.dumps(self.as_data(), sort_keys=True).encode()).hexdigest()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the lock file, atomically."""
-        target = Path(path)
-        text = json.dumps({**self.as_data(), "digest": self.digest}, indent=1)
-        handle, temporary = tempfile.mkstemp(dir=target.parent or ".", prefix=target.name)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text + "\n")
-            os.replace(temporary, target)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        """Write the lock file, at once; a link is followed.
+
+        Raises:
+            OSError: it cannot be written; the file that was there before stays.
+        """
+        files.replace(path, json.dumps({**self.as_data(), "digest": self.digest}, indent=1) + "\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], manager: OpManager | None = None) -> Plan:
@@ -110,26 +119,43 @@ class Plan:
     @classmethod
     def _read(cls, path: Path) -> Plan:
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-            if data["format"] != FORMAT:
-                raise PlanError(f"{path}: format {data['format']!r}, this te_dispatch reads {FORMAT}")
-            plan = cls(
-                choices=tuple(
-                    Choice(c["operator"], c["device"], _restored(c["facts"]), c["chosen"], c["pieces"])
-                    for c in data["choices"]
-                ),
-                distributions=data["distributions"],
-                devices=data["devices"],
-                policy=data["policy"],
-                kernels=data["kernels"],
-            )
+            text = path.read_text(encoding="utf-8")
         except OSError as error:
             raise PlanError(f"{path} cannot be read: {error.strerror}") from error
-        except (ValueError, KeyError, TypeError) as error:
-            raise PlanError(f"{path} is not a lock file: {error!r}") from error
-        if data.get("digest") != plan.digest:
+        except ValueError as error:
+            raise PlanError(f"{path} is not a lock file: {error}") from error
+        try:
+            data = json.loads(text)
+            plan = cls._from_data(data)
+            unchanged = data.get("digest") == plan.digest
+        except RecursionError:
+            raise PlanError(f"{path} is not a lock file: it is nested too deeply") from None
+        except ValueError as error:
+            raise PlanError(f"{path} is not a lock file: {error}") from error
+        if not unchanged:
             raise PlanError(f"{path}: its digest does not match its content; it was edited or damaged")
         return plan
+
+    @classmethod
+    def _from_data(cls, data: Any) -> Plan:
+        """The plan that `as_data` gave this data of.
+
+        Raises:
+            ValueError: it is of another format, or a value has another type than `as_data` gives; says where.
+        """
+        if isinstance(data, dict) and data.get("format", FORMAT) != FORMAT:
+            raise ValueError(f"format {data['format']!r}, this te_dispatch reads {FORMAT}")
+        check_layout(data, _LAYOUT)
+        return cls(
+            choices=tuple(
+                Choice(c["operator"], c["device"], _restored(c["facts"]), c["chosen"], c["pieces"])
+                for c in data["choices"]
+            ),
+            distributions=data["distributions"],
+            devices=data["devices"],
+            policy=data["policy"],
+            kernels=data["kernels"],
+        )
 
     def differences(self, manager: OpManager) -> list[str]:
         """What this machine has or would do differently, as readable lines."""
@@ -137,10 +163,11 @@ class Plan:
 
         found: list[str] = []
         here = {b.distribution: b.version for b in manager.snapshot.backends.values()}
+        here["te-dispatch"] = _own_version()
         for name, version in self.distributions.items():
             if name in here and here[name] != version:
                 found.append(f"{name} is {here[name]}, the plan has {version}")
-            elif name not in here and name != "te-dispatch":
+            elif name not in here:
                 found.append(f"{name} {version} is not installed")
         policy = manager.capture().policy
         if _choosing(policy.as_data()) != dict(self.policy):
@@ -188,8 +215,9 @@ def freeze(manager: OpManager | None = None) -> Plan:
     distributions: dict[str, str] = {}
     kernels: dict[str, str] = {}
     devices: dict[str, DeviceFacts] = {}
-    for dispatcher in bindings.dispatchers.values():
-        for entry in (*dispatcher.settled, *dispatcher.entries.values()):
+    for lookup in _resolved(manager, bindings):
+        names = sorted({name for name, _ in lookup.atoms})
+        for entry in (*lookup.settled, *lookup.entries.values()):
             decision = entry.decision
             chosen = entry.chosen
             devices[decision.device.label()] = decision.device
@@ -198,14 +226,11 @@ def freeze(manager: OpManager | None = None) -> Plan:
                 distributions[part.distribution] = part.version
                 if not part.pieces:
                     kernels[part.id] = manager.snapshot.implementation(part.id)[1].version
-            names = sorted({name for name, _ in dispatcher.atoms})
             known = {name: decision.call.get(name, UNKNOWN) for name in names}
             facts = {name: value for name, value in known.items() if value is not UNKNOWN}
             choice = Choice(decision.operator, decision.device.label(), facts, chosen.id, pieces)
             choices[choice.key()] = choice
-    from te_dispatch import __version__
-
-    distributions["te-dispatch"] = __version__
+    distributions["te-dispatch"] = _own_version()
     return Plan(
         choices=tuple(choices[key] for key in sorted(choices)),
         distributions=distributions,
@@ -213,6 +238,19 @@ def freeze(manager: OpManager | None = None) -> Plan:
         policy=_choosing(bindings.policy.as_data()),
         kernels=kernels,
     )
+
+
+def _own_version() -> str:
+    from te_dispatch import __version__
+
+    return __version__
+
+
+def _resolved(manager: OpManager, bindings: Bindings) -> list[Lookup]:
+    """What every operator resolved until now, as it is between two resolutions of other threads."""
+    with manager.lock:
+        lookups = [dispatcher.lookup for dispatcher in bindings.dispatchers.values()]
+        return [one._replace(entries=dict(one.entries)) for one in lookups if one is not None]
 
 
 def _parts(chosen: Accepted) -> Iterator[Accepted]:

@@ -26,7 +26,7 @@ _export()
 def capture() -> Bindings:
     """The bindings in force here; compare with ``is``."""
     # `MANAGER.capture()`, spelled out: every module and every backward asks, and a call costs more than the answer.
-    return MANAGER._current.get() or MANAGER.bindings
+    return MANAGER.current.get() or MANAGER.bindings
 
 
 def reenter(bindings: Bindings) -> AbstractContextManager[None]:

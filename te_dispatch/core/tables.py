@@ -24,6 +24,7 @@ import itertools
 import re
 import sys
 from collections.abc import Callable, Sequence
+from types import CodeType
 from typing import Any
 
 from te_dispatch.core.operator import Operator
@@ -110,6 +111,7 @@ class Table:
 
     Attributes:
         variables: what the names in `body` stand for. Generated code holds copies, which `copy_to` keeps current.
+        code: of a trampoline that makes the lookup itself, once there is one.
     """
 
     def __init__(self, operator: Operator, atoms: Sequence[Atom], devices: str, miss: Function) -> None:
@@ -118,6 +120,7 @@ class Table:
         self.devices = devices
         self.miss = miss
         self.serial = next(_serial)
+        self.code: CodeType | None = None
         dtypes = [a for a in self.atoms if a[1] is None and operator.facts[a[0]].kind == "dtype"]
         options = [a for a in self.atoms if a[1] is None and operator.facts[a[0]].kind != "dtype"]
         self._values = [*dtypes, *options]

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextvars import ContextVar
 from types import CodeType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from te_dispatch.core import codegen
 from te_dispatch.core.arguments import check_kinds
+from te_dispatch.core.atomic import assign
 from te_dispatch.core.errors import Declined
 from te_dispatch.core.operator import OPERATORS, Operator
 
@@ -38,6 +40,7 @@ class Trampolines:
         self.functions = SimpleNamespace()
         #: The code that only forwards, where no lookup is inlined.
         self._forwarding: dict[str, CodeType] = {}
+        #: Every other one that was in use.
         self._codes: list[CodeType] = []
         for operator in OPERATORS.values():
             self._install(operator, scope)
@@ -70,23 +73,29 @@ class Trampolines:
         self._forwarding[name] = function.__code__
         setattr(self.functions, name, function)
 
-    def rebind(self, bindings: Bindings) -> None:
-        """Forward to new bindings of the process, which have resolved nothing yet."""
-        self.bindings = bindings
+    def rebinding(self, bindings: Bindings) -> list[tuple[Any, str, Any]]:
+        """What to assign so that calls are forwarded to other bindings of the process."""
+        changes: list[tuple[Any, str, Any]] = [(self, "bindings", bindings)]
         for name in OPERATORS:
-            self.namespace.__dict__[f"_{name}"] = getattr(bindings, name)
-            self._use_code(name, self._forwarding[name])
+            dispatcher = bindings.dispatchers.get(name)
+            code = self._forwarding[name] if dispatcher is None else self._code(dispatcher)
+            changes += self._forward(name, getattr(bindings, name), code)
+        return changes
 
     def publish(self, dispatcher: Dispatcher) -> None:
         """Forward to a dispatcher's new callable, or look up in its table right here."""
-        name = dispatcher.operator.name
-        self.namespace.__dict__[f"_{name}"] = dispatcher.callable
-        if dispatcher.keyed and dispatcher.table is not None:
-            self._use_code(name, codegen.inlined_code(dispatcher.operator, self.namespace, dispatcher.table))
-        else:
-            self._use_code(name, self._forwarding[name])
+        assign(self._forward(dispatcher.operator.name, dispatcher.callable, self._code(dispatcher)))
 
-    def _use_code(self, name: str, code: CodeType) -> None:
-        """Replace a trampoline's body. Old code stays alive: torch.compile tells code objects apart by address."""
-        self._codes.append(code)
-        getattr(self.functions, name).__code__ = code
+    def _forward(self, name: str, function: Callable[..., Any], code: CodeType) -> list[tuple[Any, str, Any]]:
+        return [(self.namespace, f"_{name}", function), (getattr(self.functions, name), "__code__", code)]
+
+    def _code(self, dispatcher: Dispatcher) -> CodeType:
+        """A trampoline's body. It stays alive once it was used: torch.compile tells code objects apart by address."""
+        lookup = dispatcher.lookup
+        if lookup is None or not lookup.keyed:
+            return self._forwarding[dispatcher.operator.name]
+        table = lookup.table
+        if table.code is None:
+            table.code = codegen.inlined_code(dispatcher.operator, self.namespace, table)
+            self._codes.append(table.code)
+        return table.code

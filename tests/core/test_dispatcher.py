@@ -180,7 +180,7 @@ def test_a_backward_that_declines_is_an_error() -> None:
 
 
 def test_declines_are_forgotten_rather_than_hoarded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("te_dispatch.core.dispatcher._MEMORY", 3)
+    monkeypatch.setattr("te_dispatch.core.entries._MEMORY", 3)
     run, _ = counting(lambda a, mode: True)
     m = manager(backend("a", kernel("mix", "k", run)), *answers("mix", ["b"]))
     for rows in range(1, 20):

@@ -3,13 +3,21 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import json
+import os
+import re
+import stat
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import te_dispatch
+from te_dispatch.core import plan
 from te_dispatch.core.discovery import register
 from te_dispatch.core.errors import PlanError
 from te_dispatch.core.facts import DeviceFacts
@@ -18,6 +26,7 @@ from te_dispatch.core.operator import OPERATORS
 from te_dispatch.core.plan import Plan, freeze
 from te_dispatch.core.policy import Policy
 from te_dispatch.core.requirements import MultipleOf, OneOf
+from tests.core.interrupting import Place, watching
 from tests.core.toy import answering, backend, extension, kernel, only_toys, preferring, selectors, target
 
 T = torch.zeros(4, 16)
@@ -114,10 +123,41 @@ def test_a_plan_is_of_the_scope_it_is_frozen_in() -> None:
     assert "a.k" in {c.chosen for c in freeze(m).choices}
 
 
+def test_a_plan_is_frozen_while_another_thread_resolves() -> None:
+    """Before each line of `freeze` another thread makes a call that nobody made before."""
+    odd = kernel("mix", "k", answering("mix", "a"), requires=(OneOf("mode", "odd"),))
+    others = [kernel(op, op, answering(op, "b")) for op in ("mix", "pack", "fuse")]
+    m = OpManager(register([extension(backend("a", odd, *others))], OPERATORS), {})
+    first_calls = iter((m.ops.pack, m.ops.fuse))
+    numbers = itertools.count()
+
+    def resolve() -> None:
+        assert m.ops.mix(T, T, mode=f"mode {next(numbers)}") == "b"
+        if threads:
+            next(first_calls, len)(T)
+
+    def resolve_elsewhere(place: Place) -> None:
+        if place[0] == plan.__file__ and place[2] < 3:
+            thread = threading.Thread(target=resolve)
+            thread.start()
+            thread.join(0.2)  # it waits for the lock where `freeze` holds it
+            threads.append(thread)
+
+    threads: list[threading.Thread] = []
+    for _ in range(3):
+        resolve()
+    with watching(resolve_elsewhere):
+        frozen = freeze(m)
+    for thread in threads:
+        thread.join()
+    assert len(threads) > 10 and len(frozen.choices) >= 3
+    assert len(freeze(m).choices) == next(numbers) + 2
+
+
 def test_a_lock_file_comes_back_equal_on_a_machine_that_agrees(lock: Path) -> None:
-    plan = Plan.load(lock, world())
-    assert plan.digest == freeze(step(world())).digest
-    assert plan.as_data() == freeze(step(world())).as_data()
+    loaded = Plan.load(lock, world())
+    assert loaded.digest == freeze(step(world())).digest
+    assert loaded.as_data() == freeze(step(world())).as_data()
     assert [p.name for p in lock.parent.iterdir()] == [lock.name], "no temporary file is left"
 
 
@@ -146,11 +186,11 @@ def test_a_lock_file_is_refused_with_the_difference(
 
 
 def test_an_operator_that_does_not_exist_here_is_a_difference(lock: Path) -> None:
-    plan = Plan._read(lock)
+    read = Plan._read(lock)
     with only_toys():
         m = world()
         del OPERATORS["fuse"]
-        assert "operator 'fuse' does not exist here" in plan.differences(m)
+        assert "operator 'fuse' does not exist here" in read.differences(m)
 
 
 @pytest.mark.parametrize(
@@ -177,6 +217,80 @@ def test_what_is_no_lock_file_is_refused(tmp_path: Path, content: str) -> None:
     path.write_text(content)
     with pytest.raises(PlanError, match=r"plan\.lock"):
         Plan.load(path, world())
+
+
+_WRONG = {
+    "devices": (None, [], 5, {"cpu": None}, {"cpu": {"arch": {}}}, {"cpu": {"encodings": [[]]}}),
+    "kernels": (5, None, ["a.k"], {"a.k": 1}),
+    "distributions": (None, [], {"te-dispatch": None}),
+    "policy": (None, [], "x"),
+    "choices": (None, {}, 5, [5], [None], [{}]),
+    "format": (None, True, "1", 1.0),
+}
+_WRONG_CHOICE = {
+    "operator": (None, 5, []), "device": (None, {}), "facts": (None, [], 5, {"k": {}}, {"k": [[]]}),
+    "chosen": (None, 5), "pieces": (None, [], {"fuse": None}),
+}  # fmt: skip
+
+
+def _with_right_digest(lock: Path, edit: Any) -> None:
+    data = json.loads(lock.read_text())
+    edit(data)
+    content = {key: value for key, value in data.items() if key != "digest"}
+    lock.write_text(json.dumps({**content, "digest": hashlib.sha256(json.dumps(content).encode()).hexdigest()}))
+
+
+@pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in _WRONG.items() for value in values])
+def test_a_value_of_a_wrong_type_is_named(lock: Path, key: str, value: Any) -> None:
+    _with_right_digest(lock, lambda data: data.update({key: value}))
+    with pytest.raises(PlanError, match=rf"plan\.lock is not a lock file: {key}"):
+        Plan.load(lock, world())
+
+
+@pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in _WRONG_CHOICE.items() for value in values])
+def test_a_value_of_a_wrong_type_in_a_choice_is_named(lock: Path, key: str, value: Any) -> None:
+    _with_right_digest(lock, lambda data: data["choices"][1].update({key: value}))
+    with pytest.raises(PlanError, match=rf"plan\.lock is not a lock file: choices\[1\]\.{key}"):
+        Plan.load(lock, world())
+
+
+@pytest.mark.parametrize("depth", [400, 900, 100_000])
+def test_a_lock_file_that_is_nested_deeply_is_refused(lock: Path, depth: int) -> None:
+    text = lock.read_text()
+    lock.write_text(text.replace('"kernels": {', '"kernels": ' + '{"a":' * depth + "1" + "}" * depth + ', "x": {', 1))
+    with pytest.raises(PlanError, match="is not a lock file"):
+        Plan.load(lock, world())
+
+
+def test_another_version_of_te_dispatch_is_a_difference(lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = te_dispatch.__version__
+    monkeypatch.setattr(te_dispatch, "__version__", "9.9")
+    with pytest.raises(PlanError, match=rf"te-dispatch is 9\.9, the plan has {re.escape(ours)}"):
+        Plan.load(lock, world())
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes and links of POSIX")
+def test_a_lock_file_is_written_as_any_other_file(tmp_path: Path, lock: Path) -> None:
+    """Mode by umask, or as it was; a link is followed; what is no file is left alone."""
+    frozen = Plan._read(lock)
+    before = os.umask(0o027)
+    try:
+        frozen.save(tmp_path / "fresh.lock")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "fresh.lock").stat().st_mode) == 0o640
+    lock.chmod(0o664)
+    link = tmp_path / "link.lock"
+    link.symlink_to(lock)
+    lock.write_text("old")
+    frozen.save(link)
+    assert link.is_symlink() and stat.S_IMODE(lock.stat().st_mode) == 0o664
+    assert Plan._read(lock).digest == frozen.digest
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="no regular file"):
+        frozen.save(tmp_path / "pipe")
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["fresh.lock", "link.lock", "pipe", "plan.lock"]
 
 
 def test_a_missing_lock_file_is_refused(tmp_path: Path) -> None:

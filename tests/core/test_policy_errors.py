@@ -195,6 +195,76 @@ MISTAKES: dict[str, tuple[str, str, str]] = {
         "4:13",
         "cannot read '=> 3'; write '>= N'",
     ),
+    "infinite bound": (
+        "version: 1\nrules:\n- op: gemm\n  when: {k: '>= inf'}\n  prefer: [torch]\n",
+        "4:13",
+        "k: compares with a finite number, got inf",
+    ),
+    "infinite bound in words": (
+        "version: 1\nrules:\n- op: gemm\n  when: {k: '< infinity'}\n  prefer: [torch]\n",
+        "4:13",
+        "k: compares with a finite number",
+    ),
+    "bound beyond all numbers": (
+        "version: 1\nrules:\n- op: gemm\n  when: {k: '>= 1e999'}\n  prefer: [torch]\n",
+        "4:13",
+        "k: compares with a finite number",
+    ),
+    "bound that is not a number": (
+        "version: 1\nrules:\n- op: gemm\n  when: {k: '> nan'}\n  prefer: [torch]\n",
+        "4:13",
+        "k: compares with a finite number",
+    ),
+    "infinite number": (
+        "version: 1\nrules:\n- op: gemm\n  when: {name: 1e999}\n  prefer: [torch]\n",
+        "4:16",
+        "name: must be finite",
+    ),
+    "bound of a version without digits": (
+        "version: 1\nrules:\n- op: gemm\n  when: {version.torch: '>= v99.1'}\n  prefer: [torch]\n",
+        "4:25",
+        "'v99.1' is no version: it must start with a digit",
+    ),
+    "bound of a version in words": (
+        "version: 1\nrules:\n- op: gemm\n  when: {version.torch: '< abc'}\n  prefer: [torch]\n",
+        "4:25",
+        "'abc' is no version",
+    ),
+    "version in words": (
+        "version: 1\nrules:\n- op: gemm\n  when: {version.torch: newest}\n  prefer: [torch]\n",
+        "4:25",
+        "'newest' is no version",
+    ),
+    "multiples of a version": (
+        "version: 1\nrules:\n- op: gemm\n  when: {version.torch: '% 2 == 0'}\n  prefer: [torch]\n",
+        "4:25",
+        "a version has no multiples",
+    ),
+    "list of versions": (
+        "version: 1\nrules:\n- op: gemm\n  when: {version.torch: ['2.12', '2.13']}\n  prefer: [torch]\n",
+        "4:25",
+        "takes one version or comparison, not a list",
+    ),
+    "device boolean is a word": (
+        "version: 1\nrules:\n- op: gemm\n  when: {fp8_matmul: yes}\n  prefer: [torch]\n",
+        "4:22",
+        "device.fp8_matmul: must be true or false, got 'yes'",
+    ),
+    "device size is a word": (
+        "version: 1\nrules:\n- op: gemm\n  when: {warp_size: foo}\n  prefer: [torch]\n",
+        "4:21",
+        "device.warp_size: must be a whole number or a comparison such as '>= 32', got 'foo'",
+    ),
+    "device type in capitals": (
+        "version: 1\nrules:\n- op: gemm\n  when: {type: CPU}\n  prefer: [torch]\n",
+        "4:16",
+        "unknown device type 'CPU'; did you mean 'cpu'?",
+    ),
+    "device type misspelt": (
+        "version: 1\nrules:\n- op: gemm\n  when: {type: [cpu, cdua]}\n  prefer: [torch]\n",
+        "4:16",
+        "unknown device type 'cdua'; did you mean 'cuda'?",
+    ),
     "multiple of zero": (
         "version: 1\nrules:\n- op: gemm\n  when: {k: '% 0 == 0'}\n  prefer: [torch]\n",
         "4:13",

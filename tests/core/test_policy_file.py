@@ -81,9 +81,26 @@ def test_versions_compare_as_versions(known: Known, write: Write) -> None:
     assert [holds(v) for v in ("9.9.9", "9.10.0", "9.11", "10.0")] == [False, True, True, True]
 
 
-def test_unquoted_version_keeps_its_text(known: Known, write: Write) -> None:
-    text = "version: 1\nrules:\n- {op: gemm, when: {version.cudnn: 9.10}, prefer: [torch]}\n"
-    assert load_policy(write(text), known).rules[0].when == (OneOf("device.version.cudnn", "9.10"),)
+@pytest.mark.parametrize(
+    ("written", "holding", "others"),
+    [
+        ("9.10", ("9.10", "9.10.0", "9.10.2", "9.10rc1"), ("9.1", "9.9", "9.11", "10.0")),
+        ("2.13.0", ("2.13", "2.13.0+cpu"), ("2.13.1", "2.12.9")),
+        ("12", ("12.0", "12.6"), ("11.9", "13.0")),
+    ],
+)
+def test_a_version_means_what_was_released_of_it(
+    known: Known, write: Write, written: str, holding: tuple[str, ...], others: tuple[str, ...]
+) -> None:
+    """Also where YAML takes it for a number: 9.10 is not 9.1."""
+    text = f"version: 1\nrules:\n- {{op: gemm, when: {{version.cudnn: {written}}}, prefer: [torch]}}\n"
+    conditions = load_policy(write(text), known).rules[0].when
+
+    def holds(version: str) -> bool:
+        device = DeviceFacts("cuda", "nvidia", "sm_90", extra={"version.cudnn": version})
+        return all(condition.check({}, device).holds for condition in conditions)
+
+    assert all(map(holds, holding)) and not any(map(holds, others))
 
 
 def test_call_fact_wins_over_device_fact_of_the_same_name(known: Known, write: Write) -> None:

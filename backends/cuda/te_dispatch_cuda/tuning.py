@@ -37,7 +37,7 @@ _TIMED_US = 400.0
 
 
 @functools.cache
-def _entries() -> dict[str, dict[str, Any]]:
+def _entries() -> Mapping[str, Mapping[str, Any]]:
     return tuning_cache.read(cache_file())
 
 

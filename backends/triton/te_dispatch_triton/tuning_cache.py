@@ -12,36 +12,27 @@ result, under no policy and on no rank of a cluster.
 from __future__ import annotations
 
 import functools
-import json
-import os
-import tempfile
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from te_dispatch.core import tuning_cache
+from te_dispatch.core.tuning_cache import DIRECTORY, Entry, TuningCacheWarning
 from te_dispatch_triton import configs, probe
 from te_dispatch_triton.configs import Choice
 from te_dispatch_triton.targets import Target
 
-DIRECTORY = "TE_DISPATCH_CACHE_DIR"
-_FORMAT = 1
+__all__ = [
+    "DIRECTORY", "Entry", "TuningCacheWarning", "bucket", "cache_file", "entries", "entry_of", "key_of", "read",
+    "tuned", "write",
+]  # fmt: skip
+
 _FIELDS = {"constants": dict, "num_warps": int, "num_stages": int, "options": dict}
-
-Entry = Mapping[str, Any]
-
-
-class TuningCacheWarning(UserWarning):
-    """A tuning cache that cannot be read; calls take the configurations that the files name."""
 
 
 def cache_file() -> Path:
     """``triton.json`` in ``TE_DISPATCH_CACHE_DIR``, else in ``te_dispatch`` below the user's cache directory."""
-    named = os.environ.get(DIRECTORY)
-    if named:
-        return Path(named) / "triton.json"
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(base) / "te_dispatch" / "triton.json"
+    return tuning_cache.cache_file("triton.json")
 
 
 def bucket(size: int) -> int:
@@ -88,44 +79,42 @@ def entry_of(choice: Choice) -> dict[str, Any]:
 
 def read(path: Path) -> Mapping[str, Entry]:
     """Entries by key; none where there is no file, or, with a warning, where it cannot be read."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        if data["format"] != _FORMAT:
-            raise ValueError(f"format {data['format']!r}, expected {_FORMAT}")
-        found: dict[str, Entry] = data["entries"]
-        for key, entry in found.items():
-            for field, kind in _FIELDS.items():
-                if not isinstance(entry[field], kind):
-                    raise ValueError(f"{key}: {field} is {entry[field]!r}, expected {kind.__name__}")
-        return found
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        warnings.warn(
-            f"tuning cache {path}: ignored, because it cannot be read ({type(error).__name__}: {error}); "
-            "te-dispatch tune writes a new one",
-            TuningCacheWarning,
-            stacklevel=3,
-        )
-        return {}
+    return tuning_cache.read(path, _check)
 
 
 def write(path: Path, kept: Mapping[str, Entry]) -> None:
     """Add entries to the file: a new file takes its place, so that no reader ever sees half of one.
 
     Raises:
-        OSError: the directory cannot be written.
+        OSError: the directory cannot be written, or a newer te_dispatch wrote the file.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", TuningCacheWarning)  # said when it was read for use
-        merged = {**read(path), **kept}
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".new")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump({"format": _FORMAT, "entries": merged}, file, indent=1, sort_keys=True)
-            file.write("\n")
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    tuning_cache.write(path, kept, _check)
+
+
+def _check(key: str, entry: Entry) -> None:
+    """Refuse, with a ValueError, what Triton would fail to compile in the middle of a training step."""
+    for field, kind in _FIELDS.items():
+        value = entry.get(field)
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise ValueError(f"{key}: {field} is {value!r}, expected {kind.__name__}")
+    warps, stages = entry["num_warps"], entry["num_stages"]
+    if not 1 <= warps <= 32 or warps & (warps - 1):
+        raise ValueError(f"{key}: num_warps is {warps}, expected a power of two up to 32")
+    if not 0 <= stages <= 16:
+        raise ValueError(f"{key}: num_stages is {stages}, expected 0 to 16")
+    known = _constants(key.partition(" ")[0])
+    for name, value in entry["constants"].items():
+        if known is not None and name not in known:
+            raise ValueError(f"{key}: unknown constant {name!r}; known: {', '.join(sorted(known))}")
+        if not isinstance(value, (int, str)):
+            raise ValueError(f"{key}: {name} is {value!r}, expected a number or a word")
+
+
+@functools.cache
+def _constants(kernel: str) -> frozenset[str] | None:
+    """The constants that the files have for ``family/kernel``, None where they have no such kernel."""
+    family, _, name = kernel.partition("/")
+    if not (configs.FOLDER / f"{family}.json").is_file() or name not in configs.table(family):
+        return None
+    rows = configs.table(family)[name].values()
+    return frozenset(c for row in rows if not isinstance(row, str) for entry in row for c in entry.get("constants", {}))

@@ -97,7 +97,8 @@ def test_a_plan_takes_what_was_tuned(cache: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", '{"format": 99, "entries": {}}', '{"format": 1}', '{"format": 1, "entries": {"k": {}}}',
+    ["", "{", "[]", '{"format": 0, "entries": {}}', '{"format": 1}', "[" * 100_000,
+     '{"format": 1, "entries": {"k": {}}}',
      '{"format": 1, "entries": {"k": {"constants": 3, "num_warps": 4, "num_stages": 2, "options": {}}}}'],
 )  # fmt: skip
 def test_a_file_that_cannot_be_read_is_ignored_once_with_a_warning(cache: Path, text: str) -> None:
@@ -110,6 +111,34 @@ def test_a_file_that_cannot_be_read_is_ignored_once_with_a_warning(cache: Path, 
         keep()
         assert found() is not None
     assert json.loads(cache.read_text())["format"] == 1
+
+
+def test_a_file_of_a_newer_release_is_left_alone(cache: Path) -> None:
+    text = '{"format": 99, "entries": {}}'
+    cache.write_text(text)
+    with pytest.raises(OSError, match=r"a newer te_dispatch wrote it \(format 99.*TE_DISPATCH_CACHE_DIR"):
+        keep()
+    assert cache.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ({"num_warps": -4}, "num_warps is -4"),
+        ({"num_warps": True}, "num_warps is True"),
+        ({"num_warps": 6}, "power of two"),
+        ({"num_stages": -1}, "num_stages is -1"),
+        ({"constants": {"BLOCK_Q": 64}}, "unknown constant 'BLOCK_Q'"),
+        ({"constants": {"BLOCK_M": None}}, "BLOCK_M is None"),
+    ],
+)
+def test_an_entry_that_no_kernel_takes_is_refused(cache: Path, changed: dict[str, Any], problem: str) -> None:
+    keep()
+    data = json.loads(cache.read_text())
+    next(iter(data["entries"].values())).update(changed)
+    cache.write_text(json.dumps(data))
+    with pytest.warns(tuning.TuningCacheWarning, match=problem):
+        assert found() is None
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_of_the_tuner_alone(
@@ -139,7 +168,7 @@ def test_readers_never_see_half_a_file(cache: Path) -> None:
         while any(writer.is_alive() for writer in writers):
             tuning_cache.read(cache)
     assert [writer.exitcode for writer in writers] == [0, 0]
-    assert tuning_cache.read(cache)
+    assert len(tuning_cache.read(cache)) == 40, "and none of them takes away what the other has added"
 
 
 @pytest.mark.parametrize(

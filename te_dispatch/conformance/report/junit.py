@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 from xml.etree import ElementTree
 
-from te_dispatch.conformance import files
 from te_dispatch.conformance.outcome import Outcome, failed
 from te_dispatch.conformance.report.record import Report
+from te_dispatch.core import files
 
 #: Characters that XML 1.0 cannot hold, even escaped.
 _FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

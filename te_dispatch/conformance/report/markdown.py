@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from te_dispatch.conformance import files
 from te_dispatch.conformance.report.record import Cell, Report
+from te_dispatch.core import files
 
 #: Reasons that are shown of one implementation; the JSON has all.
 _REASONS = 3

@@ -10,12 +10,12 @@ from typing import Any
 import jinja2
 import markupsafe
 
-from te_dispatch.conformance import files
 from te_dispatch.conformance.case import Unit
 from te_dispatch.conformance.outcome import STATES, Outcome, failed
 from te_dispatch.conformance.report import drawing, summary
 from te_dispatch.conformance.report.record import Report
 from te_dispatch.conformance.rules import HEAT_MAP_LARGEST, HISTOGRAM, Finding
+from te_dispatch.core import files
 
 #: A message is cut there; the JSON document has all of it.
 _LONG, _BRIEF = 2000, 160

@@ -17,11 +17,11 @@ import numpy
 import torch
 
 import te_dispatch
-from te_dispatch.conformance import files
 from te_dispatch.conformance.coverage import Covered, Unjudged
 from te_dispatch.conformance.outcome import JUDGED, Outcome, counts, failed
 from te_dispatch.conformance.planning import device_of
 from te_dispatch.conformance.settings import Settings
+from te_dispatch.core import files
 from te_dispatch.core.manager import OpManager
 
 #: Of the JSON document.

@@ -8,6 +8,7 @@ types (`schema`), words (`known`, `when`), contradictions (`check`).
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import re
 from collections.abc import Collection, Sequence
@@ -256,7 +257,7 @@ class _FileReader:
         return rule
 
     def _when(self, rule: KeyPath, model: RuleModel, operators: Collection[str]) -> tuple[Condition, ...]:
-        found: dict[str, Condition] = {}
+        found: dict[str, tuple[Condition, ...]] = {}
         for name, value in (model.when or {}).items():
             at = (*rule, "when", name)
             try:
@@ -270,12 +271,13 @@ class _FileReader:
                 found[fact] = read_condition(fact, value, texts, operators, self.known, self.optional)
             except ValueError as error:
                 raise self.document.error(at, f"when: {error}") from None
+        conditions = tuple(itertools.chain(*found.values()))
         try:
-            check_archs(found.values(), self.known)
+            check_archs(conditions, self.known)
         except ValueError as error:
             name = "arch" if "arch" in (model.when or {}) else "device.arch"
             raise self.document.error((*rule, "when", name), f"when: {error}") from None
-        return tuple(found.values())
+        return conditions
 
     @staticmethod
     def _scalars(at: KeyPath, value: Any) -> list[KeyPath]:

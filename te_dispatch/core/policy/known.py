@@ -32,6 +32,8 @@ DEVICE_FACTS = (
     "warp_size",
     "memory",
 )
+#: PyTorch's own; a plugin may bring another.
+DEVICE_TYPES = ("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "xla", "meta", "privateuseone")
 #: Facts such as ``version.cudnn``: any library may have one.
 VERSION_PREFIX = "version."
 
@@ -68,6 +70,7 @@ class Known:
         traits: of all implementations.
         dtypes: words a dtype fact can be.
         device_facts: names without ``device.``.
+        device_types: PyTorch's, and those of installed backends.
     """
 
     operators: Mapping[str, int]
@@ -81,6 +84,7 @@ class Known:
     traits: frozenset[str] = frozenset(TRAITS)
     dtypes: frozenset[str] = frozenset(DTYPES)
     device_facts: frozenset[str] = frozenset(DEVICE_FACTS)
+    device_types: frozenset[str] = frozenset(DEVICE_TYPES)
 
     @classmethod
     def of(cls, manifests: Iterable[Manifest], operators: Mapping[str, Operator]) -> Known:
@@ -108,6 +112,7 @@ class Known:
             traits=frozenset(TRAITS).union(*(i.traits for i in required)),
             dtypes=frozenset(DTYPES).union(_encodings(manifests), _required_dtypes(required, operators)),
             device_facts=frozenset(DEVICE_FACTS) | _required_device_facts(required),
+            device_types=frozenset(DEVICE_TYPES).union(*(m.devices for m in manifests)),
         )
 
     def matched(self, pattern: str) -> tuple[str, ...]:

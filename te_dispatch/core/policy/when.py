@@ -8,6 +8,8 @@ match.
 from __future__ import annotations
 
 import dataclasses
+import math
+import re
 from collections.abc import Collection, Iterable
 from typing import Any
 
@@ -19,6 +21,9 @@ _VENDOR = f"{DEVICE_PREFIX}vendor"
 _ARCH = f"{DEVICE_PREFIX}arch"
 _VERSION = f"{DEVICE_PREFIX}{VERSION_PREFIX}"
 _NUMBER = (int, float)
+_TYPE = f"{DEVICE_PREFIX}type"
+_BOOLEANS = frozenset((f"{DEVICE_PREFIX}fp8_matmul",))
+_NUMBERS = frozenset(f"{DEVICE_PREFIX}{name}" for name in ("index", "memory", "warp_size"))
 
 
 def fact_name(name: str, operators: Iterable[str], known: Known) -> str:
@@ -39,8 +44,8 @@ def fact_name(name: str, operators: Iterable[str], known: Known) -> str:
 
 def read_condition(
     fact: str, value: Any, texts: list[str], operators: Iterable[str], known: Known, optional: Collection[str]
-) -> Condition:
-    """One entry of ``when``.
+) -> tuple[Condition, ...]:
+    """One entry of ``when``, as conditions that must all hold.
 
     Args:
         fact: as `fact_name` gave it.
@@ -54,20 +59,40 @@ def read_condition(
         ValueError: it cannot be read, or can never hold.
     """
     if fact.startswith(_VERSION):
-        value = list(texts) if isinstance(value, list) else texts[0]
+        return _version_conditions(fact, texts[0], isinstance(value, list))
     if fact == _VENDOR:
         value = [_lower(v) for v in value] if isinstance(value, list) else _lower(value)
     condition = condition_from_policy(fact, value)
     if isinstance(condition, MultipleOf) and condition.factor == 0:
         raise ValueError(f"{fact}: '% 0 == 0' divides by zero")
-    if isinstance(condition, Compare) and fact.startswith(_VERSION):
-        condition = dataclasses.replace(condition, bound=str(value).strip().lstrip("<>=").strip())
     if isinstance(condition, OneOf):
         for single in condition.values:
             _check_value(fact, single, operators, known, optional)
     else:
         _check_comparison(fact, condition, operators, known)
-    return condition
+    return (condition,)
+
+
+def _version_conditions(fact: str, text: str, listed: bool) -> tuple[Condition, ...]:
+    """A version and everything released of it (9.10 is 9.10.2 too), or a comparison."""
+    library = fact.removeprefix(_VERSION)
+    if listed:
+        raise ValueError(f"{fact}: takes one version or comparison, not a list; write a rule for each version")
+    condition = condition_from_policy(fact, text)
+    if isinstance(condition, Compare):
+        bound = text.strip().lstrip("<>=").strip()
+        _check_version(library, bound)
+        return (dataclasses.replace(condition, bound=bound),)
+    if isinstance(condition, MultipleOf):
+        raise ValueError(f"{fact}: a version has no multiples; write '>= 9.10'")
+    _check_version(library, text)
+    *head, last = re.match(r"\d+(\.\d+)*", text).group().split(".")  # type: ignore[union-attr]  # just checked
+    return (Compare(fact, ">=", text), Compare(fact, "<", ".".join([*head, str(int(last) + 1)])))
+
+
+def _check_version(library: str, text: str) -> None:
+    if not re.match(r"\d", text):
+        raise ValueError(f"version.{library}: {text!r} is no version: it must start with a digit, as 9.10 does")
 
 
 def check_archs(conditions: Iterable[Condition], known: Known) -> None:
@@ -103,8 +128,16 @@ def _check_value(fact: str, value: Any, operators: Iterable[str], known: Known, 
             raise ValueError(problem)
         return
     kind = _kind(fact, operators, known)
-    if value is None:
+    if value is None and not fact.startswith(DEVICE_PREFIX):
         return  # "not given"
+    if fact == _TYPE:
+        _check_type(value, known)
+    elif fact in _BOOLEANS and not isinstance(value, bool):
+        raise ValueError(f"{fact}: must be true or false, got {value!r}")
+    elif fact in _NUMBERS and (isinstance(value, bool) or not isinstance(value, int)):
+        raise ValueError(f"{fact}: must be a whole number or a comparison such as '>= 32', got {value!r}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{fact}: must be finite, got {value!r}")
     if kind == "dtype" or fact == f"{DEVICE_PREFIX}encodings":
         if value not in known.dtypes:
             raise ValueError(f"{fact}: unknown dtype {value!r}{did_you_mean(str(value), known.dtypes, listing=False)}")
@@ -121,5 +154,16 @@ def _check_comparison(fact: str, condition: Condition, operators: Iterable[str],
     if fact == _ARCH:
         if not isinstance(condition.bound, str) or arch_number(condition.bound) is None:
             raise ValueError(f"{fact}: {str(condition.bound)!r} has no number to compare archs by")
-    elif not fact.startswith(_VERSION) and not isinstance(condition.bound, _NUMBER):
+    elif not isinstance(condition.bound, _NUMBER):
         raise ValueError(f"{fact}: compares with a number, got {condition.bound!r}")
+    elif not math.isfinite(condition.bound):
+        raise ValueError(f"{fact}: compares with a finite number, got {condition.bound!r}")
+
+
+def _check_type(value: Any, known: Known) -> None:
+    """Types of plugins' devices are unknown words; what only looks like a slip is refused."""
+    if value in known.device_types:
+        return
+    hint = did_you_mean(str(value).lower(), known.device_types, listing=False)
+    if hint or not isinstance(value, str):
+        raise ValueError(f"{_TYPE}: unknown device type {value!r}{hint}")
