@@ -38,6 +38,7 @@ from te_dispatch.core.layers import ProcessLayers
 from te_dispatch.core.mirror import Mirror
 from te_dispatch.core.operator import OPERATORS, Operator
 from te_dispatch.core.policy import Policy
+from te_dispatch.core.results import checked, checking_results
 from te_dispatch.core.shadow import Shadows
 from te_dispatch.core.snapshot import Snapshot
 from te_dispatch.core.startup import no_collection
@@ -70,11 +71,15 @@ class OpManager:
         self._given = snapshot
         #: The registry, once every backend was asked whether it works here.
         self._snapshot: Snapshot | None = None
+        self._environ = environ
         self._layers = ProcessLayers(environ, self.known)
         self._devices: dict[tuple[str, int | None], DeviceFacts] = {}
         self._several: bool | None = None
         self._known: Known | None = None
         self._bound: dict[str, Callable[..., Any]] = {}
+        #: Whether every result is checked, None until the environment is read; candidate -> as bound, and checked.
+        self._checking: bool | None = None
+        self._checked: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {}
         self._readers: dict[str, dict[str, Callable[..., Any]]] = {}
         self._announcements = Announcements()
         self._scopes: dict[tuple[str, ...], Bindings] = {}
@@ -152,6 +157,17 @@ class OpManager:
             if lacking and candidate not in self.snapshot.lacking:
                 self._snapshot = self.snapshot.with_lacking(candidate, lacking)
             return self._bound.setdefault(candidate, positional(operator, function, lacking))
+
+    def checked(self, operator: Operator, candidate: str, bound: Callable[..., Any]) -> Callable[..., Any]:
+        """`bound`, or where the environment asks for it the same with every result checked."""
+        if self._checking is None:
+            self._checking = checking_results(os.environ if self._environ is None else self._environ)
+        if not self._checking:
+            return bound
+        found = self._checked.get(candidate)
+        if found is None or found[0] is not bound:
+            found = self._checked[candidate] = (bound, checked(operator, candidate, bound))
+        return found[1]
 
     def attribute(self, operator: Operator, candidate: str, name: str) -> Any:
         """An attribute of an implementation's function, e.g. a GEMM's ``operand_format``; None if it has none."""
@@ -270,6 +286,7 @@ class OpManager:
         with self.lock:
             self._settle()
             self._layers.forget_environment()
+            self._checking = None
             self._generation += 1
             self._rebind()
 
@@ -337,6 +354,7 @@ class OpManager:
 
     def scope(self, layer: Policy, observer: Observer | None = None) -> Bindings:
         """Bindings of the current scope with one more layer on top. Equal scopes share theirs, and what they bound."""
+        refuse_while_importing("a scoped policy")
         outer = self._current.get()
         layers = (layer, *(outer.layers if outer is not None else ()))
         if observer is None and outer is not None:
