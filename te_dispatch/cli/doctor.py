@@ -28,6 +28,7 @@ from te_dispatch.core.operator import OPERATORS
 from te_dispatch.core.policy.file import load_policy
 from te_dispatch.core.policy.known import DEVICE_FACTS, VERSION_PREFIX, Known
 from te_dispatch.core.requirements import DEVICE_PREFIX
+from te_dispatch.core.results import checking_results
 from te_dispatch.core.shipped import shipped_policies
 from te_dispatch.core.snapshot import InstalledBackend, PluginFailure, Snapshot
 
@@ -202,6 +203,7 @@ def _problems(data: dict[str, Any], known: Known) -> list[str]:
     try:
         environment_layers(os.environ, known)
         debug_setting(os.environ)
+        checking_results(os.environ)
     except PolicyError as error:
         problems.append(f"environment: {error}")
     if not data["backends"]:

@@ -69,3 +69,9 @@ def test_facts_are_described_whole(te):
         told = te("ops", name, "--json").json["facts"]
         assert all(fact["doc"].strip() and fact["doc"].count("(") == fact["doc"].count(")") for fact in told), name
     assert "the argument `kind`: gelu, qgelu, relu" in " ".join(te("ops", "activation_fwd").out.split())
+
+
+def test_doctor_reads_every_variable(te_process):
+    answer = te_process("doctor", "--json", TE_DISPATCH_CHECK_RESULTS="sometimes")
+    [problem] = answer.json["problems"]
+    assert problem == ("environment: TE_DISPATCH_CHECK_RESULTS=sometimes: expected 0 or 1, got 'sometimes'")
