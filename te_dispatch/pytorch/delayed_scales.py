@@ -33,12 +33,13 @@ class DelayedScales:
             below it; () and 0 until a recipe is bound.
         amax_views, scale_views: float32 (1,) each: row 0 and the scales by tensor. They are made once, because
             indexing on every cast costs more than the cast's launch.
-        group: the `ScaleGroup` that updates them, None until a recipe is bound.
+        group: the `ScaleGroup` that updates them, None until a training step.
+        label: what the ranks of an amax reduction call this state: the module's origin, ``/``, which of its states.
     """
 
     __slots__ = (
-        "history", "scale", "scale_amax", "_max_values", "margin", "amax_views", "scale_views", "group", "_frozen",
-        "_frozen_at", "__weakref__",
+        "history", "scale", "scale_amax", "_max_values", "margin", "amax_views", "scale_views", "group", "label",
+        "_frozen", "_frozen_at", "__weakref__",
     )  # fmt: skip
 
     def __init__(
@@ -50,6 +51,7 @@ class DelayedScales:
         margin: int = 0,
     ) -> None:
         self.group: ScaleGroup | None = None
+        self.label = ""
         self.max_values = tuple(max_values)
         self.margin = margin
         self._adopt(history, scale, scale_amax)

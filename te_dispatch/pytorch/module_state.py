@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from te_dispatch.common.recipe import DelayedScaling
+from te_dispatch.pytorch.amax_reduction import Origin
 from te_dispatch.pytorch.delayed_scales import DelayedScales
 
 _EXTRA_STATE_FORMAT = 1
@@ -27,6 +28,7 @@ class ScaledModule(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        self._origin = Origin(type(self).__name__)
         self._forward_scales: DelayedScales | None = None
         self._backward_scales: DelayedScales | None = None
         self._output_scales: DelayedScales | None = None
@@ -67,6 +69,7 @@ class ScaledModule(torch.nn.Module):
         if scales is None:
             scales = DelayedScales.fresh(recipe.amax_history_len, count, device)
             setattr(self, attribute, scales)
+        scales.label = f"{self._origin.name}/{key}"
         scales.move(device)
         scales.resize(recipe.amax_history_len)
         return scales
