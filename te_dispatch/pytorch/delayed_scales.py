@@ -212,7 +212,7 @@ class DelayedScales:
             if tuple(tensor.shape) != (count,):
                 raise StateError(f"{where}, {name} must be ({count},), got shape {tuple(tensor.shape)}")
         for name, tensor, wanted, wrong in (
-            ("amax_history", history, "not negative and not NaN", history.isnan() | (history < 0)),
+            ("amax_history", history, "not negative", history < 0),  # a NaN is ignored by updates
             ("scale", scale, "finite and above 0", ~(scale.isfinite() & (scale > 0))),
             ("scale_amax", scale_amax, "finite and not negative, or NaN", scale_amax.isinf() | (scale_amax < 0)),
         ):

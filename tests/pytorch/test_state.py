@@ -263,8 +263,8 @@ MALFORMED: list[tuple[str, Any, str]] = [
     ("forward.scale", ..., "forward, scale must be a tensor, got none among amax_history, scale_amax, max_values"),
     (
         "forward.amax_history",
-        torch.full((4, 2), NAN),
-        "forward, amax_history must be not negative and not NaN, got nan",
+        torch.full((4, 2), -1.0),
+        "forward, amax_history must be not negative, got -1.0",
     ),
     (
         "forward.amax_history",
