@@ -93,11 +93,13 @@ class autocast:
     """Context manager: modules inside quantize the operands of their GEMMs as `recipe` says.
 
     It nests; the innermost decides. Leaving the outermost one normally, with gradients enabled, updates the forward
-    scales of delayed scaling.
+    scales of delayed scaling. It belongs to the thread, like torch.autocast: asyncio tasks that are in different ones
+    at the same time must not await inside them, or must run in threads of their own.
 
     Args:
         enabled: False computes in high precision.
-        calibrating: with ``enabled=False`` and delayed scaling, record amaxes while computing in high precision.
+        calibrating: with ``enabled=False`` and delayed scaling, record amaxes while computing in high precision. Scales
+            change when an autocast ends with gradients enabled; so calibrate with gradients, without a backward.
         recipe: a recipe of `te_dispatch.common.recipe`; None for `get_default_recipe()`.
         amax_reduction_group: process group over which amaxes are reduced; None for the default group.
         _graph: reserved for CUDA graph capture; must be False.

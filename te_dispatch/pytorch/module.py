@@ -68,6 +68,7 @@ class GemmModule(KnowingModule):
         self._traced_plans = TracedPlans()
         self._cached_weights: list[Quantized | None] | None = None
         self._cached_for: Plan | None = None
+        self._cached_of: tuple[torch.Tensor, ...] = ()
         self._ran_unowned = False
         #: What `_familiar` knows: comparisons, and the number of features each was checked for.
         self._looks: tuple[tuple[Likeness, int], ...] = ()
@@ -259,13 +260,14 @@ class GemmModule(KnowingModule):
         if is_first_microbatch is None:
             return None
         # An evaluation takes what a training step has cached; not the other way round, because it records no amaxes.
-        if is_first_microbatch or self._cached_weights is None or self._cached_for not in (plan, plan.source):
+        fits = self._cached_weights is not None and self._cached_for in (plan, plan.source)
+        if is_first_microbatch or not fits or _replaced(weights, self._cached_of):
             with torch.no_grad():
                 self._cached_weights = [
                     operand(w.detach().contiguous(), casts.weight, casts.weight_usage[1])
                     for w, casts in zip(weights, plan.gemms)
                 ]
-            self._cached_for = plan
+            self._cached_for, self._cached_of = plan, tuple(weights)
         if record is not None:
             record.weights = self._cached_weights
         return self._cached_weights
@@ -352,11 +354,23 @@ class GemmModule(KnowingModule):
     def _forget_weights(self) -> None:
         self._cached_weights = None
         self._cached_for = None
+        self._cached_of = ()
 
     def __getstate__(self) -> dict[str, Any]:
         # Copies and pickles bind anew: a plan refers to a policy and a process group of this process.
         state = dict(self.__dict__)
         state.update(
-            _plan=None, _traced_plans=TracedPlans(), _cached_weights=None, _cached_for=None, _looks=(), _known=()
+            _plan=None,
+            _traced_plans=TracedPlans(),
+            _cached_weights=None,
+            _cached_for=None,
+            _cached_of=(),
+            _looks=(),
+            _known=(),
         )
         return state
+
+
+def _replaced(weights: Sequence[torch.Tensor], before: Sequence[torch.Tensor]) -> bool:
+    """Whether a weight is another Parameter than before; views and what parametrizations compute always are."""
+    return any(isinstance(w, torch.nn.Parameter) and w is not old for w, old in zip(weights, before, strict=True))
