@@ -14,6 +14,7 @@
 | ties | exact midpoints between neighbouring FP8 codes | rounding away instead of to even, truncation |
 | saturation | around the largest finite FP8 values | overflow to NaN or Inf |
 | cancelling | x, -x in turn, with a remainder 2^-10 as large | sums whose terms are far larger than the result |
+| tile_scales | normal, every tile, row, column and block times a power of two of its own | scales of the wrong block |
 | opposite | x, -x in turn: sums are exactly 0 | what is divided by a sum, signs of a sum that is 0 |
 | constant | each row one value | a variance of 0 that comes out negative |
 | far_mean | normal around a mean of +-100 or +-1000, row by row | variance by the difference of two sums |
@@ -139,6 +140,18 @@ def _cancelling(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Gen
     return torch.stack((half, remainder - half), -1).flatten(-2)[..., : shape[-1]]
 
 
+def _tile_scales(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    """Neighbouring blocks of every block scaling, along rows and along columns, have largest magnitudes that differ by
+    a factor of two at least, between 2^-10 and 2^10: whoever takes the scale of another block is far off."""
+    columns = shape[-1] if shape else 1
+    rows = math.prod(shape[:-1])
+    r, c = torch.arange(rows)[:, None], torch.arange(columns)[None, :]
+    exponent = (4 * (r // 128) + 3 * (c // 128)) % 11 - 10
+    for size, period in ((1, 3), (16, 2), (32, 3)):
+        exponent = exponent + r // size % period + c // size % period
+    return (torch.randn((rows, columns), generator=generator) * torch.exp2(exponent.float())).reshape(shape)
+
+
 def _opposite(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
     if not shape or shape[-1] < 2:
         return torch.zeros(shape)
@@ -179,7 +192,7 @@ def _between(low: float, high: float, low16: float, high16: float) -> Fill:
 
 def _late(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
     x = torch.randn(shape, generator=generator)
-    if shape:
+    if shape and x.numel():
         x.reshape(-1, shape[-1] if len(shape) > 1 else 1)[:-16] *= 2.0**-14
     return x
 
@@ -219,6 +232,7 @@ KINDS: dict[str, Fill] = {
     "ties": _ties,
     "saturation": _saturation,
     "cancelling": _cancelling,
+    "tile_scales": _tile_scales,
     "opposite": _opposite,
     "constant": _constant,
     "far_mean": _far_mean,
