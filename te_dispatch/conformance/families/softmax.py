@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 
 from te_dispatch.conformance.bounds import softmax as bounds
-from te_dispatch.conformance.bounds.known import or_nan, within
+from te_dispatch.conformance.bounds.known import within
 from te_dispatch.conformance.maker import DTYPES, Maker
 from te_dispatch.conformance.rules import Rule, Within
 from te_dispatch.conformance.space import Arguments, Axis, Judged, Space, Values, register
@@ -66,16 +66,13 @@ def _forward_rules(judged: Judged) -> Mapping[str, Rule]:
     arguments = judged.arguments
     x, masked = arguments["x"], _masked(arguments)
     known = bounds.forward(x, masked, arguments.get("scale", 1.0))
-    logits = arguments.get("scale", 1.0) * x.double()
-    shown = torch.ones_like(x, dtype=torch.bool) if masked is None else ~masked.broadcast_to(x.shape)
-    # A row whose logits are all -Inf, though not all are masked, is 0 / 0.
-    empty = shown.any(-1, keepdim=True) & (~shown | (logits == -torch.inf)).all(-1, keepdim=True)
-    rule = within(known, judged.expected["result"], judged.actual["result"], (or_nan(empty),))
+    rule = within(known, judged.expected["result"], judged.actual["result"])
     if masked is None:
         return {"result": rule}
+    logits = arguments.get("scale", 1.0) * x.double()
     # Beside an unmasked NaN or a logit of Inf a masked entry may be 0, or NaN as the row's sum.
     lost = ((logits.isnan() | (logits == torch.inf)) & ~masked).any(-1, keepdim=True)
-    return {"result": Within(rule.limit, ~(masked & lost).broadcast_to(x.shape), rule.instead)}
+    return {"result": Within(rule.limit, ~(masked & lost).broadcast_to(x.shape))}
 
 
 def _backward(values: Values, maker: Maker) -> Arguments:
