@@ -13,7 +13,7 @@ import torch
 from te_dispatch.conformance.checks import Check, register
 from te_dispatch.conformance.checks.causality import later_rows
 from te_dispatch.conformance.checks.sizes import ROWS, enlarged, serves, shape_of
-from te_dispatch.conformance.checks.values import synchronize
+from te_dispatch.conformance.checks.values import synchronize, thread_count
 from te_dispatch.conformance.families import gemm_rows
 from te_dispatch.conformance.memory import same_bits
 from te_dispatch.conformance.space import Arguments, Space
@@ -63,7 +63,7 @@ def _repeat(trial: Trial, beside_work: bool) -> None:
                 other.call(other.on_device())
     usual = torch.get_num_threads()
     for count in THREAD_COUNTS if trial.device.type == "cpu" else ():
-        with _threads(count):
+        with thread_count(count):
             _compare(first, _run(trial, given), f"with {count} threads instead of {usual}")
     for shift in SHIFTS if not trial.space.views else ():
         try:
@@ -88,16 +88,6 @@ def _compare(first: _Results, again: _Results, when: str) -> None:
         if not same_bits(tensor, again[path]):
             differing = int((tensor != again[path]).sum())
             raise Failure(f"{path} differs {when} ({differing} elements)")
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextmanager

@@ -68,7 +68,7 @@ def _shape(space: Space, plain: str, rows: int) -> str | None:
     if "+" in plain:  # a list of tensors
         return f"{rows}x{COLUMNS}+7+{rows}"
     if space.operator.startswith("attention"):  # sequences, queries, keys
-        return "8x130x264"
+        return f"{max(rows // 64, 2)}x130x264"
     if space.operator.startswith("rope"):  # s, b, h, d or b, s, h, d
         return f"{rows // 4}x4x3x64"
     return {2: f"{rows}x{COLUMNS}", 3: f"{rows // 4}x4x{COLUMNS}"}.get(len(sizes))
