@@ -8,9 +8,9 @@ where a kernel writes new data, or one scale, into the same memory.
 from __future__ import annotations
 
 import gc
-import itertools
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -148,15 +148,24 @@ def _call_often(trial: Trial) -> None:
         del result
         if number == _ROUND:
             _require_freed(references)
-        if number >= CALLS - _ROUND * _ROUNDS and (CALLS - number) % _ROUND == 0:
-            if not blocks:
-                gc.collect()
+        if number in (CALLS - _ROUND, CALLS):
             blocks.append(sys.getallocatedblocks())
-    growth = [after - before for before, after in itertools.pairwise(blocks)]
-    if len(growth) == _ROUNDS and min(growth) >= _ROUND:
-        gc.collect()  # cycles are no growth; a collection takes longer than most cases
-        if sys.getallocatedblocks() - blocks[0] >= _ROUND * _ROUNDS:
-            raise Failure(f"every call leaves Python objects behind: {growth} more after each {_ROUND} calls")
+    if len(blocks) == 2 and blocks[1] - blocks[0] >= _ROUND:
+        _require_no_growth(lambda: trial.call(arguments))
+
+
+def _require_no_growth(call: Callable[[], Any]) -> None:
+    """Looked at closely only where the number of objects grew: a collection of cycles takes longer than most cases."""
+    growth = []
+    for _ in range(_ROUNDS):
+        gc.collect()
+        before = sys.getallocatedblocks()
+        for _ in range(_ROUND):
+            call()
+        gc.collect()
+        growth.append(sys.getallocatedblocks() - before)
+    if min(growth) >= _ROUND:
+        raise Failure(f"every call leaves Python objects behind: {growth} more after each {_ROUND} calls")
 
 
 def _judge(trial: Trial, result: Any, arguments: Arguments, number: int) -> None:
