@@ -16,6 +16,7 @@ from te_dispatch.conformance.outputs import named_results
 from te_dispatch.conformance.rules import Finding, Rule, judge
 from te_dispatch.conformance.space import Arguments, Judged, Space, find
 from te_dispatch.conformance.subject import Claim, Subject, subjects
+from te_dispatch.core.errors import Declined
 from te_dispatch.core.operator import OPERATORS
 
 
@@ -148,11 +149,16 @@ def complete(subject: Subject, space: Space, arguments: Arguments) -> Arguments:
     """A backward's arguments with `out`, `lse` and `saved` of the forward that it goes with.
 
     Raises:
-        NotClaimed: no forward of this backward's kind serves the call.
+        NotClaimed: no forward of this backward's kind serves the call, or it declines it.
     """
     assert space.forward is not None
     forward_arguments = space.forward(arguments)
-    result = forward_of(subject, forward_arguments).call(forward_arguments)
+    forward = forward_of(subject, forward_arguments)
+    try:
+        result = forward.call(forward_arguments)
+    except Declined as declined:
+        # Dispatch would give the call to another forward, and its backward to that one's.
+        raise NotClaimed(f"its forward {forward.id} declined: {declined}") from declined
     return {**arguments, **{n: getattr(result, n) for n in ("out", "lse", "saved")}}
 
 
