@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from te_dispatch.conformance.checks import find as find_check
-from te_dispatch.conformance.families.attention_inputs import _parsed
+from te_dispatch.conformance.families.quantize import counts
 from te_dispatch.conformance.space import find
 from te_dispatch.conformance.subject import Subject
 from te_dispatch.conformance.trial import Failure
@@ -147,8 +147,8 @@ def test_a_kernel_that_scales_its_keys_in_place() -> None:
 
 
 def test_lengths_of_many_sequences() -> None:
-    assert _parsed("5+3+0") == [5, 3, 0]
-    assert _parsed("7:3") == [0, 1, 2, 0, 1, 2, 0]
+    assert counts("5+3+0") == [5, 3, 0]
+    assert counts("7:3") == [0, 1, 2, 0, 1, 2, 0]
 
 
 def test_an_output_wider_than_the_operands_may_be_rounded_to_their_dtype_first() -> None:

@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from te_dispatch.conformance.families.quantize import counts
 from te_dispatch.conformance.maker import DTYPES, Maker
 from te_dispatch.conformance.space import Arguments, Values
 from te_dispatch.numerics.quantized import Quantized
@@ -53,16 +54,10 @@ def _filled(maker: Maker, shape: tuple[int, ...], values: Values, kind: str) -> 
     return maker.tensor(*shape, dtype=values.get("dtype", "fp32"), values=kind)
 
 
-def _parsed(text: str) -> list[int]:
-    """``5+3+0`` as [5, 3, 0]; ``7:3`` as 7 numbers that run through 0, 1, 2."""
-    count, colon, period = text.partition(":")
-    return [i % int(period) for i in range(int(count))] if colon else [int(n) for n in text.split("+")]
-
-
 def _lengths(values: Values, maker: Maker) -> tuple[list[int], list[int], tuple[int, int]]:
     """Valid queries and keys of every sequence, and the extents of the score matrix."""
     if values.get("layout") == "thd":
-        queries = _parsed(values["lengths"])
+        queries = counts(values["lengths"])
         keys = queries if values.get("keys", "same") == "same" else [n + 1 for n in queries[::-1]]
         return queries, keys, (max(queries), max(keys))
     batch, rows, columns = (int(n) for n in values["shape"].split("x"))
