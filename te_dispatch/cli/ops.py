@@ -12,6 +12,7 @@ from rich.text import Text
 from te_dispatch.cli.console import CommandError, emit, out
 from te_dispatch.cli.devices import find_device
 from te_dispatch.core.facts import CallFacts, DeviceFacts, FactValue
+from te_dispatch.core.memory import FORMS
 from te_dispatch.core.operator import OPERATORS, Fact, Operator
 from te_dispatch.core.policy import COMPOSITE, Policy
 from te_dispatch.core.policy.known import did_you_mean
@@ -202,6 +203,7 @@ def contract(name: str, as_json: bool) -> int:
         "doc": operator.doc,
         "companion": operator.companion,
         "backward": operator.backward,
+        "operands": [{"name": n, "memory": form, "allows": FORMS[form]} for n, form in operator.memory.items()],
         "facts": [
             {"name": f.name, "kind": f.kind, "doc": _describe(f), "words": list(f.words)}
             for f in operator.facts.values()
@@ -273,6 +275,12 @@ def _show_contract(data: dict[str, Any]) -> None:
     if data["companion"]:
         console.print(f"{'backward' if data['backward'] else 'forward'} of the companion {data['companion']}")
     console.print(Text(f"\n{data['signature']}\n\n{data['doc']}\n"))
+    operands = Table(title="Memory of operands", title_justify="left")
+    for column in ("operand", "form", "what it may look like"):
+        operands.add_column(column)
+    for one in data["operands"]:
+        operands.add_row(one["name"], one["memory"], Text(one["allows"]))
+    console.print(operands)
     facts = Table(title="Facts", title_justify="left")
     for column in ("fact", "kind", "what it is"):
         facts.add_column(column)
