@@ -34,6 +34,8 @@ from te_dispatch.core.devices import (
 )
 from te_dispatch.core.errors import BindError, CaptureError
 from te_dispatch.core.facts import DeviceFacts
+from te_dispatch.core.failures import on_request, traceback_text
+from te_dispatch.core.importing import refuse_while_importing, released
 from te_dispatch.core.layers import ProcessLayers, Sources
 from te_dispatch.core.mirror import Mirror
 from te_dispatch.core.operator import OPERATORS, Operator
@@ -70,8 +72,12 @@ class OpManager:
         self, snapshot: Snapshot | None = None, environ: Mapping[str, str] | None = None, label: str = "manager"
     ) -> None:
         self.lock = threading.RLock()
-        self._snapshot = snapshot
-        self._probed_availability = False
+        #: A registry as it was given, without what is unavailable on this machine; None to discover one.
+        self._given = snapshot
+        #: The registry, once every backend was asked whether it works here.
+        self._snapshot: Snapshot | None = None
+        #: How many registries there were before it.
+        self._registry = 0
         self._layers = ProcessLayers(Sources(environ, self.known))
         self._devices: dict[tuple[str, int | None], DeviceFacts] = {}
         self._several: bool | None = None
@@ -104,17 +110,33 @@ class OpManager:
     @property
     def snapshot(self) -> Snapshot:
         """The registry, discovered on first use."""
-        with self.lock:
-            if self._snapshot is None:
-                with no_collection():
-                    from te_dispatch.core.discovery import discover
+        found = self._snapshot
+        return self._take_stock() if found is None else found
 
-                    self._snapshot = discover(OPERATORS)
-            if not self._probed_availability:
-                self._probed_availability = True
-                self._snapshot, problems = probe_backends(self._snapshot)
-                self._report(problems)
-            return self._snapshot
+    def _take_stock(self) -> Snapshot:
+        """Discover what is installed, and ask what of it works here.
+
+        Plugins' code runs without the lock, so two threads may both come here; the first to finish is believed.
+        """
+        from te_dispatch.core.discovery import find, report
+
+        refuse_while_importing("using operators or policies")
+        while True:
+            with self.lock:
+                registry, given = self._registry, self._given
+            with released(self.lock), no_collection():
+                snapshot = find(OPERATORS) if given is None else given
+                found, problems = probe_backends(snapshot)
+            with self.lock:
+                if self._registry != registry:
+                    continue
+                if self._snapshot is None:
+                    # Last: an interrupt before this line leaves everything to be asked again.
+                    self._snapshot = found
+                    if given is None:
+                        report(found)
+                    self._report(problems)
+                return self._snapshot
 
     def bound(self, operator: Operator, candidate: str) -> Callable[..., Any]:
         """An implementation, imported and checked, as a callable that takes every argument by position.
@@ -125,24 +147,29 @@ class OpManager:
         found = self._bound.get(candidate)
         if found is not None:
             return found
-        with self.lock:
-            _, implementation = self.snapshot.implementation(candidate)
-            try:
+        registry = self._registry
+        _, implementation = self.snapshot.implementation(candidate)
+        try:
+            with released(self.lock):
                 function, lacking = load(operator, candidate, implementation.target)
-            except BindError as error:
-                _log.warning("%s", error)
-                self._snapshot = self.snapshot.with_unusable(candidate, str(error))
-                raise
+        except BindError as error:
+            with self.lock:
+                if self._registry == registry and candidate not in self.snapshot.unusable:
+                    _log.warning("%s%s", error, on_request(traceback_text(error)))
+                    self._snapshot = self.snapshot.with_unusable(candidate, str(error))
+            raise
+        with self.lock:
+            if self._registry != registry:
+                return positional(operator, function, lacking)
             if lacking and candidate not in self.snapshot.lacking:
                 self._snapshot = self.snapshot.with_lacking(candidate, lacking)
-            callable_ = positional(operator, function, lacking)
-            self._bound[candidate] = callable_
-            return callable_
+            return self._bound.setdefault(candidate, positional(operator, function, lacking))
 
     def attribute(self, operator: Operator, candidate: str, name: str) -> Any:
         """An attribute of an implementation's function, e.g. a GEMM's ``operand_format``; None if it has none."""
         _, implementation = self.snapshot.implementation(candidate)
-        return getattr(import_target(implementation.target), name, None)
+        with released(self.lock):
+            return getattr(import_target(implementation.target), name, None)
 
     def fact_readers(self, operator: Operator) -> dict[str, Callable[..., Any]]:
         found = self._readers.get(operator.name)
@@ -159,12 +186,18 @@ class OpManager:
         """Facts of a ``torch.device`` (or anything with ``type`` and ``index``), probed once."""
         key = (device.type, device.index)
         found = self._devices.get(key)
-        if found is None:
-            with self.lock:
-                found, problems = probe_device(self.snapshot, *key)
-                self._report(problems)
+        if found is not None:
+            return found
+        registry, snapshot = self._registry, self.snapshot
+        with released(self.lock):
+            found, problems = probe_device(snapshot, *key)
+        with self.lock:
+            if self._registry != registry:
+                return found
+            if key not in self._devices:
                 self._devices[key] = found
-        return found
+                self._report(problems)
+            return self._devices[key]
 
     def _report(self, problems: list[str]) -> None:
         for problem in problems:
@@ -237,6 +270,7 @@ class OpManager:
         Raises:
             PolicyError: nothing is changed.
         """
+        refuse_while_importing("set_policy")
         layer = None if policy is None else self._layers.sources.load(policy)
         with self.lock:
             self._change(dataclasses.replace(self._layers, chosen=layer))
@@ -247,9 +281,11 @@ class OpManager:
         Raises:
             PolicyError: a variable cannot be used; what was in force stays.
         """
+        refuse_while_importing("reload_environment")
         with self.lock:
-            before, sources = self._layers.sources.contents, self._layers.sources.again()
-            said = sources.read().digest()
+            sources = self._layers.sources.again()
+            said = sources.read().digest()  # may let other threads have the lock
+            before = self._layers.sources.contents
             if before is not None:
                 self._environments.setdefault(before.digest(), self._layers.generation)
             generation = self._environments.get(said)
@@ -262,14 +298,16 @@ class OpManager:
 
         Scopes that are open keep what they had resolved: their backwards must find their forwards' implementations.
         """
+        refuse_while_importing("replace_snapshot")
         with self.lock:
             layers = dataclasses.replace(
                 self._layers, sources=self._layers.sources.again(), generation=next(self._generations)
             )
             self._change(
                 layers,
-                (self, "_snapshot", snapshot),
-                (self, "_probed_availability", False),
+                (self, "_given", snapshot),
+                (self, "_snapshot", None),
+                (self, "_registry", self._registry + 1),
                 (self, "_known", None),
                 (self, "_devices", {}),
                 (self, "_bound", {}),
@@ -281,14 +319,8 @@ class OpManager:
         """Put other layers in force for the process, together with `others`."""
         bindings = self._bindings(layers)
         replaced = (self.bindings, self._kept)  # alive until all is assigned
-        assign(
-            [
-                *others,
-                (self, "_layers", layers),
-                (self, "bindings", bindings),
-                *self._trampolines.rebinding(bindings),
-            ]
-        )
+        changes = [*others, (self, "_layers", layers), (self, "bindings", bindings)]
+        assign([*changes, *self._trampolines.rebinding(bindings)])
         del replaced
 
     def published(self, bindings: Bindings, dispatcher: Dispatcher) -> None:

@@ -1,18 +1,18 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""Targets of both manifests, made when they are asked for: `loopback__<name>`, `faulty__<name>`, `partner__<name>`.
+"""Targets of the manifests, made when they are asked for: ``<backend>__<implementation>``.
 
 A fault is a function of a `Call`: it calls the sound implementation, with other arguments or other parts, or spoils
-what that gives.
+what that gives. Where no fault of it is switched on, an implementation is sound.
 """
 
 from __future__ import annotations
 
-import importlib
 import inspect
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import torch
@@ -22,12 +22,18 @@ from te_dispatch.core.bind import import_target
 from te_dispatch.core.operator import OPERATORS
 from te_dispatch.ops import alloc
 from te_dispatch.ops.results import Saved
-from te_dispatch_faulty import FAULTY, LOOPBACK
-from te_dispatch_faulty.catalogue import FAULTS
+from te_dispatch_faulty import MANIFESTS, OTHER_NAMES
 from te_dispatch_torch.implementations import IMPLEMENTATIONS
+
+if TYPE_CHECKING:
+    from te_dispatch_faulty.catalogue import Fault
+
+#: Names the fault that a process is to have.
+VARIABLE = "TE_DISPATCH_FAULT"
 
 _TORCH = {one.name: one for one in IMPLEMENTATIONS}
 _SWAPPING = threading.RLock()
+_switched_on: list[Fault | None] = []
 
 
 class Call:
@@ -46,6 +52,10 @@ class Call:
 
     def __getitem__(self, name: str) -> Any:
         return self.arguments[name]
+
+    def get(self, name: str) -> Any:
+        """An argument, None where the operator has no such parameter."""
+        return self.arguments.get(name)
 
     def sound(self, **changes: Any) -> Any:
         """What the torch backend makes of these arguments, or of changed ones."""
@@ -85,45 +95,54 @@ def swapped(*parts: tuple[str, str, Any]) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def fault(one: Fault | None) -> Iterator[None]:
+    """A block in which one fault is switched on in all threads, or none; in processes started there, too."""
+    before = list(_switched_on)
+    environ = {} if one is None else {VARIABLE: one.name}
+    try:
+        with mock.patch.dict(os.environ, environ):
+            _switched_on[:] = [one]
+            yield
+    finally:
+        _switched_on[:] = before
+
+
+def _current() -> Fault | None:
+    if not _switched_on:
+        from te_dispatch_faulty.catalogue import by_name
+
+        name = os.environ.get(VARIABLE)
+        _switched_on.append(by_name(name) if name else None)
+    return _switched_on[0]
+
+
 def _loopback(call: Call) -> Any:
     return call.sound()
 
 
-def _behaviour(kind: str, name: str) -> Callable[[Call], Any]:
-    if kind == "loopback":
-        return _loopback
-    if kind == "faulty":
-        module = next(fault.module for fault in FAULTS if fault.name == name)
-        found: Callable[[Call], Any] = getattr(importlib.import_module(f"te_dispatch_faulty.{module}"), name)
-        return found
-    partner = next(p for fault in FAULTS for p in fault.partners if p.name == name)
-    if partner.module is None:
-        return _loopback
-    found = getattr(importlib.import_module(f"te_dispatch_faulty.{partner.module}"), name)
-    return found
+def _sound(name: str) -> Callable[[Call], Any]:
+    if name == "saving_attention":
+        from te_dispatch_faulty.scores import saves_probabilities
 
-
-def _base(kind: str, name: str) -> str:
-    if kind == "loopback":
-        return name
-    faults = {fault.name: fault.base for fault in FAULTS}
-    partners = {partner.name: partner.base for fault in FAULTS for partner in fault.partners}
-    return (faults if kind == "faulty" else partners)[name]
+        return saves_probabilities
+    return _loopback
 
 
 def __getattr__(target: str) -> Any:
-    kind, separator, name = target.partition("__")
-    if kind not in ("loopback", "faulty", "partner") or not separator:
+    backend, separator, name = target.partition("__")
+    if backend not in MANIFESTS or not separator:
         raise AttributeError(f"module {__name__!r} has no attribute {target!r}")
-    manifest = LOOPBACK if kind == "loopback" else FAULTY
-    entry = next(one for one in manifest.implementations if one.name == name)
+    entry = next(one for one in MANIFESTS[backend].implementations if one.name == name)
     signature = OPERATORS[entry.operator].signature
-    behave, base = _behaviour(kind, name), _base(kind, name)
+    candidate, base, sound = f"{backend}.{name}", OTHER_NAMES.get(name, name), _sound(name)
 
     def implementation(*positional: Any, **named: Any) -> Any:
         bound = signature.bind(*positional, **named)
         bound.apply_defaults()
-        return behave(Call(base, f"{manifest.name}.{name}", entry.saved_format, bound.arguments))
+        current = _current()
+        behave = current.behave if current is not None and current.implementation == candidate else sound
+        return behave(Call(base, candidate, entry.saved_format, bound.arguments))
 
     implementation.__signature__ = inspect.Signature(list(signature.parameters.values()))  # type: ignore[attr-defined]
     implementation.__name__ = name

@@ -1,28 +1,22 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""The faults, by name: each is one known class of kernel bug. Data only; what they do is in the modules named here.
+"""The faults, by name: each is one known class of kernel bug.
 
-To add one: its name and a phrase here, a function of that name in the module, and the count in README.md.
+To add one: a function of its name in a module of this package and a phrase here, or a line of one of the tables
+(`te_dispatch_faulty.tables`); then the count in README.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
 
-
-@dataclass(frozen=True)
-class Partner:
-    """A forward or backward that goes with a faulty one.
-
-    Attributes:
-        name: of the implementation.
-        base: which implementation of the torch backend it hands on to.
-        module: where its function is; None where it is sound.
-    """
-
-    name: str
-    base: str
-    module: str | None = None
+from te_dispatch_faulty import casts, conduct, forms, products, rows, scores, steps
+from te_dispatch_faulty.binding import Call
+from te_dispatch_faulty.levels import AT_SMOKE
 
 
 @dataclass(frozen=True)
@@ -30,45 +24,40 @@ class Fault:
     """One mistake.
 
     Attributes:
-        name: of the function in `module`, and of the implementation: ``faulty.<name>``.
-        module: of this package.
+        name: of it.
         operator: that is spoiled.
-        base: the implementation of the torch backend that is right.
+        implementation: the id of the one that is spoiled.
         wrong: what is wrong, after "it".
-        claims: promised besides those of the base.
-        traits: instead of the base's; None for those.
+        behave: what the spoiled implementation does with a call.
         isolated: it ends or blocks the process that it runs in.
-        partners: see `Partner`; only of operators whose halves exchange more than results.
+        shows: a part of the ids of the units that it is likely to show in, which are run first.
     """
 
     name: str
-    module: str
     operator: str
-    base: str
+    implementation: str
     wrong: str
-    claims: frozenset[str] = frozenset()
-    traits: frozenset[str] | None = None
+    behave: Callable[[Call], Any]
     isolated: bool = False
-    partners: tuple[Partner, ...] = ()
+    shows: str = ""
+
+    @property
+    def levels(self) -> tuple[str, ...]:
+        """Of the kit, at which it must be caught."""
+        return ("full", "smoke") if self.name in AT_SMOKE else ("full",)
 
 
-def _of(module: str, operator: str, base: str, /, **wrong: str) -> tuple[Fault, ...]:
-    return tuple(Fault(name, module, operator, base, text) for name, text in wrong.items())
-
-
-def _attention(half: str, **wrong: str) -> tuple[Fault, ...]:
-    """Of one half of attention, each with the other half, sound."""
-    base = {"fwd": "unfused_attention", "bwd": "unfused_attention_bwd"}
-    other = {"fwd": "bwd", "bwd": "fwd"}[half]
-    found = []
-    for name, text in wrong.items():
-        partner = Partner(f"{name}_{other}", base[other])
-        found.append(Fault(name, "scores", f"attention_{half}", base[half], text, partners=(partner,)))
+def _of(module: ModuleType, operator: str, base: str, /, **wrong: str) -> tuple[Fault, ...]:
+    found = [Fault(name, operator, f"faulty.{base}", text, getattr(module, name)) for name, text in wrong.items()]
     return tuple(found)
 
 
+def _isolated(module: ModuleType, operator: str, base: str, /, **wrong: str) -> tuple[Fault, ...]:
+    return tuple(dataclasses.replace(fault, isolated=True) for fault in _of(module, operator, base, **wrong))
+
+
 _CASTS = _of(
-    "casts", "quantize", "quantize",
+    casts, "quantize", "quantize",
     truncates="drops the bits that it must round",
     rounds_ties_away="rounds ties away from zero instead of to even",
     overflows_to_nan="writes NaN or Inf for what is too large, as PyTorch's cast does, instead of saturating",
@@ -103,50 +92,48 @@ _CASTS = _of(
 
 _FORMS = (
     *_of(
-        "forms", "quantize_dbias", "quantize_dbias",
+        forms, "quantize_dbias", "quantize_dbias",
         sums_dbias_in_bf16="accumulates the bias gradient in bf16",
         sums_dbias_of_codes="sums the quantized values instead of the input's",
     ),
-    *_of("forms", "dequantize", "dequantize", dequantizes_through_bf16="rounds to bf16 on the way to fp32"),
+    *_of(forms, "dequantize", "dequantize", dequantizes_through_bf16="rounds to bf16 on the way to fp32"),
     *_of(
-        "forms", "transpose_quantized", "transpose_quantized",
+        forms, "transpose_quantized", "transpose_quantized",
         leaves_scales_untransposed="adds the column-wise codes of 128x128 tiles with the row-wise order of scales",
     ),
     *_of(
-        "forms", "relayout_scales", "relayout_scales",
+        forms, "relayout_scales", "relayout_scales",
         leaves_layout_padding="does not write the padding of a scale layout",
     ),
     *_of(
-        "forms", "convert_encoding", "convert_encoding",
+        forms, "convert_encoding", "convert_encoding",
         converts_without_rescaling="rewrites the codes and keeps scale_inv, which must double or halve",
         counts_nan_as_overflow="counts NaN among the codes that are out of range",
         keeps_infinity="converts the codes of Inf as if they were numbers",
     ),
     *_of(
-        "forms", "convert_encoding", "convert_encoding_checked",
+        forms, "convert_encoding", "convert_encoding_checked",
         counts_before_it_raises="has counted when it raises",
     ),
-    *_of("forms", "pad_rows", "pad_rows", leaves_garbage_in_padding="does not write the rows that it adds"),
-    *_of("forms", "unpad_rows", "unpad_rows", skips_no_padding="takes the first rows, padding and all"),
-    *_of("forms", "compute_amax", "compute_amax", drops_last_elements="reads whole vectors of 8 elements only"),
-    *_of("forms", "partial_amax", "partial_amax", clears_missed_blocks="overwrites blocks that the shard misses"),
-    *_of("forms", "partial_cast", "partial_cast", ignores_start="takes its shard for the first one"),
+    *_of(forms, "pad_rows", "pad_rows", leaves_garbage_in_padding="does not write the rows that it adds"),
+    *_of(forms, "unpad_rows", "unpad_rows", skips_no_padding="takes the first rows, padding and all"),
+    *_of(forms, "compute_amax", "compute_amax", drops_last_elements="reads whole vectors of 8 elements only"),
+    *_of(forms, "partial_amax", "partial_amax", clears_missed_blocks="overwrites blocks that the shard misses"),
+    *_of(forms, "partial_cast", "partial_cast", ignores_start="takes its shard for the first one"),
     *_of(
-        "forms", "update_delayed_scales", "update_delayed_scales",
+        forms, "update_delayed_scales", "update_delayed_scales",
         rolls_idle_columns="rolls the histories of tensors that saw no cast",
         ignores_margin="scales to the whole range whatever the margin",
         takes_the_most_recent="always uses row 0 of the history",
         skips_last_history="leaves the last history of several as it is",
     ),
-    *_of("forms", "split_quantize", "split_quantize", casts_with_first="casts every part with the first quantizer"),
-    *_of("forms", "multi_tensor_quantize", "multi_tensor_quantize", shares_one_amax="scales all tensors by one amax"),
+    *_of(forms, "split_quantize", "split_quantize", casts_with_first="casts every part with the first quantizer"),
+    *_of(forms, "multi_tensor_quantize", "multi_tensor_quantize", shares_one_amax="scales all tensors by one amax"),
 )  # fmt: skip
-
-_UNITS = frozenset({"fused"})
 
 _PRODUCTS = (
     *_of(
-        "products", "gemm", "matmul",
+        products, "gemm", "matmul",
         drops_k_tail="leaves out what is left of K after whole steps of 16",
         repeats_last_row="computes the last row of a ragged tile from the row before",
         accumulates_twice="adds the product to `out` twice",
@@ -164,17 +151,17 @@ _PRODUCTS = (
         ignores_out_dtype="rounds to the operands' dtype whatever `out_dtype` says",
     ),
     *_of(
-        "products", "gemm", "emulated_gemm",
+        products, "gemm", "emulated_gemm",
         reads_one_encoding="reads b's codes in a's encoding",
         ignores_b_scale="does not apply the scale of b",
         shifts_block_scales="applies each block's scale to the next one",
     ),
-    Fault(
-        "accumulates_fast", "products", "gemm", "emulated_gemm",
-        "keeps 14 bits of partial sums although full ones are asked for", traits=_UNITS,
+    *_of(
+        products, "gemm", "native_gemm",
+        accumulates_fast="keeps 14 bits of partial sums although full ones are asked for",
     ),
     *_of(
-        "products", "grouped_gemm", "grouped_matmul",
+        products, "grouped_gemm", "grouped_matmul",
         shifts_after_empty_group="takes the next group's weights where a group is empty",
         repeats_first_bias="adds the first group's bias to every group",
     ),
@@ -182,52 +169,52 @@ _PRODUCTS = (
 
 _ROWS = (
     *_of(
-        "rows", "layernorm_fwd", "layernorm_fwd",
+        rows, "layernorm_fwd", "layernorm_fwd",
         divides_variance_by_n_minus_1="computes the unbiased variance",
         normalizes_unrounded_sum="normalizes x + residual before that is rounded",
     ),
     *_of(
-        "rows", "rmsnorm_fwd", "rmsnorm_fwd",
+        rows, "rmsnorm_fwd", "rmsnorm_fwd",
         ignores_eps="adds no eps",
         ignores_zero_centering="multiplies by gamma instead of 1 + gamma",
         quantizes_rounded_norm="rounds to the nominal dtype before it quantizes",
     ),
     *_of(
-        "rows", "layernorm_bwd", "layernorm_bwd",
+        rows, "layernorm_bwd", "layernorm_bwd",
         ignores_added_gradient="does not add the residual branch's gradient",
         swaps_weight_gradients="returns the gradients of gamma and beta in each other's place",
     ),
-    *_of("rows", "rmsnorm_bwd", "rmsnorm_bwd", sums_whole_groups="sums dgamma over whole groups of 4 rows only"),
+    *_of(rows, "rmsnorm_bwd", "rmsnorm_bwd", sums_whole_groups="sums dgamma over whole groups of 4 rows only"),
     *_of(
-        "rows", "activation_fwd", "activation_fwd",
+        rows, "activation_fwd", "activation_fwd",
         approximates_gelu_by_erf="computes the erf form of GELU",
         swaps_halves="gates the first half with the second",
         ignores_limit="does not clamp clamped_swiglu",
     ),
     *_of(
-        "rows", "activation_bwd", "activation_bwd",
+        rows, "activation_bwd", "activation_bwd",
         lets_gradient_through_clamp="does not stop the gradient where the forward clamped",
         sums_rounded_gradient="sums the bias gradient in the gradient's own dtype",
     ),
     *_of(
-        "rows", "softmax_fwd", "softmax_fwd",
+        rows, "softmax_fwd", "softmax_fwd",
         divides_masked_rows_by_zero="gives NaN in fully masked rows",
         shifts_causal_mask="sees one column beyond the diagonal",
         overflows_without_maximum="exponentiates without subtracting the row's maximum",
     ),
-    *_of("rows", "softmax_bwd", "softmax_bwd", forgets_softmax_scale="does not multiply the gradient by the scale"),
+    *_of(rows, "softmax_bwd", "softmax_bwd", forgets_softmax_scale="does not multiply the gradient by the scale"),
     *_of(
-        "rows", "rope_fwd", "rope_fwd",
+        rows, "rope_fwd", "rope_fwd",
         pairs_features_wrongly="pairs halves where it must pair neighbours, and the other way round",
         ignores_offsets="starts every sequence at position 0",
         runs_positions_on="does not restart positions at each sequence",
     ),
-    *_of("rows", "rope_bwd", "rope_bwd", rotates_forward="rotates gradients forward"),
+    *_of(rows, "rope_bwd", "rope_bwd", rotates_forward="rotates gradients forward"),
 )  # fmt: skip
 
 _SCORES = (
-    *_attention(
-        "fwd",
+    *_of(
+        scores, "attention_fwd", "unfused_attention",
         gives_nan_in_masked_rows="gives NaN in fully masked rows",
         sees_the_next_token="sees one column beyond the diagonal",
         aligns_to_top_left="aligns bottom-right masks to the top left",
@@ -243,8 +230,8 @@ _SCORES = (
         ignores_sink="leaves the softmax's offset out of its denominator",
         takes_max_logit_of_masked="counts masked scores among those whose maximum it returns",
     ),
-    *_attention(
-        "bwd",
+    *_of(
+        scores, "attention_bwd", "unfused_attention_bwd",
         forgets_scale="does not multiply the gradients of q and k by the scale",
         replays_other_dropout="drops other elements than its forward",
         negates_offset_gradient="negates the gradient of the softmax's offset",
@@ -254,58 +241,54 @@ _SCORES = (
         returns_gradients_apart="returns gradients in memory of their own where operands are packed",
         masks_without_window="masks less in the backward than in the forward",
     ),
-    Fault(
-        "reads_what_others_do_not_save", "scores", "attention_bwd", "unfused_attention_bwd",
-        "reads a tensor that not every forward of its saved format saves",
-        partners=(
-            Partner("saves_probabilities", "unfused_attention", "scores"),
-            Partner("saves_nothing", "unfused_attention"),
-        ),
+    *_of(
+        scores, "attention_bwd", "shared_attention_bwd",
+        reads_what_others_do_not_save="reads a tensor that not every forward of its saved format saves",
     ),
 )  # fmt: skip
 
 _STEPS = (
     *_of(
-        "steps", "dropout_add_fwd", "dropout_add_fwd",
+        steps, "dropout_add_fwd", "dropout_add_fwd",
         does_not_rescale_kept="does not divide kept values by 1 - p",
         returns_dropped_as_mask="returns 1 where it dropped",
         drops_residual_too="drops the sum with the residual",
         keeps_too_many="drops half as often as asked",
     ),
     *_of(
-        "steps", "dropout_add_bwd", "dropout_add_bwd",
+        steps, "dropout_add_bwd", "dropout_add_bwd",
         ignores_mask="gives a gradient to dropped elements",
         returns_its_gradient="returns the very tensor that came in where nothing was dropped",
     ),
     *_of(
-        "steps", "multi_tensor_adam", "multi_tensor_adam",
+        steps, "multi_tensor_adam", "multi_tensor_adam",
         corrects_next_step="corrects the bias of the step after",
         decays_through_moments="adds the decoupled weight decay to the gradient",
         steps_in_spite_of_flag="steps although the no-op flag is set",
         leaves_parameters_behind="updates the master weights and not the parameters",
     ),
-    *_of("steps", "multi_tensor_l2norm", "multi_tensor_l2norm", squares_in_half="squares in the operands' dtype"),
+    *_of(steps, "multi_tensor_l2norm", "multi_tensor_l2norm", squares_in_half="squares in the operands' dtype"),
     *_of(
-        "steps", "multi_tensor_scale", "multi_tensor_scale",
+        steps, "multi_tensor_scale", "multi_tensor_scale",
         raises_no_flag="does not raise the flag where it meets Inf or NaN",
         scales_first_tensor_only="leaves all tensors but the first unscaled",
     ),
     *_of(
-        "steps", "moe_permute", "moe_permute",
+        steps, "moe_permute", "moe_permute",
         sorts_unstably="puts the tokens of an expert in reverse order",
         keeps_dropped_choices="gives rows to choices that are dropped",
     ),
     *_of(
-        "steps", "moe_unpermute", "moe_unpermute",
+        steps, "moe_unpermute", "moe_unpermute",
         ignores_probabilities="does not weight by the probabilities",
         sums_choices_in_bf16="sums a token's choices in its own dtype",
     ),
-    *_of("steps", "moe_unpermute_bwd", "moe_unpermute_bwd", leaves_unweighted="does not weight the rows' gradients"),
+    *_of(steps, "moe_unpermute_bwd", "moe_unpermute_bwd", leaves_unweighted="does not weight the rows' gradients"),
 )  # fmt: skip
 
 _CONDUCT = (
     *_of(
-        "conduct", "softmax_fwd", "softmax_fwd",
+        conduct, "softmax_fwd", "softmax_fwd",
         leaves_tail_unwritten="does not write its last elements",
         writes_past_the_end="writes one element behind its output",
         writes_before_the_start="writes one element before its output",
@@ -322,28 +305,38 @@ _CONDUCT = (
         raises_unexpectedly="raises an error where it serves the call",
         shares_workspace="keeps a workspace that all threads share",
     ),
-    Fault(
-        "sums_in_any_order", "conduct", "softmax_fwd", "softmax_fwd",
-        "sums in an order that changes from run to run, and claims to be deterministic",
-        claims=frozenset({"deterministic"}),
+    *_of(
+        conduct, "softmax_fwd", "softmax_fwd",
+        sums_in_any_order="sums in an order that changes from run to run, and claims to be deterministic",
     ),
-    Fault(
-        "splits_by_row_count", "conduct", "softmax_bwd", "softmax_bwd",
-        "sums in an order that depends on the number of rows, and claims to be batch invariant",
-        claims=frozenset({"batch_invariant"}),
+    *_of(
+        conduct, "softmax_bwd", "softmax_bwd",
+        splits_by_row_count="sums in an order that depends on the number of rows, and claims to be batch invariant",
     ),
-    Fault("crashes", "conduct", "pad_rows", "pad_rows", "ends its process by a signal", isolated=True),
-    Fault("hangs", "conduct", "pad_rows", "pad_rows", "never returns", isolated=True),
-    Fault("exits", "conduct", "pad_rows", "pad_rows", "exits the process", isolated=True),
-    Fault("raises_system_exit", "conduct", "pad_rows", "pad_rows", "raises SystemExit"),
+    *_isolated(
+        conduct, "pad_rows", "pad_rows",
+        crashes="ends its process by a signal",
+        hangs="never returns",
+        exits="exits the process",
+    ),
+    *_of(conduct, "pad_rows", "pad_rows", raises_system_exit="raises SystemExit"),
 )  # fmt: skip
 
 FAULTS: tuple[Fault, ...] = (*_CASTS, *_FORMS, *_PRODUCTS, *_ROWS, *_SCORES, *_STEPS, *_CONDUCT)
 
 
-def by_operator() -> Mapping[str, tuple[Fault, ...]]:
-    """Operator -> its faults."""
-    found: dict[str, tuple[Fault, ...]] = {}
-    for fault in FAULTS:
-        found[fault.operator] = (*found.get(fault.operator, ()), fault)
+@functools.cache
+def _names() -> Mapping[str, Fault]:
+    return {fault.name: fault for fault in FAULTS}
+
+
+def by_name(name: str) -> Fault:
+    """A fault.
+
+    Raises:
+        ValueError: there is none of that name.
+    """
+    found = _names().get(name)
+    if found is None:
+        raise ValueError(f"fault: {name!r} is none of {len(FAULTS)}, see te_dispatch_faulty.catalogue")
     return found

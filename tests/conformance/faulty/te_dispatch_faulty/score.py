@@ -1,9 +1,10 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""How many of the faults the kit catches: ``python -m te_dispatch_faulty.score [--part 1/2] [fault ...]``.
+"""How many of the faults the kit catches: ``python -m te_dispatch_faulty.score [--level smoke] [fault ...]``.
 
-Each fault gets the cases of its own operator at level ``full``, check by check, until the first one fails. What caught
-it must pass on the sound implementation that was spoiled: a case on which both fail finds nothing out. One JSON object
-a line.
+Each fault gets the units that the kit plans for its implementation at each of the fault's levels, until the first one
+fails. The plan is the same for all faults of an implementation, for it is sound until one is switched on: it is made
+once, and each unit is run for one fault after the other, so that what it expects is computed once. What caught a fault
+it must pass where no fault is switched on: a case on which both fail finds nothing out. One JSON object a line.
 """
 
 from __future__ import annotations
@@ -12,24 +13,32 @@ import argparse
 import dataclasses
 import itertools
 import json
+import os
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
-from te_dispatch.conformance import checks
+import torch
+
 from te_dispatch.conformance.bench import bench_of
 from te_dispatch.conformance.case import Unit
+from te_dispatch.conformance.checks import checks
 from te_dispatch.conformance.execute import Bench, run_unit
 from te_dispatch.conformance.isolation import Worker
 from te_dispatch.conformance.outcome import Outcome
 from te_dispatch.conformance.planning import plan
 from te_dispatch.conformance.settings import Settings
 from te_dispatch.core.operator import OPERATORS
+from te_dispatch_faulty import binding
 from te_dispatch_faulty.catalogue import FAULTS, Fault
 
 #: Seconds after which a unit of a fault that blocks its process is given up.
 HUNG_S = 5.0
 #: Cases that come before the checks of behaviour. Most faults show in far fewer.
 EARLY = 48
+#: Units that a fault says it shows in, run before all others.
+LIKELY = 16
 
 
 @dataclasses.dataclass
@@ -38,14 +47,16 @@ class Verdict:
 
     Attributes:
         fault: its name.
+        level: at which it was hunted.
         caught: by the id of a unit; empty where nothing was found.
         message: of the unit.
-        control: the state of the same unit on the sound implementation.
-        units: run before the first failure.
+        control: the state of the same unit without the fault.
+        units: run until the first failure.
         seconds: they took.
     """
 
     fault: str
+    level: str
     caught: str = ""
     message: str = ""
     control: str = ""
@@ -53,56 +64,89 @@ class Verdict:
     seconds: float = 0.0
 
 
-def settings_of(fault: Fault) -> Settings:
-    """Of the units that are to catch a fault."""
-    return Settings(
-        backends=("faulty",), operators=(fault.operator,), implementations=(f"faulty.{fault.name}",), level="full",
-        device="cpu", limit_s=HUNG_S,
-    )  # fmt: skip
-
-
-def hunt(fault: Fault, bench: Bench) -> Verdict:
-    """Run a fault's units until one fails.
+class Hunt:
+    """The faults of one implementation at one level.
 
     Raises:
-        BindError: the fault cannot be called at all, which would look as if it were caught.
+        BindError: the implementation cannot be called at all, which would look as if all were caught.
     """
-    bench.manager.bound(OPERATORS[fault.operator], f"faulty.{fault.name}")
-    verdict, started = Verdict(fault.name), time.perf_counter()
-    for outcome in _outcomes(fault, bench):
+
+    def __init__(self, bench: Bench, level: str, faults: Sequence[Fault]) -> None:
+        self.bench, self.faults = bench, faults
+        first = faults[0]
+        self.settings = Settings(
+            backends=(first.implementation.partition(".")[0],), operators=(first.operator,),
+            implementations=(first.implementation,), level=level, device="cpu", limit_s=HUNG_S,
+        )  # fmt: skip
+        bench.manager.bound(OPERATORS[first.operator], first.implementation)
+        self._units = list(ordered(list(plan(bench.manager, self.settings).units)))
+        self._controls: dict[str, str] = {}
+
+    def verdicts(self) -> Iterator[Verdict]:
+        """One for each fault, as soon as it is known."""
+        open_: dict[Fault, Verdict] = {}
+        for fault in self.faults:
+            verdict = Verdict(fault.name, self.settings.level)
+            likely = [unit for unit in self._units if fault.shows and fault.shows in unit.id][:LIKELY]
+            if fault.isolated:
+                self._isolated(fault, verdict, [*likely, *self._units])
+            elif not any(self._caught(fault, verdict, unit) for unit in likely):
+                open_[fault] = verdict
+                continue
+            yield verdict
+        for unit in self._units:
+            for fault, verdict in list(open_.items()):
+                if self._caught(fault, verdict, unit):
+                    yield open_.pop(fault)
+        yield from open_.values()
+
+    def _caught(self, fault: Fault, verdict: Verdict, unit: Unit) -> bool:
+        with unchanged_world(), binding.fault(fault):
+            return self._noted(verdict, unit, run_unit(unit, self.bench))
+
+    def _isolated(self, fault: Fault, verdict: Verdict, units: Sequence[Unit]) -> None:
+        with binding.fault(fault):
+            worker = Worker(self.settings)
+            try:
+                any(self._noted(verdict, unit, worker.run(unit)) for unit in units)
+            finally:
+                worker.stop()
+
+    def _noted(self, verdict: Verdict, unit: Unit, outcome: Outcome) -> bool:
         verdict.units += 1
-        if outcome.state == "failed":
-            found = outcome.parsed
-            verdict.caught, verdict.message = outcome.unit, outcome.message
-            verdict.control = run_unit(Unit(f"loopback.{fault.base}", found.check, found.case), bench).state
-            break
-    verdict.seconds = time.perf_counter() - started
-    return verdict
+        verdict.seconds += outcome.seconds
+        if outcome.state != "failed":
+            return False
+        verdict.caught, verdict.message, verdict.control = outcome.unit, outcome.message, self._control(unit)
+        return True
+
+    def _control(self, unit: Unit) -> str:
+        if unit.id not in self._controls:
+            with binding.fault(None):
+                self._controls[unit.id] = run_unit(unit, self.bench).state
+        return self._controls[unit.id]
 
 
-def _outcomes(fault: Fault, bench: Bench) -> Iterator[Outcome]:
-    settings = settings_of(fault)
-    worker = Worker(settings) if fault.isolated else None
+@contextmanager
+def unchanged_world() -> Iterator[None]:
+    """A block behind which the process is as it was: some faults are of what a call leaves behind."""
+    threads, dtype, grad = torch.get_num_threads(), torch.get_default_dtype(), torch.is_grad_enabled()
     try:
-        for unit in _ordered(bench, settings):
-            yield run_unit(unit, bench) if worker is None else worker.run(unit)
+        yield
     finally:
-        if worker is not None:
-            worker.stop()
+        torch.set_num_threads(threads)
+        torch.set_default_dtype(dtype)
+        torch.set_grad_enabled(grad)
+        torch.set_flush_denormal(False)
 
 
-def _ordered(bench: Bench, settings: Settings) -> Iterator[Unit]:
+def ordered(units: Sequence[Unit]) -> Iterator[Unit]:
     """All units: some of the check that every case gets, then that and the others in turn."""
-    first, *others = (check.name for check in checks.checks())
-
-    def planned(name: str) -> Iterator[Unit]:
-        return _alternating(list(plan(bench.manager, dataclasses.replace(settings, checks=(name,))).units))
-
-    of_cases = planned(first)
+    first, *others = (check.name for check in checks())
+    of_check = {name: _alternating([unit for unit in units if unit.check == name]) for name in (first, *others)}
+    of_cases = of_check.pop(first)
     yield from itertools.islice(of_cases, EARLY)
-    # Planned one after the other: it takes as long as running some.
-    of_behaviour = itertools.chain.from_iterable(planned(name) for name in others)
-    for pair in itertools.zip_longest(of_cases, of_behaviour):
+    for pair in itertools.zip_longest(of_cases, itertools.chain.from_iterable(of_check.values())):
         yield from (unit for unit in pair if unit is not None)
 
 
@@ -115,16 +159,35 @@ def _alternating(units: Sequence[Unit]) -> Iterator[Unit]:
         yield from (unit for unit in row if unit is not None)
 
 
+def _mine(group: str, share: Path | None) -> bool:
+    """Whether no other process that shares the folder has taken a group of faults."""
+    if share is None:
+        return True
+    try:
+        (share / group).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("faults", nargs="*")
-    parser.add_argument("--part", default="1/1")
+    parser.add_argument("--level", help="of the kit, instead of each fault's own levels")
+    parser.add_argument("--share", type=Path, help="a folder: processes that are given it share the faults among them")
     asked = parser.parse_args(arguments)
-    part, parts = (int(n) for n in asked.part.split("/"))
-    chosen = [fault for fault in FAULTS if not asked.faults or fault.name in asked.faults]
+    groups: dict[tuple[str, str], list[Fault]] = {}
+    for fault in FAULTS:
+        if not asked.faults or fault.name in asked.faults:
+            for level in (asked.level,) if asked.level else fault.levels:
+                groups.setdefault((fault.implementation, level), []).append(fault)
     bench = bench_of(Settings(backends=("faulty",), device="cpu"))
-    for fault in chosen[part - 1 :: parts]:
-        print(json.dumps(dataclasses.asdict(hunt(fault, bench))), flush=True)
+    started = time.process_time()
+    for (implementation, level), faults in groups.items():
+        if _mine(f"{implementation}-{level}", asked.share):
+            for verdict in Hunt(bench, level, faults).verdicts():
+                print(json.dumps(dataclasses.asdict(verdict)), flush=True)
+    print(json.dumps({"process": os.getpid(), "seconds": time.process_time() - started}), flush=True)
 
 
 if __name__ == "__main__":
