@@ -12,6 +12,7 @@ import io
 import os
 import platform
 import sys
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,7 @@ from te_dispatch.conformance import transfer
 from te_dispatch.conformance.case import Case
 from te_dispatch.conformance.settings import UsageError
 from te_dispatch.conformance.space import Arguments, Axis, Space, Values, rules_for
+from te_dispatch.core.arguments import check_kinds
 from te_dispatch.core.operator import OPERATORS
 from te_dispatch.core.shadow import NotComparable
 from te_dispatch.numerics import quantizers
@@ -47,6 +49,12 @@ _QUANTIZERS: dict[str, type] = {
         quantizers.NVFP4Quantizer,
     )
 }
+
+
+_FIELDS: dict[str, type] = {
+    "operator": str, "version": int, "implementation": str, "against": str, "arguments": dict, "device": str,
+    "policy": str, "finding": str, "versions": dict,
+}  # fmt: skip
 
 
 @dataclass
@@ -120,8 +128,12 @@ class Recording:
         """
         try:
             raw = io.BytesIO(Path(path).read_bytes())
-        except OSError as error:
-            raise UsageError(f"replay: {path} cannot be read: {error.strerror or error}") from error
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise UsageError(f"replay: {path} cannot be read: {why}") from error
+        if not zipfile.is_zipfile(raw):
+            raise UsageError(f"replay: {path} is no recorded call: PyTorch did not write it, or it was cut")
+        raw.seek(0)
         try:
             content = torch.load(raw, map_location="cpu", weights_only=True)
         except Exception as error:  # PyTorch raises half a dozen kinds for what is no file of its own
@@ -132,7 +144,10 @@ class Recording:
                 raise UsageError(f"replay: {path} is of another format, this te_dispatch reads format {FORMAT}")
             content["arguments"] = {name: _round(value) for name, value in content["arguments"].items()}
             found = cls(**content)
-        except (AttributeError, KeyError, TypeError) as error:
+            found._check_fields()
+        except UsageError:
+            raise
+        except Exception as error:  # of what a record or a quantizer is made of, too
             raise UsageError(f"replay: {path} is no recorded call: {type(error).__name__}: {error}") from error
         found.check(path)
         return found
@@ -149,14 +164,32 @@ class Recording:
         if found.operator != case.operator:
             raise UsageError(f"case: {file} is a call of {found.operator}, not of {case.operator}")
         try:
+            found._check_call()
             found.space()
         except NotComparable as error:
             raise UsageError(f"replay: {file}: {error}") from error
+        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            raise UsageError(f"replay: {file} holds no call of {found.operator}: {error}") from error
         return found
 
     def case(self, path: str | os.PathLike[str]) -> Case:
         """The case that this call is in a file. Ids have marks of their own, which a path may hold, so it is quoted."""
         return Case(self.operator, RECORDED, (("file", quote(os.path.abspath(path))),))
+
+    def _check_fields(self) -> None:
+        """TypeError for a value of a wrong type."""
+        for name, kind in _FIELDS.items():
+            value = getattr(self, name)
+            if not isinstance(value, kind) or isinstance(value, bool):
+                raise TypeError(f"{name}: got {type(value).__name__}, expected {kind.__name__}")
+
+    def _check_call(self) -> None:
+        """TypeError where the operator would not take the arguments."""
+        operator = OPERATORS[self.operator]
+        missing, unknown = operator.signature.parameters.keys() ^ self.arguments.keys(), set(self.arguments)
+        for name in sorted(missing, key=str):
+            raise TypeError(f"argument {name!r} is {'unknown' if name in unknown else 'missing'}")
+        check_kinds(operator, tuple(self.arguments[name] for name in operator.signature.parameters))
 
     def check(self, path: str | os.PathLike[str]) -> None:
         """Whether this te_dispatch has the operator as it was.
@@ -271,7 +304,10 @@ def _round(value: Any) -> Any:
         return value
     kind = value["kind"]
     if kind == "dtype":
-        return getattr(torch, value["name"])
+        found = getattr(torch, value["name"])
+        if not isinstance(found, torch.dtype):
+            raise TypeError(f"{value['name']!r} is no dtype")
+        return found
     if kind == "device":
         return torch.device(value["name"]) if torch.device(value["name"]).type == "cpu" else torch.device("cpu")
     if kind == "tuple":

@@ -78,28 +78,33 @@ def _undo(operators: dict[str, Any], variables: dict[str, str]) -> str:
     return " and ".join(changed)
 
 
-@contextmanager
-def released(lock: Any) -> Iterator[None]:
+class released:
     """Let go of an ``RLock``, however often this thread has taken it, for a block; no effect if it has not.
 
     Python's import machinery has locks of its own, and a plugin's module may call operators while it is imported:
     whoever imports with the registry's lock held waits for a thread that waits for that lock.
     """
-    # What `threading.Condition` does to wait.
-    if not lock._is_owned():
-        yield
-        return
-    state = None
-    try:
+
+    # No generator: one that an interrupt abandons would take the lock when it is collected, and keep it.
+    def __init__(self, lock: Any) -> None:
+        self._lock = lock
+        self._state: Any = None
+
+    def __enter__(self) -> None:
         try:
-            state = lock._release_save()
-            yield
-        finally:
-            _take_again(lock, state)
-    finally:  # twice: an interrupt may come before the first
-        _take_again(lock, state)
+            if self._lock._is_owned():
+                self._state = self._lock._release_save()  # what `threading.Condition` does to wait
+        except BaseException:
+            self._retake()
+            raise
 
+    def __exit__(self, *exception: object) -> None:
+        try:
+            self._retake()
+        except BaseException:
+            self._retake()
+            raise
 
-def _take_again(lock: Any, state: Any) -> None:
-    if state is not None and not lock._is_owned():
-        lock._acquire_restore(state)
+    def _retake(self) -> None:
+        if self._state is not None and not self._lock._is_owned():
+            self._lock._acquire_restore(self._state)

@@ -13,7 +13,11 @@ from te_dispatch.core.startup import no_collection
 
 if TYPE_CHECKING:
     from te_dispatch.core.environment import Debug
+    from te_dispatch.core.policy.file import LoadedPolicy
     from te_dispatch.core.policy.known import Known
+
+#: How many policies from files are kept.
+_LOADED = 64
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,8 @@ class Sources:
         self._environ = environ
         self._known = known
         self._contents: Contents | None = None
+        #: name or path -> what was read: a scope in a loop names the same file each time.
+        self._loaded: dict[str, LoadedPolicy] = {}
 
     def read(self) -> Contents:
         """Not thread-safe: the manager's lock guards it.
@@ -83,9 +89,16 @@ class Sources:
             return policy
         if not isinstance(policy, (str, os.PathLike)):
             raise TypeError(f"policy: got {type(policy).__name__}, expected a Policy, a shipped name or a path")
-        from te_dispatch.core.policy.file import load_policy
+        from te_dispatch.core.policy.file import load_files
 
-        return load_policy(policy, self._known())
+        name = os.fspath(policy)
+        found = self._loaded.get(name)
+        if found is None or not found.current():
+            found = load_files(policy, self._known())
+            if len(self._loaded) >= _LOADED:
+                self._loaded.clear()
+            self._loaded[name] = found
+        return found.policy
 
 
 @dataclass(frozen=True)

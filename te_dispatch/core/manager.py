@@ -77,7 +77,7 @@ class OpManager:
         self._given = snapshot
         #: The registry, once every backend was asked whether it works here.
         self._snapshot: Snapshot | None = None
-        #: How often another registry was taken into use: what was asked of an earlier one is then of no use.
+        #: How many registries there were before it.
         self._registry = 0
         self._environ = environ
         self._layers = ProcessLayers(Sources(environ, self.known))
@@ -128,12 +128,12 @@ class OpManager:
         refuse_while_importing("using operators or policies")
         while True:
             with self.lock:
-                generation, given = self._registry, self._given
+                registry, given = self._registry, self._given
             with released(self.lock), no_collection():
                 snapshot = find(OPERATORS) if given is None else given
                 found, problems = probe_backends(snapshot)
             with self.lock:
-                if self._registry != generation:
+                if self._registry != registry:
                     continue
                 if self._snapshot is None:
                     # Last: an interrupt before this line leaves everything to be asked again.
@@ -152,19 +152,19 @@ class OpManager:
         found = self._bound.get(candidate)
         if found is not None:
             return found
-        generation = self._registry
+        registry = self._registry
         _, implementation = self.snapshot.implementation(candidate)
         try:
             with released(self.lock):
                 function, lacking = load(operator, candidate, implementation.target)
         except BindError as error:
             with self.lock:
-                if self._registry == generation and candidate not in self.snapshot.unusable:
+                if self._registry == registry and candidate not in self.snapshot.unusable:
                     _log.warning("%s%s", error, on_request(traceback_text(error)))
                     self._snapshot = self.snapshot.with_unusable(candidate, str(error))
             raise
         with self.lock:
-            if self._registry != generation:
+            if self._registry != registry:
                 return positional(operator, function, lacking)
             if lacking and candidate not in self.snapshot.lacking:
                 self._snapshot = self.snapshot.with_lacking(candidate, lacking)
@@ -207,11 +207,11 @@ class OpManager:
         found = self._devices.get(key)
         if found is not None:
             return found
-        generation, snapshot = self._registry, self.snapshot
+        registry, snapshot = self._registry, self.snapshot
         with released(self.lock):
             found, problems = probe_device(snapshot, *key)
         with self.lock:
-            if self._registry != generation:
+            if self._registry != registry:
                 return found
             if key not in self._devices:
                 self._devices[key] = found
@@ -302,9 +302,10 @@ class OpManager:
         """
         refuse_while_importing("reload_environment")
         with self.lock:
-            before, sources = self._layers.sources.contents, self._layers.sources.again()
+            sources = self._layers.sources.again()
             checking, checked_before = self._reads_checking(), self._checking
-            said = f"{sources.read().digest()} {checking}"
+            said = f"{sources.read().digest()} {checking}"  # may let other threads have the lock
+            before = self._layers.sources.contents
             if before is not None:
                 self._environments.setdefault(f"{before.digest()} {bool(checked_before)}", self._layers.generation)
             generation = self._environments.get(said)
@@ -339,14 +340,8 @@ class OpManager:
         """Put other layers in force for the process, together with `others`."""
         bindings = self._bindings(layers)
         replaced = (self.bindings, self._kept)  # alive until all is assigned
-        assign(
-            [
-                *others,
-                (self, "_layers", layers),
-                (self, "bindings", bindings),
-                *self._trampolines.rebinding(bindings),
-            ]
-        )
+        changes = [*others, (self, "_layers", layers), (self, "bindings", bindings)]
+        assign([*changes, *self._trampolines.rebinding(bindings)])
         del replaced
 
     def published(self, bindings: Bindings, dispatcher: Dispatcher) -> None:

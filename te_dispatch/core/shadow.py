@@ -16,6 +16,7 @@ import copy
 import logging
 import math
 import os
+import stat
 import threading
 import time
 from collections.abc import Callable
@@ -272,8 +273,10 @@ def _folder(directory: str | None) -> Path:
     user = os.getuid() if hasattr(os, "getuid") else os.environ.get("USERNAME", "user")
     path = Path(tempfile.gettempdir()) / f"te_dispatch_shadow_{user}"
     path.mkdir(mode=0o700, exist_ok=True)
-    if hasattr(os, "getuid") and path.stat().st_uid != user:
-        raise PermissionError(f"{path} belongs to another user; set shadow.directory")
+    # Not what a link leads to: anyone may put one here that leads to a folder of this user.
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or (hasattr(os, "getuid") and found.st_uid != user):
+        raise PermissionError(f"{path} is a link or belongs to another user; set shadow.directory")
     return path
 
 

@@ -76,12 +76,57 @@ def test_a_recorded_unit_is_reproduced_by_its_id(file: str, tmp_path: Path) -> N
         ({"format": 9}, "is of another format"),
         ({"arguments": 3}, "is no recorded call"),
         ({"unheard_of": 3}, "is no recorded call"),
+        ({"operator": ["gemm"]}, "is no recorded call: TypeError: operator: got list, expected str"),
+        ({"version": True}, "version: got bool, expected int"),
+        ({"implementation": 3}, "implementation: got int, expected str"),
+        ({"against": None}, "against: got NoneType, expected str"),
+        ({"finding": []}, "finding: got list, expected str"),
+        ({"versions": 3}, "versions: got int, expected dict"),
+        ({"format": torch.zeros(3)}, "is no recorded call|is of another format"),
     ],
 )
 def test_a_file_that_does_not_fit_is_refused(file: str, change: dict[str, Any], message: str, tmp_path: Path) -> None:
     content = torch.load(file, weights_only=True)
     torch.save({**content, **change}, tmp_path / "call.pt")
     with pytest.raises(UsageError, match=message):
+        replay.replay(tmp_path / "call.pt", isolated=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("a", 3, "holds no call of gemm: a: "),
+        ("a", None, "holds no call of gemm: a: "),
+        ("out", torch.zeros(2, 2), None),
+        ("unheard_of", 3, "holds no call of gemm: argument 'unheard_of' is unknown"),
+        (3, 3, "holds no call of gemm: argument 3 is unknown"),
+        ("a", {"kind": "device", "name": "nowhere"}, "is no recorded call: RuntimeError"),
+        ("a", {"kind": "dtype", "name": "load"}, "is no recorded call: TypeError: 'load' is no dtype"),
+        ("a", {"kind": "dict", "items": [[[], 3]]}, "is no recorded call: TypeError"),
+        ("a", {"kind": "dict", "items": [[1, 2, 3]]}, "is no recorded call: ValueError"),
+        ("a", {"kind": "tuple", "items": 3}, "is no recorded call: TypeError"),
+        ("a", {"kind": "Quantized"}, "is no recorded call: TypeError"),
+        ("a", {"kind": "CurrentQuantizer", "encoding": 3}, "is no recorded call|holds no call"),
+    ],
+)
+def test_an_argument_that_no_call_has_is_refused(
+    file: str, name: Any, value: Any, message: str | None, tmp_path: Path
+) -> None:
+    content = torch.load(file, weights_only=True)
+    content["arguments"][name] = value
+    torch.save(content, tmp_path / "call.pt")
+    if message is None:
+        assert replay.replay(tmp_path / "call.pt", isolated=False)
+        return
+    with pytest.raises(UsageError, match=message):
+        replay.replay(tmp_path / "call.pt", isolated=False)
+
+
+def test_a_missing_argument_is_named(file: str, tmp_path: Path) -> None:
+    content = torch.load(file, weights_only=True)
+    del content["arguments"]["b"]
+    torch.save(content, tmp_path / "call.pt")
+    with pytest.raises(UsageError, match="holds no call of gemm: argument 'b' is missing"):
         replay.replay(tmp_path / "call.pt", isolated=False)
 
 

@@ -7,6 +7,7 @@ import asyncio
 import dataclasses
 import logging
 import math
+import os
 import sys
 import threading
 from collections import Counter
@@ -208,6 +209,22 @@ def test_the_default_directory_is_the_users_own(wrong: None, tmp_path: Path, mon
         ops.gemm(*product(), layout="NT")
     folder = Path(str(raised.value.file)).parent
     assert folder.parent == tmp_path and folder.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="users of POSIX")
+def test_a_link_in_the_place_of_the_default_directory_is_refused(
+    wrong: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody else may have put it there, to have files written into a folder of this user."""
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (tmp_path / f"te_dispatch_shadow_{os.getuid()}").symlink_to(mine)
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    policy = dataclasses.replace(shadowing(tmp_path, prefer="wrong"), name="link")
+    policy = dataclasses.replace(policy, shadow=Shadow("reference", 1.0, "raise"))
+    with te_dispatch.policy(policy), pytest.raises(ShadowMismatch, match="is a link or belongs to another user"):
+        ops.gemm(*product(), layout="NT")
+    assert list(mine.iterdir()) == []
 
 
 # -- what is sampled ---------------------------------------------------------------------------------------------------

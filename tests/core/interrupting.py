@@ -65,4 +65,8 @@ def interrupted(run: Callable[[], Any], at: Place) -> bool:
             run()
     except KeyboardInterrupt:
         return True
+    except RuntimeError as error:  # a lock that was let go of for a block, and could not be taken again
+        if not isinstance(error.__context__, KeyboardInterrupt):
+            raise
+        return True
     return False

@@ -303,56 +303,6 @@ def test_a_fork_while_another_thread_holds_the_lock_does_not_hang_the_child() ->
     assert run.returncode == 0, run.stderr.decode()
 
 
-# -- process-wide policy ----------------------------------------------------------------------------------------------
-
-
-def test_set_policy_reaches_calls_that_are_cached_and_none_goes_back() -> None:
-    m = three()
-    assert m.ops.mix(T, T) == "a"
-    m.set_policy(preferring("c"))
-    assert m.ops.mix(T, T) == "c"
-    m.set_policy(None)
-    assert m.ops.mix(T, T) == "a"
-
-
-def test_a_policy_that_cannot_be_set_changes_nothing() -> None:
-    m = three()
-    m.set_policy(preferring("c"))
-    with pytest.raises(PolicyError):
-        m.set_policy("no-such-policy")
-    assert m.ops.mix(T, T) == "c"
-
-
-def test_layers_strongest_first(tmp_path: Path) -> None:
-    """using > TE_DISPATCH_PREFER > TE_DISPATCH_POLICY > set_policy > default."""
-    file = tmp_path / "own.yaml"
-    file.write_text("version: 1\nprefer: [c]\n")
-    environ: dict[str, str] = {}
-    m = manager(*answers("mix", ["a", "b", "c", "d", "e"]), environ=environ)
-    assert m.ops.mix(T, T) == "a"
-    m.set_policy(preferring("b"))
-    assert m.ops.mix(T, T) == "b"
-    environ["TE_DISPATCH_POLICY"] = str(file)
-    assert m.ops.mix(T, T) == "b", "read at the first resolution, and again only when asked to"
-    m.reload_environment()
-    assert m.ops.mix(T, T) == "c"
-    environ["TE_DISPATCH_PREFER"] = "mix=d"
-    m.reload_environment()
-    assert m.ops.mix(T, T) == "d"
-    with m.using(mix="e"):
-        assert m.ops.mix(T, T) == "e"
-    environ.clear()
-    m.reload_environment()
-    assert m.ops.mix(T, T) == "b"
-
-
-def test_an_unreadable_environment_is_an_error_every_time() -> None:
-    m = three({"TE_DISPATCH_PREFER": "mix"})
-    for _ in range(2):
-        with pytest.raises(PolicyError, match="TE_DISPATCH_PREFER=mix"):
-            m.ops.mix(T, T)
-
-
 # -- registries -------------------------------------------------------------------------------------------------------
 
 

@@ -17,7 +17,7 @@ MISTAKES: dict[str, tuple[str, str, str]] = {
     "empty": ("", "1:1", "the policy is empty"),
     "only a comment": ("# nothing\n", "1:1", "the policy is empty"),
     "a list": ("- version: 1\n", "1:1", "a policy is a mapping, got a list"),
-    "a word": ("version\n", "1:1", "a policy is a mapping, got the word 'version'"),
+    "a word": ("version\n", "1:1", "a policy is a mapping, got a word"),
     "not YAML": ("version: 1\nprefer: [torch\n", "3:1", "not readable as YAML"),
     "tab": ("version: 1\nrules:\n\t- op: gemm\n", "3:1", "not readable as YAML"),
     "control character": ("version: 1\ndescription: a\x07\n", "2:15", "the character U+0007 is not allowed"),
@@ -357,20 +357,3 @@ def test_not_utf8(known: Known, tmp_path: Path) -> None:
     with pytest.raises(PolicyError) as caught:
         load_policy(path, known)
     assert str(caught.value) == f"{path}:2:15: byte 0xfc is not UTF-8; save the file as UTF-8"
-
-
-def test_include_cycle_shows_the_chain(known: Known, tmp_path: Path) -> None:
-    for name, next_name in (("a", "b"), ("b", "c"), ("c", "a")):
-        (tmp_path / f"{name}.yaml").write_text(f"version: 1\ninclude: [{next_name}.yaml]\n")
-    with pytest.raises(PolicyError) as caught:
-        load_policy(tmp_path / "a.yaml", known)
-    chain = " -> ".join(str(tmp_path / f"{name}.yaml") for name in "abca")
-    assert str(caught.value) == f"{tmp_path / 'c.yaml'}:2:11: include cycle: {chain}"
-
-
-def test_error_in_an_included_file_names_that_file(known: Known, tmp_path: Path) -> None:
-    (tmp_path / "a.yaml").write_text("version: 1\ninclude: [b.yaml]\n")
-    (tmp_path / "b.yaml").write_text("version: 1\nprefer: [trition]\n")
-    with pytest.raises(PolicyError) as caught:
-        load_policy(tmp_path / "a.yaml", known)
-    assert str(caught.value).startswith(f"{tmp_path / 'b.yaml'}:2:10: ")

@@ -6,11 +6,13 @@ Across layers the same things are legitimate: a stronger layer may deny what a w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Collection, Sequence
 
 from te_dispatch.core.errors import PolicyError
 from te_dispatch.core.policy.known import Known
 from te_dispatch.core.policy.model import NATIVE, TRAIT_PREFIX, Policy, Rule, Selector
+from te_dispatch.core.requirements import Condition
 
 
 def check_contradictions(policy: Policy, known: Known) -> None:
@@ -27,9 +29,7 @@ def check_contradictions(policy: Policy, known: Known) -> None:
         _check_filters(rule.prefer, rule.allow, (*rule.deny, *policy.deny), rule.require)
         if rule.allow is None:
             _check_allowed(rule.require, policy.allow)
-    for index, rule in enumerate(policy.rules):
-        for earlier in policy.rules[:index]:
-            _check_reachable(earlier, rule, known)
+    _check_order(policy.rules, known)
 
 
 def _check_filters(
@@ -70,17 +70,34 @@ def _covers(wide: Selector, narrow: Selector) -> bool:
     return wide.text in (narrow.text, narrow.text.partition(".")[0])
 
 
-def _check_reachable(earlier: Rule, later: Rule, known: Known) -> None:
+def _check_order(rules: Sequence[Rule], known: Known) -> None:
     """`prefer` and `allow` are taken from the first matching rule that has one; filters add up and stay reachable."""
-    if not set(known.matched(later.op)) <= set(known.matched(earlier.op)):
-        return
-    if not set(earlier.when) <= set(later.when):
-        return
-    ordered = bool(later.prefer and earlier.prefer)
-    if ordered or (later.allow is not None and earlier.allow is not None):
-        why = "has no 'when'" if not earlier.when else "matches whenever this one does"
-        key = "prefer" if ordered else "allow"
-        raise PolicyError(
-            f"{later.origin}: the {key} of the rule for {later.op!r} is never reached: the rule for {earlier.op!r} at "
-            f"{earlier.origin} comes first and {why}; put the narrower rule first"
-        )
+    spoken_of = {op: frozenset(known.matched(op)) for op in {rule.op for rule in rules}}
+    for key in ("prefer", "allow"):
+        # Rules of one condition together: a later one is compared with each set of conditions and not with each rule.
+        earlier: dict[frozenset[Condition], list[Rule]] = {}
+        for rule in rules:
+            if not (rule.prefer if key == "prefer" else rule.allow is not None):
+                continue
+            when = frozenset(rule.when)
+            for narrower in _within(when, earlier):
+                for first in earlier[narrower]:
+                    if spoken_of[rule.op] <= spoken_of[first.op]:
+                        raise _unreachable(rule, first, key)
+            earlier.setdefault(when, []).append(rule)
+
+
+def _within(when: frozenset[Condition], earlier: Collection[frozenset[Condition]]) -> list[frozenset[Condition]]:
+    """Those sets of conditions that hold whenever `when` holds, as far as they name the same conditions."""
+    if 2 ** len(when) > len(earlier):
+        return [conditions for conditions in earlier if conditions <= when]
+    subsets = (frozenset(s) for size in range(len(when) + 1) for s in itertools.combinations(when, size))
+    return [conditions for conditions in subsets if conditions in earlier]
+
+
+def _unreachable(rule: Rule, first: Rule, key: str) -> PolicyError:
+    why = "has no 'when'" if not first.when else "matches whenever this one does"
+    return PolicyError(
+        f"{rule.origin}: the {key} of the rule for {rule.op!r} is never reached: the rule for {first.op!r} at "
+        f"{first.origin} comes first and {why}; put the narrower rule first"
+    )

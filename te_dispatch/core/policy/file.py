@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from te_dispatch.core.errors import PolicyError
 from te_dispatch.core.policy.check import check_contradictions
 from te_dispatch.core.policy.known import FIRST_PARTY_BACKENDS, Known, did_you_mean
 from te_dispatch.core.policy.model import Numerics, Origin, Policy, Rule, Selector, Shadow, merge
-from te_dispatch.core.policy.parse import Document, KeyPath, read_document
+from te_dispatch.core.policy.parse import Document, KeyPath, read_document, read_file
 from te_dispatch.core.policy.schema import PolicyModel, RuleModel, json_schema, read_model
 from te_dispatch.core.policy.when import check_archs, fact_name, read_condition
 from te_dispatch.core.shipped import shipped_policies
@@ -32,7 +32,32 @@ if TYPE_CHECKING:
 __all__ = ["Known", "effective_with_origins", "json_schema", "load_policy"]
 
 
+@dataclasses.dataclass(frozen=True)
+class LoadedPolicy:
+    """A policy, and what the files held that it was read from.
+
+    Attributes:
+        policy: the layer.
+        files: content by path.
+    """
+
+    policy: Policy
+    files: Mapping[Path, bytes]
+
+    def current(self) -> bool:
+        """Whether the files still hold that."""
+        try:
+            return all(read_file(path) == raw for path, raw in self.files.items())
+        except PolicyError:
+            return False
+
+
 def load_policy(path_or_name: str | os.PathLike[str], known: Known) -> Policy:
+    """`load_files`, the policy alone."""
+    return load_files(path_or_name, known).policy
+
+
+def load_files(path_or_name: str | os.PathLike[str], known: Known) -> LoadedPolicy:
     """Read a policy and the files it includes into one layer.
 
     Args:
@@ -40,7 +65,8 @@ def load_policy(path_or_name: str | os.PathLike[str], known: Known) -> Policy:
         known: words of this machine.
 
     Returns:
-        The layer: numerical promises that no file makes stay None; every entry knows its file, line and column.
+        The layer, with the files' content. Numerical promises that no file makes stay None; every entry
+        knows its file, line and column.
 
     Raises:
         PolicyError: ``file:line:column: message``, with the nearest valid word where a word is unknown.
@@ -48,7 +74,8 @@ def load_policy(path_or_name: str | os.PathLike[str], known: Known) -> Policy:
     path, problem = _locate(os.fspath(path_or_name), Path())
     if path is None:
         raise PolicyError(problem)
-    return _Loader(known).load(path, ())
+    loader = _Loader(known)
+    return LoadedPolicy(loader.load(path, ()), loader.files)
 
 
 def effective_with_origins(policy: Policy) -> list[tuple[str, Any, Origin]]:
@@ -101,12 +128,19 @@ def _locate(text: str, beside: Path) -> tuple[Path | None, str]:
     names_a_file = any(separator in text for separator in (os.sep, os.altsep or os.sep, "."))
     if not names_a_file and text in shipped:
         return shipped[text], ""
-    path = beside / Path(text).expanduser()
-    if path.is_file():
-        return path, ""
+    try:
+        path = beside / Path(text).expanduser()
+        if path.is_file():
+            return path, ""
+    except (OSError, RuntimeError, ValueError) as error:  # a folder, a name or a home that the system refuses
+        return None, f"{text}: cannot read the policy file: {getattr(error, 'strerror', None) or error}"
     if names_a_file:
         return None, f"{path}: no such policy file"
     return None, f"{text!r} is neither a shipped policy nor a file{did_you_mean(text, shipped)}"
+
+
+#: How long a chain of files that include each other may be.
+_DEEPEST = 16
 
 
 class _Loader:
@@ -115,10 +149,12 @@ class _Loader:
     def __init__(self, known: Known) -> None:
         self.known = known
         self.loaded: dict[Path, Policy] = {}
+        self.files: dict[Path, bytes] = {}
 
     def load(self, path: Path, including: tuple[Path, ...]) -> Policy:
         """`including` are the files that led here, outermost first; the caller has refused cycles."""
-        document = read_document(path, str(path))
+        self.files[path] = read_file(path)
+        document = read_document(self.files[path], str(path))
         model = read_model(document)
         chain = (*including, path)
         included, optional = self._included(document, model, chain)
@@ -142,7 +178,12 @@ class _Loader:
                 shown = " -> ".join(str(p) for p in (*chain, path))
                 raise document.error(at, f"include cycle: {shown}")
             if resolved not in self.loaded:
-                self.loaded[resolved] = self.load(path, chain)
+                if len(chain) >= _DEEPEST:
+                    raise document.error(at, f"include: more than {_DEEPEST} files include each other in turn")
+                try:
+                    self.loaded[resolved] = self.load(path, chain)
+                except PolicyError as error:
+                    raise PolicyError(f"{error}\n  included at {document.origin(at)}") from None
                 found.append(self.loaded[resolved])
             optional.update(self.loaded[resolved].optional_backends)
         return found, optional

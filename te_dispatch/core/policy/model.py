@@ -7,6 +7,7 @@ Reading YAML is `te_dispatch.core.policy.file`'s business, reading the environme
 from __future__ import annotations
 
 import fnmatch
+import functools
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -169,6 +170,10 @@ class Policy:
 
     def digest(self) -> str:
         """Of everything that can change what is called; where lines came from does not."""
+        return self._digest
+
+    @functools.cached_property
+    def _digest(self) -> str:
         return hashlib.sha256(json.dumps(self.as_data(), sort_keys=True).encode()).hexdigest()[:16]
 
     def as_data(self) -> dict[str, Any]:

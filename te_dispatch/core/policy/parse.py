@@ -24,6 +24,10 @@ _PLAIN = "tag:yaml.org,2002:"
 _TRUE = frozenset(("true", "True", "TRUE"))
 # Aliases of aliases grow exponentially and nesting recurses; no policy needs either.
 _DEEPEST = 20
+#: In bytes: PyYAML takes seconds for more, and no policy has a tenth of it.
+_LARGEST = 1 << 20
+#: In characters, of what a message says of a value.
+_LONGEST = 400
 
 
 class _Loader(yaml.SafeLoader):
@@ -74,23 +78,44 @@ class Document:
         return Origin(self.file, line, column)
 
     def error(self, path: KeyPath, message: str, *, key: bool = False) -> PolicyError:
-        return PolicyError(f"{self.origin(path, key=key)}: {message}")
+        return _error(self.origin(path, key=key), message)
 
 
-def read_document(path: Path, file: str) -> Document:
-    """Read a file.
+def shown_key(key: str) -> str:
+    """A key in a message, unless it is more than a name: then it may be a line of a file that is no policy."""
+    return f"the key {key!r}" if len(key) <= 60 and ":" not in key else "a key"
 
-    Args:
-        path: what to open.
-        file: its name in messages.
+
+def _error(where: Origin, message: str) -> PolicyError:
+    return PolicyError(f"{where}: {message if len(message) <= _LONGEST else message[:_LONGEST] + '...'}")
+
+
+def read_file(path: Path) -> bytes:
+    """What a policy file holds.
 
     Raises:
-        PolicyError: it cannot be opened, is not UTF-8, is not YAML, is empty, or says more than JSON could.
+        PolicyError: it cannot be opened, or is larger than any policy.
     """
     try:
-        raw = path.read_bytes()
+        with path.open("rb") as file:
+            raw = file.read(_LARGEST + 1)
     except OSError as error:
-        raise PolicyError(f"{file}: cannot read the policy file: {error.strerror or error}") from None
+        raise PolicyError(f"{path}: cannot read the policy file: {error.strerror or error}") from None
+    if len(raw) > _LARGEST:
+        raise PolicyError(f"{path}: more than {_LARGEST >> 20} MiB, so it is no policy")
+    return raw
+
+
+def read_document(raw: bytes, file: str) -> Document:
+    """Read a file's content.
+
+    Args:
+        raw: the content.
+        file: the file's name in messages.
+
+    Raises:
+        PolicyError: it is not UTF-8, is not YAML, is empty, or says more than JSON could.
+    """
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -150,12 +175,12 @@ def _mapping(node: yaml.MappingNode, path: KeyPath, document: Document) -> dict[
         where = Origin(document.file, line, column)
         if not isinstance(key_node, yaml.ScalarNode) or key_node.tag != _PLAIN + "str":
             shown = repr(key_node.value) if isinstance(key_node, yaml.ScalarNode) else f"a {key_node.id}"
-            raise PolicyError(f"{where}: a key must be a word, got {shown}")
+            raise _error(where, f"a key must be a word, got {shown}")
         key = key_node.value
         at = (*path, key)
         if key in found:
             first = document.keys[at]
-            raise PolicyError(f"{where}: the key {key!r} is given twice; the first is on line {first[0]}")
+            raise PolicyError(f"{where}: {shown_key(key)} is given twice; the first is on line {first[0]}")
         document.keys[at] = (line, column)
         found[key] = _plain(value_node, at, document)
     return found

@@ -14,7 +14,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from te_dispatch.core.errors import PolicyError
 from te_dispatch.core.policy.known import did_you_mean
-from te_dispatch.core.policy.parse import Document, KeyPath
+from te_dispatch.core.policy.parse import Document, KeyPath, shown_key
 
 FormatVersion = Literal[1]
 Portability = Literal["native", "common"]
@@ -113,7 +113,9 @@ def read_model(document: Document) -> PolicyModel:
         PolicyError: an unknown key, a missing one, or a value of the wrong type, at its line and column.
     """
     if not isinstance(document.data, dict):
-        raise document.error((), f"a policy is a mapping, got {_kind(document.data)}")
+        # Not what it holds: this may be any file that somebody named by mistake, and messages end up in logs.
+        kind = "a word" if isinstance(document.data, str) else _kind(document.data)
+        raise document.error((), f"a policy is a mapping, got {kind}")
     try:
         return msgspec.convert(document.data, PolicyModel, strict=True)
     except msgspec.ValidationError as error:
@@ -160,7 +162,8 @@ def _positioned(document: Document, message: str) -> PolicyError:
     name = next((str(part) for part in reversed(path) if isinstance(part, str)), "")
     if match := re.match(r"Object contains unknown field `(.*)`", text):
         key, valid = match.group(1), _fields(path)
-        return document.error((*path, key), f"unknown key {key!r}{did_you_mean(key, valid)}", key=True)
+        shown = shown_key(key).removeprefix("the ").removeprefix("a ")
+        return document.error((*path, key), f"unknown {shown}{did_you_mean(key, valid)}", key=True)
     if match := re.match(r"Object missing required field `(.*)`", text):
         return document.error(path, f"the key {match.group(1)!r} is missing")
     if text.startswith("Invalid enum value"):
