@@ -31,7 +31,8 @@ from te_dispatch.conformance.planning import plan
 from te_dispatch.conformance.settings import Settings
 from te_dispatch.core.operator import OPERATORS
 from te_dispatch_faulty import binding
-from te_dispatch_faulty.catalogue import FAULTS, Fault
+from te_dispatch_faulty.catalogue import FAULTS
+from te_dispatch_faulty.fault import Fault
 
 #: Seconds after which a unit of a fault that blocks its process is given up.
 HUNG_S = 5.0
@@ -181,7 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if not asked.faults or fault.name in asked.faults:
             for level in (asked.level,) if asked.level else fault.levels:
                 groups.setdefault((fault.implementation, level), []).append(fault)
-    bench = bench_of(Settings(backends=("faulty",), device="cpu"))
+    bench = bench_of(Settings(backends=("faulty", "narrow", "single"), device="cpu"))
     started = time.process_time()
     for (implementation, level), faults in groups.items():
         if _mine(f"{implementation}-{level}", asked.share):
