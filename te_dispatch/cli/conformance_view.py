@@ -131,17 +131,8 @@ def show(report: Report) -> None:
             _judged(console, outcome)
     console.print(sentence(report))
     if not report.single:
-        console.print(certificate(report))
-
-
-def certificate(report: Report) -> Text:
-    """Whether the run certifies its backends, or why not."""
-    reasons = report.uncertified
-    if reasons:
-        return Text(f"no certificate: {'; '.join(reasons)}", style="yellow" if report.ok else "red")
-    backends = ", ".join(dict.fromkeys(cell.backend for cell in report.cells()))
-    judged, claimed = (sum(numbers) for numbers in zip(*(one.pairs for one in report.coverage)))
-    return Text(f"certified: {backends}; {judged} of {claimed} claimed pairs of values were judged", style="green")
+        style = "green" if not report.uncertified else "yellow" if report.ok else "red"
+        console.print(Text(report.certificate, style=style))
 
 
 def sentence(report: Report) -> Text:

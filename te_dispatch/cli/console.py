@@ -19,13 +19,12 @@ import typer
 from rich.console import Console
 
 from te_dispatch.core.errors import DispatchError
+from te_dispatch.core.failures import TRACEBACK
 
 #: What ends a verb with something broken or different, as opposed to a mistake in its arguments.
 FOUND = 1
 MISTAKE = 2
 INTERRUPTED = 130
-
-TRACEBACK = "TE_DISPATCH_TRACEBACK"
 
 
 class CommandError(Exception):

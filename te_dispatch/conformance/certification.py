@@ -70,21 +70,31 @@ def certify(
     with journal.opened(journal_file, settings, facts, resume) as kept:
         run = _Run(report, planned, expectations, kept, progress)
         run.do(planned)
-        coverage = planned.coverage if settings.shard == (1, 1) else ()
-        for _ in range(ROUNDS if coverage else 0):
-            more = further(manager, settings, report.outcomes, coverage)
-            coverage = more.coverage
-            if not more.units:
-                break
-            run.do(more)
+        complete(manager, report, planned, run.do)
     if units is None and not settings.product:
-        report.coverage = covered(coverage, report.outcomes)
         report.unjudged = unjudged(manager, settings, report.outcomes)
     return report
 
 
 #: How often cases are planned again for what implementations declined when they were called.
 ROUNDS = 3
+
+
+def complete(manager: OpManager, report: Report, planned: Plan, do: Callable[[Plan], None]) -> None:
+    """Run cases in place of those that implementations declined when they were called, and add up what was judged.
+
+    Args:
+        report: of the whole plan; gains a coverage where the plan has one.
+        do: runs a plan and adds its outcomes to the report.
+    """
+    coverage = planned.coverage if report.settings.shard == (1, 1) else ()
+    for left in reversed(range(ROUNDS + 1 if coverage else 0)):
+        more = further(manager, report.settings, report.outcomes, coverage)
+        coverage = more.coverage
+        if not more.units or not left:
+            break
+        do(more)
+    report.coverage = covered(coverage, report.outcomes)
 
 
 def _whole(manager: OpManager, settings: Settings) -> Iterable[Unit]:

@@ -10,6 +10,7 @@ but never run*, and there is no certificate while there is one.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from te_dispatch.conformance.subject import Claim, Subject
 
 #: Where a rejection cannot depend on the call: no case of the implementation is claimed on this device.
 _HOPELESS = ("device", "backend", "bind")
+#: A goal that so many declined cases hold, and no judged one, counts as refused.
+DECLINED = 3
 #: Cases that level full adds for triples of axes, as a share of those that cover the goals, and how many random
 #: combinations each is the best of. Pairs leave a third of all triples uncovered.
 TRIPLES, BEST_OF = 0.5, 4
@@ -89,6 +92,12 @@ class Coverage:
             for goal in [goal for goal in remaining if holds(values, goal)]:
                 del remaining[goal]
         return list(remaining)
+
+    def without_declined(self, judged: Iterable[Values]) -> Coverage:
+        """The same less the goals that calls were declined for again and again, which requirements do not say."""
+        left = self.left(judged)
+        gone = {goal for goal in left if sum(holds(one, goal) for one in self.excluded) >= DECLINED}
+        return dataclasses.replace(self, goals=tuple(goal for goal in self.goals if goal not in gone))
 
 
 def holds(values: Values, goal: Goal) -> bool:

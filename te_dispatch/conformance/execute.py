@@ -16,6 +16,7 @@ from te_dispatch.conformance.outcome import Outcome
 from te_dispatch.conformance.recording import RECORDED
 from te_dispatch.conformance.subject import Subject, subject
 from te_dispatch.conformance.trial import Failure, KitError, NotClaimed, Trial
+from te_dispatch.conformance.world import World
 from te_dispatch.core.errors import BindError, Declined
 from te_dispatch.core.manager import OpManager
 from te_dispatch.core.operator import OPERATORS
@@ -73,8 +74,12 @@ def run_unit(unit: Unit, bench: Bench) -> Outcome:
     """
     check = checks.find(unit.check)
     trial = _trial(unit, bench)
-    started = time.perf_counter()
+    world, started = World(bench.device), time.perf_counter()
     state, message = _run(check, trial)
+    changed = world.changes()
+    if changed and state == "passed":
+        # `Trial.call` looks at the subject's own calls: this was one of the forward or backward that it goes with.
+        state, message = "failed", f"while this ran, global state changed and was left so: {'; '.join(changed)}"
     outcome = Outcome(unit.id, state, message, trial.findings, trial.notes)
     outcome.seconds = time.perf_counter() - started
     return outcome

@@ -14,10 +14,21 @@
 | ties | exact midpoints between neighbouring FP8 codes | rounding away instead of to even, truncation |
 | saturation | around the largest finite FP8 values | overflow to NaN or Inf |
 | cancelling | x, -x in turn, with a remainder 2^-10 as large | sums whose terms are far larger than the result |
+| tile_scales | normal, every tile, row, column and block times a power of two of its own | scales of the wrong block |
+| opposite | x, -x in turn: sums are exactly 0 | what is divided by a sum, signs of a sum that is 0 |
+| constant | each row one value | a variance of 0 that comes out negative |
+| far_mean | normal around a mean of +-100 or +-1000, row by row | variance by the difference of two sums |
+| large_squares | squares around 2^104 (fp16: 2^24) | products and sums in a narrower format than fp32 |
+| square_overflow | squares beyond fp32 (fp16: as large_squares) | what a kernel makes of a sum that overflows |
+| square_underflow | squares below fp32's subnormals (fp16: below its own) | lost deviations, divisions by 0 |
+| huge | 2^-24 .. 2^-10 of the dtype's largest (fp16: 2^10 .. 2^15) | 0 times an overflow in a saturated function |
+| late | normal, but for 2^-14 as large before the last 16 rows, or elements of a vector | long sums that end early |
+| special_rows | rows in turn: normal; one NaN; one Inf; one -Inf; all -Inf | special values that leave their row |
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -128,6 +139,76 @@ def _cancelling(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Gen
     return torch.stack((half, remainder - half), -1).flatten(-2)[..., : shape[-1]]
 
 
+def _tile_scales(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    """Neighbouring blocks of every block scaling, along rows and along columns, have largest magnitudes that differ by
+    a factor of two at least, between 2^-10 and 2^10: whoever takes the scale of another block is far off."""
+    columns = shape[-1] if shape else 1
+    rows = math.prod(shape[:-1])
+    r, c = torch.arange(rows)[:, None], torch.arange(columns)[None, :]
+    exponent = (4 * (r // 128) + 3 * (c // 128)) % 11 - 10
+    for size, period in ((1, 3), (16, 2), (32, 3)):
+        exponent = exponent + r // size % period + c // size % period
+    return (torch.randn((rows, columns), generator=generator) * torch.exp2(exponent.float())).reshape(shape)
+
+
+def _opposite(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    if not shape or shape[-1] < 2:
+        return torch.zeros(shape)
+    half = torch.randn((*shape[:-1], shape[-1] // 2), generator=generator).to(dtype)
+    paired = torch.stack((half, -half), -1).flatten(-2)
+    return torch.nn.functional.pad(paired, (0, shape[-1] % 2))
+
+
+def _constant(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    return torch.randn((*shape[:-1], 1), generator=generator).expand(shape) if shape else torch.randn(())
+
+
+#: Mean over deviation of the rows of ``far_mean``, in turn.
+FAR = (100.0, -1000.0)
+
+
+def _far_mean(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    x = torch.randn(shape, generator=generator)
+    return x + _in_turn(shape, len(FAR), lambda turn: torch.tensor(FAR)[turn])
+
+
+def _in_turn(shape: tuple[int, ...], count: int, of: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """A value for each row, of its number modulo `count`; broadcastable to `shape`."""
+    rows = shape[:-1]
+    number = torch.arange(math.prod(rows)).reshape(rows)
+    return of(number % count)[..., None] if shape else of(number)
+
+
+def _between(low: float, high: float, low16: float, high16: float) -> Fill:
+    """Exponents uniform between two, others for fp16, and random signs."""
+
+    def made(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+        ends = (low16, high16) if dtype == torch.float16 else (low, high)
+        return _exponents(*ends, shape, generator)
+
+    return made
+
+
+def _late(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    x = torch.randn(shape, generator=generator)
+    if shape:
+        x.reshape(-1, shape[-1] if len(shape) > 1 else 1)[:-16] *= 2.0**-14
+    return x
+
+
+def _special_rows(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    x = torch.randn(shape, generator=generator)
+    if not shape or not x.numel():
+        return x
+    matrix = x.reshape(-1, shape[-1])
+    place = torch.randint(0, shape[-1], (matrix.shape[0],), generator=generator)
+    turns = torch.arange(matrix.shape[0]) % 5
+    for turn, special in enumerate((torch.nan, torch.inf, -torch.inf), 1):
+        matrix[turns == turn, place[turns == turn]] = special
+    matrix[turns == 4] = -torch.inf
+    return matrix.reshape(shape)
+
+
 #: Name -> what makes values of a shape, exact in fp32 or to be rounded to the dtype.
 KINDS: dict[str, Fill] = {
     "normal": _normal,
@@ -142,7 +223,19 @@ KINDS: dict[str, Fill] = {
     "ties": _ties,
     "saturation": _saturation,
     "cancelling": _cancelling,
+    "tile_scales": _tile_scales,
+    "opposite": _opposite,
+    "constant": _constant,
+    "far_mean": _far_mean,
+    "large_squares": _between(51.5, 52.5, 11.5, 12.5),
+    "square_overflow": _between(66, 67, 11.5, 12.5),
+    "square_underflow": _between(-84, -80, -14, -13),
+    "huge": _between(104, 118, 10, 15),
+    "late": _late,
+    "special_rows": _special_rows,
 }
+#: Kinds that hold NaN or Inf.
+SPECIAL = ("nan", "inf", "special_rows")
 
 
 def fill(kind: str, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:

@@ -93,6 +93,20 @@ class GuardedMemory:
         return [found for found in (one.overrun() for one in self.allocations) if found is not None]
 
 
+def extent(x: torch.Tensor) -> tuple[int, int]:
+    """The addresses of a tensor's first byte and of the one behind its last; gaps between rows are inside."""
+    if not x.numel():
+        return x.data_ptr(), x.data_ptr()
+    last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride()))
+    return x.data_ptr(), x.data_ptr() + (last + 1) * x.element_size()
+
+
+def overlapping(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether the extents of two tensors share a byte. Disjoint parts of one piece of memory do not."""
+    (start, end), (other_start, other_end) = extent(one), extent(other)
+    return one.device == other.device and start < other_end and other_start < end
+
+
 def as_bytes(x: torch.Tensor) -> torch.Tensor:
     """The bytes of a tensor, flat. Flat first: a dimension of size 1 may have any stride, which a view would refuse."""
     return x.contiguous().reshape(-1).view(torch.uint8)

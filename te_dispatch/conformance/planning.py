@@ -117,6 +117,7 @@ def further(manager: OpManager, settings: Settings, outcomes: Sequence[Outcome],
         fresh = cover(
             Claims(space, tested, settings.seed), one.implementation, ran, settings.seed, (*one.excluded, *late)
         )
+        fresh = fresh.without_declined(ran)
         renewed.append(fresh)
         check = next(c for c in checks.checks() if judges_every_case(c, space))
         known = {tuple(values.values()) for values in ran}

@@ -4,12 +4,13 @@
     pytest --pyargs te_dispatch.conformance --te-backend acme --te-level full
 
 Every unit is one test. One that the implementation's requirements reject is reported as *not claimed*, in a category of
-its own. pytest loads this module in every run of a project that has te_dispatch installed, so it imports nothing heavy.
+its own. A run of all units at level full also runs cases in place of declined ones, at its end, and fails if anything
+claimed was never run. pytest loads this module in every run of a project that has te_dispatch installed, so it imports
+nothing heavy.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +18,18 @@ import pytest
 
 if TYPE_CHECKING:
     from te_dispatch.conformance.expectations import Expectations
+    from te_dispatch.conformance.outcome import Outcome
     from te_dispatch.conformance.planning import Plan
+    from te_dispatch.conformance.report.record import Report
     from te_dispatch.conformance.settings import Settings
 
 NOT_CLAIMED = "not claimed"
 #: Property of a test's report that holds its unit's id; it is in pytest's own JUnit XML too.
 UNIT = "te_dispatch_unit"
+#: So many combinations that were never run are shown for each implementation.
+_SHOWN = 20
 _PLANNED = pytest.StashKey["tuple[Plan, Expectations]"]()
+_REPORT = pytest.StashKey["Report"]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -123,38 +129,86 @@ def pytest_report_teststatus(report: Any) -> tuple[str, str, str] | None:
     return None
 
 
-def _counts(config: pytest.Config) -> Counter[str]:
-    """pytest's categories -> how many of the kit's tests are in each; other tests may have run beside them."""
+#: pytest's categories -> states of the kit's outcomes.
+_STATES = {
+    "passed": "passed",
+    "failed": "failed",
+    "xfailed": "expected_failure",
+    "skipped": "skipped",
+    NOT_CLAIMED: "not_claimed",
+}
+
+
+def _outcomes(config: pytest.Config) -> list[Outcome]:
+    """Of the kit's tests; other tests may have run beside them."""
     reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
-    return Counter(
-        category
-        for category, reports in (reporter.stats if reporter is not None else {}).items()
-        for report in reports
-        if any(name == UNIT for name, _ in getattr(report, "user_properties", ())) and report.when == "call"
-    )
+    reports = [
+        (dict(getattr(report, "user_properties", ())).get(UNIT), state, report)
+        for category, state in _STATES.items()
+        for report in (reporter.stats.get(category, ()) if reporter is not None else ())
+    ]
+    ran = [(unit, state) for unit, state, report in reports if unit is not None and report.when == "call"]
+    if not ran:
+        return []
+    from te_dispatch.conformance.outcome import Outcome
+
+    return [Outcome(unit, state) for unit, state in ran]
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    found = _counts(session.config)
-    if found and not _claimed(found) and exitstatus == pytest.ExitCode.OK:
+    config = session.config
+    if hasattr(config, "workerinput"):
+        return
+    outcomes = _outcomes(config)
+    if not outcomes:
+        return
+    report = config.stash[_REPORT] = _report(config, outcomes)
+    if not report.ok and exitstatus == pytest.ExitCode.OK:
         # A driver that was not found, say: nothing was tested, which must not look like a certificate.
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
+def _report(config: pytest.Config, outcomes: list[Outcome]) -> Report:
+    """What the tests found, and, where all of the plan was run, what its end adds."""
+    from te_dispatch.conformance import certification, running
+    from te_dispatch.conformance.report.record import Report
+    from te_dispatch.core import scopes
+
+    made, expectations = planned(config)
+    report = Report(settings_of(config), {}, outcomes)
+    left = {unit.id for unit in made.units} - {outcome.unit for outcome in outcomes}
+    if left:
+        report.partial = f"{len(left)} units of the plan were deselected or did not run"
+        return report
+
+    def do(more: Plan) -> None:
+        report.outcomes += map(expectations.judged, running.run(list(more.units), report.settings))
+
+    certification.complete(scopes.MANAGER, report, made, do)
+    return report
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    found = _counts(terminalreporter.config)
-    if not found:
+    report = terminalreporter.config.stash.get(_REPORT, None)
+    if report is None:
         return
+    counts = report.counts
     terminalreporter.section("te_dispatch conformance")
+    in_tests = {outcome.unit for outcome in _outcomes(terminalreporter.config)}
+    for outcome in report.failures():
+        if outcome.unit not in in_tests:  # a case in place of a declined one, which is no test
+            terminalreporter.line(f"FAILED {outcome.unit}\n  {outcome.message}\n  {report.reproducer(outcome)}")
+    for implementation, goals in report.never_run.items():
+        for goal in goals[:_SHOWN]:
+            terminalreporter.line(f"Claimed but never run: {implementation}: {goal}")
+        if goals[_SHOWN:]:
+            terminalreporter.line(f"Claimed but never run: {implementation}: {len(goals) - _SHOWN} more")
     terminalreporter.line(
-        f"claimed {_claimed(found)}, passed {found['passed']}, failed {found['failed']}, "
-        f"not claimed {found[NOT_CLAIMED]}"
-        + (f", expected failures {found['xfailed']}" if found["xfailed"] else "")
-        + (f", skipped {found['skipped']}" if found["skipped"] else "")
-        + ("" if _claimed(found) else ": nothing was claimed, so nothing is certified")
+        f"claimed {counts['claimed']}, passed {counts['passed']}, failed {counts['failed']}, "
+        f"not claimed {counts['not_claimed']}"
+        + (f", expected failures {counts['expected_failure']}" if counts["expected_failure"] else "")
+        + (f", skipped {counts['skipped']}" if counts["skipped"] else "")
+        + ("" if counts["claimed"] else ": nothing was claimed, so nothing is certified")
     )
-
-
-def _claimed(found: Counter[str]) -> int:
-    return found["passed"] + found["failed"] + found["xfailed"]
+    terminalreporter.line(report.certificate)

@@ -38,6 +38,21 @@ class Bitwise:
 
 
 @dataclass(frozen=True)
+class Instead:
+    """Another value that some elements may have: what the contract allows where an intermediate sum overflows.
+
+    Attributes:
+        where: bool, like the result or broadcastable to it.
+        value: float64; an Inf or a NaN is met by itself.
+        limit: float64, on the error of what has this value.
+    """
+
+    where: torch.Tensor
+    value: torch.Tensor
+    limit: torch.Tensor
+
+
+@dataclass(frozen=True)
 class Within:
     """|actual - expected| <= limit; NaN where, and only where, NaN is expected; an Inf is met by the same Inf.
 
@@ -46,10 +61,12 @@ class Within:
             dtype and the oracle's own rounding too. An infinite limit leaves the element's value open, not its
             presence.
         only: as in `Bitwise`.
+        instead: other values that some elements may have.
     """
 
     limit: torch.Tensor
     only: torch.Tensor | None = None
+    instead: tuple[Instead, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -168,6 +185,9 @@ def _within(path: str, rule: Within, actual: torch.Tensor, expected: torch.Tenso
     open_ended = want.isfinite() & ~got.isnan() & ((want.abs() + limit) >= _largest(actual.dtype)) & (got * want >= 0)
     ratio = torch.where(special, torch.where(same_special | open_ended, 0.0, math.inf), ratio)
     ratio = torch.where(limit == math.inf, 0.0, ratio)
+    for other in rule.instead:
+        near = ((got - other.value).abs() <= other.limit) | (got == other.value) | (got.isnan() & other.value.isnan())
+        ratio = torch.where(other.where & near, 0.0, ratio)
     # A limit that is NaN is a mistake of whoever derived it: it must not pass for one that everything meets.
     ratio = torch.where(ratio.isnan(), math.inf, ratio)
     return _finding(path, "within", ratio, rule.only, actual, expected, limit)

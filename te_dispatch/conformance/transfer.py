@@ -21,40 +21,51 @@ _NARROW = (torch.bfloat16, torch.float16)
 
 
 def mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """A structure like `value` with every tensor changed; the same tensor twice stays the same tensor twice."""
-    return _mapped(value, _remembering(change))
+    """A structure like `value` with every tensor changed; a tensor or record that is there twice stays one."""
+    seen: dict[int, Any] = {}
+
+    def once(item: Any, make: Callable[[Any], Any]) -> Any:
+        if id(item) not in seen:
+            seen[id(item)] = make(item)
+        return seen[id(item)]
+
+    def tensor(item: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = once(item, change)
+        return found
+
+    def record(item: Quantized) -> Quantized:
+        found: Quantized = once(item, lambda _: _record(item, tensor))
+        return found
+
+    return _mapped(value, tensor, record)
 
 
-def _remembering(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
-    seen: dict[int, torch.Tensor] = {}
+def _record(value: Quantized, change: Callable[[torch.Tensor], torch.Tensor]) -> Quantized:
+    parts = {name: getattr(value, name) for name in _RECORD_TENSORS}
+    tensors = {name: None if part is None else change(part) for name, part in parts.items()}
+    device = next((t.device for t in tensors.values() if t is not None), value.device)
+    return Quantized(
+        tensors["row_data"], tensors["col_data"], tensors["row_scale_inv"], tensors["col_scale_inv"],
+        value.encoding, value.scaling, value.scale_layout, value.shape, value.dtype, device,
+        tensors["global_scale_inv"],
+    )  # fmt: skip
 
-    def changed(tensor: torch.Tensor) -> torch.Tensor:
-        if id(tensor) not in seen:
-            seen[id(tensor)] = change(tensor)
-        return seen[id(tensor)]
 
-    return changed
-
-
-def _mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def _mapped(
+    value: Any, change: Callable[[torch.Tensor], torch.Tensor], record: Callable[[Quantized], Quantized]
+) -> Any:
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, Quantized):
-        tensors = {name: _mapped(getattr(value, name), change) for name in _RECORD_TENSORS}
-        device = next((t.device for t in tensors.values() if t is not None), value.device)
-        return Quantized(
-            tensors["row_data"], tensors["col_data"], tensors["row_scale_inv"], tensors["col_scale_inv"],
-            value.encoding, value.scaling, value.scale_layout, value.shape, value.dtype, device,
-            tensors["global_scale_inv"],
-        )  # fmt: skip
+        return record(value)
     if isinstance(value, Saved):
-        return Saved(value.implementation, value.format, _mapped(value.tensors, change), value.options)
+        return Saved(value.implementation, value.format, _mapped(value.tensors, change, record), value.options)
     if isinstance(value, Mapping):
-        return {name: _mapped(item, change) for name, item in value.items()}
+        return {name: _mapped(item, change, record) for name, item in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_mapped(item, change) for item in value))
+        return type(value)(*(_mapped(item, change, record) for item in value))
     if isinstance(value, (list, tuple)):
-        return type(value)(_mapped(item, change) for item in value)
+        return type(value)(_mapped(item, change, record) for item in value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):  # a quantizer
         tensors = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
         tensors = {name: item for name, item in tensors.items() if isinstance(item, torch.Tensor)}

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from te_dispatch.conformance.outputs import named_results
 from te_dispatch.conformance.rules import Finding, Rule, judge
 from te_dispatch.conformance.space import Arguments, Judged, Space, find
 from te_dispatch.conformance.subject import Claim, Subject, subjects
+from te_dispatch.conformance.world import World
 from te_dispatch.core.errors import Declined
 from te_dispatch.core.operator import OPERATORS
 
@@ -92,8 +94,25 @@ class Trial:
             raise NotClaimed(claim.refusal)
         return claim
 
+    def with_seed(self, seed: int) -> Trial:
+        """The same of the same case with other data."""
+        return Trial(self.subject, dataclasses.replace(self.case, seed=seed), self.oracle, self.space)
+
     def call(self, arguments: Mapping[str, Any]) -> Any:
-        return self.subject.call(arguments)
+        """Run the subject, and see that it leaves global state as it found it.
+
+        Raises:
+            Failure: it does not, whether it returned or raised.
+        """
+        # What an import changes is not the call's.
+        self.subject.manager.bound(self.subject.operator, self.subject.id)
+        world = World(self.device)
+        try:
+            return self.subject.call(arguments)
+        finally:
+            changed = world.changes()
+            if changed:
+                raise Failure(f"a call changed global state and left it so: {'; '.join(changed)}")
 
     def results(self, result: Any, arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """What a call made and wrote, by path, on the device."""
@@ -149,7 +168,7 @@ def complete(subject: Subject, space: Space, arguments: Arguments) -> Arguments:
     """A backward's arguments with `out`, `lse` and `saved` of the forward that it goes with.
 
     Raises:
-        NotClaimed: no forward of this backward's kind serves the call, or it declines: another pair serves it then.
+        NotClaimed: no forward of this backward's kind serves the call, or it declines it.
     """
     assert space.forward is not None
     forward_arguments = space.forward(arguments)
@@ -157,7 +176,8 @@ def complete(subject: Subject, space: Space, arguments: Arguments) -> Arguments:
     try:
         result = forward.call(forward_arguments)
     except Declined as declined:
-        raise NotClaimed(f"{forward.id} declined: {declined}") from declined
+        # Dispatch would give the call to another forward, and its backward to that one's.
+        raise NotClaimed(f"its forward {forward.id} declined: {declined}") from declined
     return {**arguments, **{n: getattr(result, n) for n in ("out", "lse", "saved")}}
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from te_dispatch.core import codegen
 from te_dispatch.core.errors import BindError
+from te_dispatch.core.failures import phrase, place
 from te_dispatch.core.operator import Operator
 
 
@@ -39,8 +40,10 @@ def load(operator: Operator, candidate: str, target: str) -> tuple[Callable[...,
     """
     try:
         function = import_target(target)
-    except (Exception, SystemExit) as error:
-        raise BindError(f"{target} cannot be imported: {type(error).__name__}: {error}") from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise BindError(f"{target} cannot be imported: {phrase(error)}{place(error)}") from error
     if not callable(function):
         raise BindError(f"{target} is {type(function).__name__}, not callable")
     return function, lacking_parameters(operator, function, candidate)

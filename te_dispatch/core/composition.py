@@ -114,7 +114,8 @@ class Composites:
         if piece.chosen.pieces:
             return all(self._consists_of(inner, group) for inner in piece.chosen.pieces.values())
         backend, implementation = self.view.snapshot.implementation(piece.chosen.id)
-        return any(s.matches(piece.chosen.id, self.view.native(backend), implementation.traits) for s in group)
+        traits = self.view.of(OPERATORS[piece.operator], piece.call).traits(implementation)
+        return any(s.matches(piece.chosen.id, self.view.native(backend), traits) for s in group)
 
     def _companion(self, decomposition: Decomposition, candidate: str) -> str | Rejected | None:
         companion = self.view.companion
@@ -142,7 +143,7 @@ class Composites:
                 if selector.text in (candidate, COMPOSITE):
                     rule, policy = (position, LAST) if kind == "rule" else (LAST, position)
                     tier = 2 if decomposition.materializes and selector.text == COMPOSITE else 0
-                    return Place(tier, rule, policy, 0, 0, f"{kind} prefers {selector.text}", selector.origin)
+                    return Place(0, tier, rule, policy, 0, 0, f"{kind} prefers {selector.text}", selector.origin)
         name, worst = max(
             ((name, self._place_of_piece(piece)) for name, piece in pieces.items()), key=lambda item: item[1].key()
         )

@@ -6,11 +6,15 @@ from __future__ import annotations
 import dataclasses
 import logging
 import sys
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from te_dispatch.core.bind import import_target
 from te_dispatch.core.errors import DispatchError
-from te_dispatch.core.facts import DeviceFacts, FactValue
+from te_dispatch.core.facts import Arch, DeviceFacts, FactValue
+from te_dispatch.core.failures import on_request, phrase, traceback_text
+from te_dispatch.core.manifest_check import arch_problem
+from te_dispatch.core.policy.known import did_you_mean
 from te_dispatch.core.snapshot import Snapshot
 
 _log = logging.getLogger("te_dispatch")
@@ -23,7 +27,8 @@ def probe_device(snapshot: Snapshot, type: str, index: int | None) -> tuple[Devi
     """Ask every backend that knows the device type; the one native to the device's vendor is believed first.
 
     Returns:
-        The facts, and what went wrong with a probe: a probe that raises costs its facts, nothing else.
+        The facts, and what went wrong with a probe: one that raises, or whose answer cannot be, costs its facts and
+        nothing else.
     """
     answers: list[tuple[bool, str, DeviceFacts]] = []
     problems: list[str] = []
@@ -31,13 +36,24 @@ def probe_device(snapshot: Snapshot, type: str, index: int | None) -> tuple[Devi
         target = backend.manifest.devices.get(type)
         if target is None:
             continue
+        where = f"backend {backend.name!r}: its probe of {type}"
         try:
             facts = import_target(target)(0 if index is None else index)
-        except (Exception, SystemExit) as error:
-            problems.append(f"backend {backend.name!r}: its probe of {type} raised {error.__class__.__name__}: {error}")
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            problems.append(f"{where} raised {phrase(error)}{on_request(traceback_text(error))}")
             continue
-        if facts is not None:
-            answers.append((facts.vendor not in backend.manifest.vendors, backend.name, facts))
+        if facts is None:
+            continue
+        problem = facts_problem(facts, type, backend.manifest.vendors)
+        if problem is not None:
+            problems.append(f"{where} {problem}; its facts are ignored")
+            continue
+        unlisted = unlisted_arch(facts, backend.manifest.vendors, backend.manifest.archs)
+        if unlisted is not None:
+            problems.append(f"{where} {unlisted}")
+        answers.append((facts.vendor not in backend.manifest.vendors, backend.name, facts))
     if not answers:
         return DeviceFacts(type=type, vendor=type, arch=type, index=index), problems
     answers.sort(key=lambda answer: answer[:2])
@@ -47,6 +63,47 @@ def probe_device(snapshot: Snapshot, type: str, index: int | None) -> tuple[Devi
         if (facts.vendor, facts.arch) == (first.vendor, first.arch):
             extra.update(facts.extra)
     return dataclasses.replace(first, type=type, index=index, extra=extra), problems
+
+
+def facts_problem(facts: object, type: str, vendors: Collection[str]) -> str | None:
+    """Why what a probe returned cannot be believed, or None.
+
+    Args:
+        facts: returned by the probe.
+        type: the device type that was asked about.
+        vendors: those that the probe's backend is native to; empty for a portable backend.
+    """
+    if not isinstance(facts, DeviceFacts):
+        return f"returned {facts!r}, neither DeviceFacts nor None"
+    for name in ("type", "vendor", "arch", "name"):
+        if not isinstance(getattr(facts, name), str):
+            return f"returned DeviceFacts whose {name} is {getattr(facts, name)!r}, not a str"
+    if facts.index is not None and (isinstance(facts.index, bool) or not isinstance(facts.index, int)):
+        return f"returned DeviceFacts whose index is {facts.index!r}, not an int"
+    if facts.table is not None and not isinstance(facts.table, Arch):
+        return f"returned DeviceFacts whose table is {facts.table!r}, not an Arch"
+    if facts.table is not None and (problem := arch_problem(facts.table)) is not None:
+        return f"returned DeviceFacts with a wrong table: {problem}"
+    if not isinstance(facts.extra, Mapping) or not all(isinstance(name, str) for name in facts.extra):
+        return f"returned DeviceFacts whose extra is {facts.extra!r}, not a dict with names for keys"
+    if facts.type != type:
+        return f"says that the device's type is {facts.type!r}"
+    if vendors and facts.vendor not in vendors:
+        hint = did_you_mean(facts.vendor, vendors)
+        return f"says vendor {facts.vendor!r}, to which its manifest is not native{hint}"
+    elsewhere = _TYPES.get(facts.vendor, type)
+    if elsewhere != type or (not vendors and type in _TYPES.values() and facts.vendor not in _TYPES):
+        return f"says vendor {facts.vendor!r}, whose devices are not of this type"
+    return None
+
+
+def unlisted_arch(facts: DeviceFacts, vendors: Collection[str], archs: Mapping[str, Mapping[str, Arch]]) -> str | None:
+    """What to say of an arch that the table of a native backend does not list, which is no reason to disbelieve it."""
+    rows = next((rows for vendor, rows in archs.items() if vendor.lower() == facts.vendor), None)
+    if facts.vendor not in vendors or not rows or facts.arch in rows:
+        return None
+    hint = did_you_mean(facts.arch, rows)
+    return f"says arch {facts.arch!r}, which its manifest does not list{hint}"
 
 
 def probe_backends(snapshot: Snapshot) -> tuple[Snapshot, list[str]]:
@@ -61,13 +118,28 @@ def probe_backends(snapshot: Snapshot) -> tuple[Snapshot, list[str]]:
         if backend.manifest.unavailable is None:
             continue
         try:
-            reason = import_target(backend.manifest.unavailable)()
-        except (Exception, SystemExit) as error:
-            reason = f"its check of this machine raised {type(error).__name__}: {error}"
-            problems.append(f"backend {backend.name!r}: {reason}")
+            reason, problem = read_reason(import_target(backend.manifest.unavailable)())
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            reason = f"its check of this machine raised {phrase(error)}"
+            problem = f"{reason}{on_request(traceback_text(error))}"
+        if problem is not None:
+            problems.append(f"backend {backend.name!r}: {problem}")
         if reason is not None:
-            unavailable[backend.name] = str(reason)
+            unavailable[backend.name] = reason
     return dataclasses.replace(snapshot, unavailable=unavailable), problems
+
+
+def read_reason(answer: object) -> tuple[str | None, str | None]:
+    """What a backend's ``unavailable()`` returned: (the reason, None if it works; what is wrong with the answer)."""
+    if answer is None:
+        return None, None
+    if isinstance(answer, str) and answer.strip():
+        return answer, None
+    problem = f"its check of this machine returned {answer!r}; it returns the reason as a str, or None if it works"
+    # False, 0 and "" are what those return who take the name for a question.
+    return (problem if answer else None), problem
 
 
 def describe_device(snapshot: Snapshot, text: str) -> DeviceFacts:

@@ -4,7 +4,8 @@
 stevedore's own listing goes through an on-disk cache that keys on coarse file times (a package reinstalled within two
 minutes is seen stale) and drops each entry point's distribution; `_FreshExtensionManager` lists afresh instead. A
 plugin that fails, in whatever way short of killing the process, is that plugin's failure and nobody else's, and a
-backend is registered whole or not at all.
+backend is registered whole or not at all. A plugin that kills the process, or hangs, is found by ``te-dispatch
+doctor``, which imports every manifest in a process of its own first.
 """
 
 from __future__ import annotations
@@ -17,15 +18,16 @@ from typing import Any, cast
 
 from stevedore.extension import Extension, ExtensionManager
 
-from te_dispatch.core.manifest import API_VERSION, CLAIMS, TRAITS, Implementation, Manifest
+from te_dispatch.core.failures import on_request, phrase, place, traceback_text
+from te_dispatch.core.importing import Tampering, importing_manifest
+from te_dispatch.core.manifest import Manifest
+from te_dispatch.core.manifest_check import check_manifest, operator_problems
 from te_dispatch.core.operator import Operator
-from te_dispatch.core.requirements import All, AnyOf, Compare, MultipleOf, NoneOf, OneOf, OnVendor
 from te_dispatch.core.snapshot import InstalledBackend, PluginFailure, Snapshot
 
 GROUP = "te_dispatch.backends"
 
 _log = logging.getLogger("te_dispatch")
-_NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
 class PluginLoadError(Exception):
@@ -33,36 +35,65 @@ class PluginLoadError(Exception):
 
 
 class _FreshExtensionManager(ExtensionManager):  # type: ignore[type-arg]
-    """stevedore's manager without its cache, tolerant of unreadable distributions and of plugins that exit."""
+    """stevedore's manager without its cache, tolerant of unreadable distributions and of plugins that exit.
 
-    def __init__(self, namespace: str, on_failure: Callable[[Any, Any, BaseException], None]) -> None:
+    Args:
+        vetoes: entry points that are not to be imported, with the reason.
+    """
+
+    def __init__(
+        self,
+        namespace: str,
+        on_failure: Callable[[Any, Any, BaseException], None],
+        vetoes: Mapping[importlib.metadata.EntryPoint, str],
+    ) -> None:
         self.unreadable: list[PluginFailure] = []
+        self._vetoes = vetoes
         super().__init__(namespace, on_load_failure_callback=on_failure)
 
     def list_entry_points(self) -> list[importlib.metadata.EntryPoint]:
-        found: list[importlib.metadata.EntryPoint] = []
-        seen: set[str] = set()
-        for distribution in importlib.metadata.distributions():
-            try:
-                ours = [ep for ep in distribution.entry_points if ep.group == self.namespace]
-                if not ours:
-                    continue  # before its name is asked for: parsing everybody's metadata is most of a scan's time
-                # The first one on the path is the one that imports get; a doubled path is not a duplicate backend.
-                canonical = re.sub(r"[-_.]+", "-", distribution.metadata["Name"]).lower()
-                if canonical not in seen:
-                    seen.add(canonical)
-                    found += ours
-            except Exception as error:
-                where = getattr(distribution, "_path", "an unreadable place")
-                if _mentions_group(distribution):
-                    self.unreadable.append(PluginFailure("?", str(where), "?", f"unreadable metadata: {error!r}"))
+        found, self.unreadable = list_entry_points(self.namespace)
         return found
 
     def _load_one_plugin(self, ep: importlib.metadata.EntryPoint, *args: Any, **kwargs: Any) -> Any:
+        if ep in self._vetoes:
+            raise PluginLoadError(self._vetoes[ep])
         try:
-            return super()._load_one_plugin(ep, *args, **kwargs)
-        except (AssertionError, SystemExit) as error:
-            raise PluginLoadError(f"{type(error).__name__}: {error}") from error
+            with importing_manifest(ep.name):
+                return super()._load_one_plugin(ep, *args, **kwargs)
+        except Tampering as error:
+            raise PluginLoadError(str(error)) from error
+        except AssertionError as error:  # which stevedore would let through
+            raise PluginLoadError(f"raised {phrase(error)} while it was imported") from error
+        except KeyboardInterrupt:
+            _log.warning("interrupted while the manifest of backend %r was imported", ep.name)
+            raise
+        except Exception:
+            raise
+        except BaseException as error:  # SystemExit, a test framework's way to skip
+            raise PluginLoadError(f"raised {phrase(error)} while it was imported") from error
+
+
+def list_entry_points(group: str = GROUP) -> tuple[list[importlib.metadata.EntryPoint], list[PluginFailure]]:
+    """The installed entry points of a group, each with its distribution, and distributions that cannot be read."""
+    found: list[importlib.metadata.EntryPoint] = []
+    unreadable: list[PluginFailure] = []
+    seen: set[str] = set()
+    for distribution in importlib.metadata.distributions():
+        try:
+            ours = [ep for ep in distribution.entry_points if ep.group == group]
+            if not ours:
+                continue  # before its name is asked for: parsing everybody's metadata is most of a scan's time
+            # The first one on the path is the one that imports get; a doubled path is not a duplicate backend.
+            canonical = re.sub(r"[-_.]+", "-", distribution.metadata["Name"]).lower()
+            if canonical not in seen:
+                seen.add(canonical)
+                found += ours
+        except Exception as error:
+            where = getattr(distribution, "_path", "an unreadable place")
+            if _mentions_group(distribution):
+                unreadable.append(PluginFailure("?", str(where), "?", f"unreadable metadata: {error!r}"))
+    return found, unreadable
 
 
 def _mentions_group(distribution: importlib.metadata.Distribution) -> bool:
@@ -74,18 +105,35 @@ def _mentions_group(distribution: importlib.metadata.Distribution) -> bool:
 
 def discover(operators: Mapping[str, Operator]) -> Snapshot:
     """List, load and check every installed backend. Each failure is logged once as a warning and kept."""
+    snapshot = find(operators)
+    report(snapshot)
+    return snapshot
+
+
+def report(snapshot: Snapshot) -> None:
+    """Warn of every plugin that failed."""
+    for failure in snapshot.failures:
+        _log.warning("%s%s", failure, on_request(failure.traceback))
+
+
+def find(
+    operators: Mapping[str, Operator], vetoes: Mapping[importlib.metadata.EntryPoint, str] | None = None
+) -> Snapshot:
+    """`discover` without the warnings.
+
+    Args:
+        operators: that implementations may be of.
+        vetoes: entry points that are not to be imported, with the reason, which becomes their failure.
+    """
     failures: list[PluginFailure] = []
 
     def failed(_: Any, entry_point: importlib.metadata.EntryPoint, error: BaseException) -> None:
-        failures.append(_failure(entry_point, _describe(error)))
+        failures.append(_failure(entry_point, *_describe(error)))
 
-    manager = _FreshExtensionManager(GROUP, failed)
+    manager = _FreshExtensionManager(GROUP, failed, vetoes or {})
     failures += manager.unreadable
     snapshot = register(manager.extensions, operators)
-    failures += snapshot.failures
-    for failure in failures:
-        _log.warning("%s", failure)
-    return Snapshot(snapshot.backends, tuple(failures), unusable=snapshot.unusable)
+    return Snapshot(snapshot.backends, (*failures, *snapshot.failures), unusable=snapshot.unusable)
 
 
 def register(extensions: list[Extension[Any]], operators: Mapping[str, Operator]) -> Snapshot:
@@ -119,73 +167,6 @@ def register(extensions: list[Extension[Any]], operators: Mapping[str, Operator]
     return Snapshot(backends, tuple(failures), unusable=unusable)
 
 
-def check_manifest(manifest: object, entry_point_name: str) -> str | None:
-    """What is wrong with a manifest as a whole, or None."""
-    api_version = getattr(manifest, "api_version", None)
-    if not isinstance(manifest, Manifest):
-        return f"its entry point is {type(manifest).__name__}, not a te_dispatch.core.manifest.Manifest"
-    if api_version != API_VERSION:
-        return f"api_version is {api_version!r}, this te_dispatch speaks {API_VERSION}"
-    if not isinstance(manifest.name, str) or not _NAME.fullmatch(manifest.name):
-        return f"its name {manifest.name!r} must be lower-case letters, digits and underscores"
-    if manifest.name != entry_point_name:
-        return f"the manifest is named {manifest.name!r}, the entry point {entry_point_name!r}; they must agree"
-    if manifest.name in ("native", "composite"):
-        return f"the name {manifest.name!r} is reserved"
-    seen: set[str] = set()
-    for implementation in manifest.implementations:
-        if not isinstance(implementation, Implementation):
-            return f"implementations holds {type(implementation).__name__}, not Implementation"
-        where = f"implementation {implementation.name!r}"
-        if not _NAME.fullmatch(implementation.name):
-            return f"{where}: the name must be lower-case letters, digits and underscores"
-        if implementation.name in seen:
-            return f"{where} is declared twice; names are unique within a backend"
-        seen.add(implementation.name)
-        wrong = next((c for c in implementation.requires if not _is_condition(c)), None)
-        if wrong is not None:
-            return f"{where}: requires holds {wrong!r}, which is no condition of te_dispatch.core.requirements"
-        if not isinstance(implementation.rank, int):
-            return f"{where}: rank must be a whole number, got {implementation.rank!r}"
-        if not re.fullmatch(r"[A-Za-z_]\w*@\d+", implementation.op):
-            return f"{where}: op must read 'operator@version', got {implementation.op!r}"
-        if not re.fullmatch(r"[\w.]+:[\w.]+", implementation.target):
-            return f"{where}: target must read 'module:attribute', got {implementation.target!r}"
-        for kind, given, known in (("claim", implementation.claims, CLAIMS), ("trait", implementation.traits, TRAITS)):
-            unknown = sorted(given - set(known))
-            if unknown:
-                return f"{where}: unknown {kind} {unknown[0]!r}; known: {', '.join(known)}"
-    return None
-
-
-def _is_condition(value: object) -> bool:
-    if isinstance(value, (All, AnyOf)):
-        return all(_is_condition(part) for part in value.parts)
-    if isinstance(value, OnVendor):
-        return _is_condition(value.condition)
-    return isinstance(value, (OneOf, NoneOf, Compare, MultipleOf))
-
-
-def operator_problems(manifest: Manifest, operators: Mapping[str, Operator]) -> dict[str, str]:
-    """Implementation id -> why it cannot be used, for operators or versions this runtime does not have."""
-    problems: dict[str, str] = {}
-    for implementation in manifest.implementations:
-        operator = operators.get(implementation.operator)
-        candidate = f"{manifest.name}.{implementation.name}"
-        if operator is None:
-            problems[candidate] = f"operator {implementation.operator!r} does not exist in this te_dispatch"
-        elif operator.version != implementation.operator_version:
-            problems[candidate] = (
-                f"written for {implementation.op}, this te_dispatch has {operator.name}@{operator.version}"
-            )
-        else:
-            unread = {name for c in implementation.requires for name in c.reads() if not name.startswith("device.")}
-            unknown = sorted(unread - set(operator.facts))
-            if unknown:
-                problems[candidate] = f"requires a fact that {operator.name} does not have: {unknown[0]}"
-    return problems
-
-
 def _distribution(entry_point: importlib.metadata.EntryPoint) -> tuple[str, str]:
     distribution = entry_point.dist
     if distribution is None:
@@ -193,11 +174,13 @@ def _distribution(entry_point: importlib.metadata.EntryPoint) -> tuple[str, str]
     return distribution.metadata["Name"], distribution.version
 
 
-def _failure(entry_point: importlib.metadata.EntryPoint, reason: str) -> PluginFailure:
-    return PluginFailure(entry_point.name, *_distribution(entry_point), reason)
+def _failure(entry_point: importlib.metadata.EntryPoint, reason: str, traceback: str = "") -> PluginFailure:
+    return PluginFailure(entry_point.name, *_distribution(entry_point), reason, traceback)
 
 
-def _describe(error: BaseException) -> str:
+def _describe(error: BaseException) -> tuple[str, str]:
+    """A failure to load, in a phrase, and its traceback."""
     if isinstance(error, PluginLoadError):
-        return f"raised {error} while it was imported"
-    return f"cannot be imported: {type(error).__name__}: {error}"
+        cause = error.__cause__
+        return (str(error), "") if cause is None else (f"{error}{place(cause)}", traceback_text(cause))
+    return f"cannot be imported: {phrase(error)}{place(error)}", traceback_text(error)

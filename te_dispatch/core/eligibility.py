@@ -21,6 +21,16 @@ def unmet(
         if not view.device.described:
             return ("backend", view.snapshot.unavailable[backend.name]), []
         assumed.append(f"backend {backend.name} works there, as it does not here")
+    try:
+        return _unmet_conditions(view, candidate, implementation, assumed)
+    except Exception as error:
+        # A condition is a plugin's own object where it subclasses one of ours: its failure is its implementation's.
+        return ("bind", f"its requirements cannot be checked: {type(error).__name__}: {error}"), assumed
+
+
+def _unmet_conditions(
+    view: PolicyView, candidate: str, implementation: Implementation, assumed: list[str]
+) -> tuple[tuple[str, str] | None, list[str]]:
     on_device = [c for c in implementation.requires if _device_only(c)]
     on_call = [c for c in implementation.requires if not _device_only(c)]
     # An implementation that lacks a newer keyword serves the calls that leave it at its default.

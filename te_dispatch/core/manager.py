@@ -32,6 +32,8 @@ from te_dispatch.core.devices import (
 )
 from te_dispatch.core.errors import BindError, CaptureError
 from te_dispatch.core.facts import DeviceFacts
+from te_dispatch.core.failures import on_request, traceback_text
+from te_dispatch.core.importing import refuse_while_importing, released
 from te_dispatch.core.layers import ProcessLayers
 from te_dispatch.core.mirror import Mirror
 from te_dispatch.core.operator import OPERATORS, Operator
@@ -64,8 +66,10 @@ class OpManager:
         self, snapshot: Snapshot | None = None, environ: Mapping[str, str] | None = None, label: str = "manager"
     ) -> None:
         self.lock = threading.RLock()
-        self._snapshot = snapshot
-        self._probed_availability = False
+        #: A registry as it was given, without what is unavailable on this machine; None to discover one.
+        self._given = snapshot
+        #: The registry, once every backend was asked whether it works here.
+        self._snapshot: Snapshot | None = None
         self._layers = ProcessLayers(environ, self.known)
         self._devices: dict[tuple[str, int | None], DeviceFacts] = {}
         self._several: bool | None = None
@@ -94,17 +98,33 @@ class OpManager:
     @property
     def snapshot(self) -> Snapshot:
         """The registry, discovered on first use."""
-        with self.lock:
-            if self._snapshot is None:
-                with no_collection():
-                    from te_dispatch.core.discovery import discover
+        found = self._snapshot
+        return self._take_stock() if found is None else found
 
-                    self._snapshot = discover(OPERATORS)
-            if not self._probed_availability:
-                self._probed_availability = True
-                self._snapshot, problems = probe_backends(self._snapshot)
-                self._report(problems)
-            return self._snapshot
+    def _take_stock(self) -> Snapshot:
+        """Discover what is installed, and ask what of it works here.
+
+        Plugins' code runs without the lock, so two threads may both come here; the first to finish is believed.
+        """
+        from te_dispatch.core.discovery import find, report
+
+        refuse_while_importing("using operators or policies")
+        while True:
+            with self.lock:
+                generation, given = self._generation, self._given
+            with released(self.lock), no_collection():
+                snapshot = find(OPERATORS) if given is None else given
+                found, problems = probe_backends(snapshot)
+            with self.lock:
+                if self._generation != generation:
+                    continue
+                if self._snapshot is None:
+                    # Last: an interrupt before this line leaves everything to be asked again.
+                    self._snapshot = found
+                    if given is None:
+                        report(found)
+                    self._report(problems)
+                return self._snapshot
 
     def bound(self, operator: Operator, candidate: str) -> Callable[..., Any]:
         """An implementation, imported and checked, as a callable that takes every argument by position.
@@ -115,24 +135,29 @@ class OpManager:
         found = self._bound.get(candidate)
         if found is not None:
             return found
-        with self.lock:
-            _, implementation = self.snapshot.implementation(candidate)
-            try:
+        generation = self._generation
+        _, implementation = self.snapshot.implementation(candidate)
+        try:
+            with released(self.lock):
                 function, lacking = load(operator, candidate, implementation.target)
-            except BindError as error:
-                _log.warning("%s", error)
-                self._snapshot = self.snapshot.with_unusable(candidate, str(error))
-                raise
+        except BindError as error:
+            with self.lock:
+                if self._generation == generation and candidate not in self.snapshot.unusable:
+                    _log.warning("%s%s", error, on_request(traceback_text(error)))
+                    self._snapshot = self.snapshot.with_unusable(candidate, str(error))
+            raise
+        with self.lock:
+            if self._generation != generation:
+                return positional(operator, function, lacking)
             if lacking and candidate not in self.snapshot.lacking:
                 self._snapshot = self.snapshot.with_lacking(candidate, lacking)
-            callable_ = positional(operator, function, lacking)
-            self._bound[candidate] = callable_
-            return callable_
+            return self._bound.setdefault(candidate, positional(operator, function, lacking))
 
     def attribute(self, operator: Operator, candidate: str, name: str) -> Any:
         """An attribute of an implementation's function, e.g. a GEMM's ``operand_format``; None if it has none."""
         _, implementation = self.snapshot.implementation(candidate)
-        return getattr(import_target(implementation.target), name, None)
+        with released(self.lock):
+            return getattr(import_target(implementation.target), name, None)
 
     def fact_readers(self, operator: Operator) -> dict[str, Callable[..., Any]]:
         found = self._readers.get(operator.name)
@@ -149,12 +174,18 @@ class OpManager:
         """Facts of a ``torch.device`` (or anything with ``type`` and ``index``), probed once."""
         key = (device.type, device.index)
         found = self._devices.get(key)
-        if found is None:
-            with self.lock:
-                found, problems = probe_device(self.snapshot, *key)
-                self._report(problems)
+        if found is not None:
+            return found
+        generation, snapshot = self._generation, self.snapshot
+        with released(self.lock):
+            found, problems = probe_device(snapshot, *key)
+        with self.lock:
+            if self._generation != generation:
+                return found
+            if key not in self._devices:
                 self._devices[key] = found
-        return found
+                self._report(problems)
+            return self._devices[key]
 
     def _report(self, problems: list[str]) -> None:
         for problem in problems:
@@ -226,6 +257,7 @@ class OpManager:
         Raises:
             PolicyError: nothing is changed.
         """
+        refuse_while_importing("set_policy")
         layer = None if policy is None else self._layers.load(policy)
         with self.lock:
             self._settle()
@@ -234,6 +266,7 @@ class OpManager:
 
     def reload_environment(self) -> None:
         """Read TE_DISPATCH_* and NVTE_* again."""
+        refuse_while_importing("reload_environment")
         with self.lock:
             self._settle()
             self._layers.forget_environment()
@@ -245,11 +278,11 @@ class OpManager:
 
         Scopes that are open keep what they had resolved: their backwards must find their forwards' implementations.
         """
+        refuse_while_importing("replace_snapshot")
         with self.lock:
             self._settle()
-            self._snapshot = snapshot
+            self._given, self._snapshot = snapshot, None
             self._generation += 1
-            self._probed_availability = False
             self._known = None
             self._layers.forget_words()
             self._devices = {}

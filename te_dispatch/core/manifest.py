@@ -8,8 +8,9 @@ named by ``"module:attribute"`` strings and imported only when they are about to
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from te_dispatch.core.facts import Arch
 from te_dispatch.core.requirements import Condition
@@ -27,6 +28,17 @@ TRAITS = ("fused", "flash", "unfused", "emulated", "plain_torch")
 
 #: `saved_format` of companions that exchange only what the operator's interface spells out.
 CANONICAL = "canonical"
+
+
+def _members(where: str, field: str, given: Any) -> tuple[Any, ...]:
+    """A field that holds several values. A lone string would be taken apart into its letters.
+
+    Raises:
+        TypeError: it is one value.
+    """
+    if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
+        raise TypeError(f"{where}: {field} holds several values, got {given!r} alone; write ({given!r},)")
+    return tuple(given)
 
 
 @dataclass(frozen=True)
@@ -59,9 +71,10 @@ class Implementation:
     version: str = "1"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "claims", frozenset(self.claims))
-        object.__setattr__(self, "traits", frozenset(self.traits))
-        object.__setattr__(self, "requires", tuple(self.requires))
+        where = f"implementation {self.name!r}"
+        object.__setattr__(self, "claims", frozenset(_members(where, "claims", self.claims)))
+        object.__setattr__(self, "traits", frozenset(_members(where, "traits", self.traits)))
+        object.__setattr__(self, "requires", _members(where, "requires", self.requires))
 
     @property
     def operator(self) -> str:
@@ -104,5 +117,7 @@ class Manifest:
     description: str = ""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "implementations", tuple(self.implementations))
-        object.__setattr__(self, "vendors", tuple(v.lower() for v in self.vendors))
+        where = f"manifest {self.name!r}"
+        object.__setattr__(self, "implementations", _members(where, "implementations", self.implementations))
+        vendors = _members(where, "vendors", self.vendors)
+        object.__setattr__(self, "vendors", tuple(v.lower() if isinstance(v, str) else v for v in vendors))

@@ -11,10 +11,11 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from te_dispatch.core.facts import UNKNOWN, CallFacts, FactValue
+from te_dispatch.numerics.quantized import SCALINGS
 
 _DTYPE_NAMES = {
     "torch.float32": "fp32",
@@ -44,6 +45,7 @@ class Fact:
             than keyed by value) or ``option`` (keyed by value).
         doc: one phrase for ``te-dispatch explain``.
         boolean: whether the option is a bool, or None.
+        words: the values an option can have beside None; empty where they are not words, or any word will do.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Fact:
     kind: str = "option"
     doc: str = ""
     boolean: bool = False
+    words: tuple[str, ...] = ()
 
     @property
     def presence(self) -> bool:
@@ -178,6 +181,7 @@ def operand_facts(parameter: str, optional: bool = False) -> list[Fact]:
             f"({guard}{parameter}.scaling if {parameter}.__class__ in _RECORDS else 'none')",
             "option",
             f"scaling of `{parameter}` if it is quantized, else `none`",
+            words=("none", *SCALINGS),
         ),
     ]
     return facts + ([presence_fact(parameter)] if optional else [])
@@ -200,7 +204,13 @@ def quantizer_facts(parameter: str, optional: bool = True) -> list[Fact]:
     return [
         Fact(parameter, f"({guard}{parameter}.kind)", "option", f"kind of `{parameter}`"),
         Fact(f"{parameter}.encoding", f"({guard}{parameter}.encoding)", "dtype", f"target encoding of `{parameter}`"),
-        Fact(f"{parameter}.scaling", f"({guard}{parameter}.scaling)", "option", f"scaling `{parameter}` produces"),
+        Fact(
+            f"{parameter}.scaling",
+            f"({guard}{parameter}.scaling)",
+            "option",
+            f"scaling `{parameter}` produces",
+            words=SCALINGS,
+        ),
     ]
 
 
@@ -222,6 +232,7 @@ def operator(
     companion_facts: Callable[[CallFacts], CallFacts] | None = None,
     saved: str | None = None,
     mutates: Sequence[str] = (),
+    words: Mapping[str, Sequence[str]] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare an operator. Its name is the stub's.
 
@@ -235,6 +246,7 @@ def operator(
         options: parameters keyed by value; dtypes: those whose value is a dtype.
         sizes: derived integer facts, name -> expression; facts: anything else.
         companion, backward, companion_facts, saved, mutates: see `Operator`.
+        words: option -> the values it can have beside None.
     """
     roles = _Roles(operands, tensors, quantizers, options, dtypes, sizes or {})
 
@@ -243,6 +255,8 @@ def operator(
         found = [*roles.facts(signature), *facts, *_default_value_facts(signature)]
         if saved is not None:
             found.append(Fact("saved", f"({saved})", doc="implementation whose forward saved"))
+        for option, values in (words or {}).items():
+            found = [replace(f, words=tuple(values)) if f.name == option else f for f in found]
         declared = Operator(
             name=name,
             version=version,

@@ -11,6 +11,7 @@ A fact name that starts with ``device.`` is read off the device, any other off t
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections.abc import Callable
@@ -44,10 +45,19 @@ def _show(value: FactValue) -> str:
     return "not given" if value is None else str(value)
 
 
+def _named(fact: object) -> None:
+    if not isinstance(fact, str) or not fact:
+        raise ValueError(f"the first argument of a condition is the name of a fact, got {fact!r}")
+
+
 def _accepted(fact: str, values: tuple[FactValue, ...]) -> tuple[FactValue, ...]:
     """The values a condition compares with: vendors in lower case, as `DeviceFacts` has them."""
+    _named(fact)
     if not values:
         raise ValueError(f"{fact}: a condition needs at least one value to compare with")
+    for value in values:
+        if value is not None and not isinstance(value, (str, bool, int, float)):
+            raise ValueError(f"{fact}: compares with a str, bool, int, float or None, got {value!r}")
     if fact == "device.vendor":
         return tuple(v.lower() if isinstance(v, str) else v for v in values)
     return values
@@ -136,6 +146,11 @@ class Compare:
     def __post_init__(self) -> None:
         if self.operator not in _COMPARE:
             raise ValueError(f"comparison must be one of {', '.join(_COMPARE)}, got {self.operator!r}")
+        _named(self.fact)
+        if isinstance(self.bound, bool) or not isinstance(self.bound, (int, float, str)):
+            raise ValueError(f"{self.fact}: compares with an int, a float or a str, got {self.bound!r}")
+        if isinstance(self.bound, float) and not math.isfinite(self.bound):
+            raise ValueError(f"{self.fact}: compares with a finite number, got {self.bound!r}")
 
     def check(self, call: CallFacts, device: DeviceFacts) -> Verdict:
         value = read_fact(self.fact, call, device, self)
@@ -177,6 +192,14 @@ class MultipleOf:
 
     fact: str
     factor: int
+
+    def __post_init__(self) -> None:
+        _named(self.fact)
+        if isinstance(self.factor, bool) or not isinstance(self.factor, int):
+            raise ValueError(f"{self.fact}: the factor of MultipleOf is a positive int, got {self.factor!r}")
+        if self.factor < 1:
+            what = "divides by zero" if self.factor == 0 else "has a factor below 1"
+            raise ValueError(f"{self.fact}: '% {self.factor} == 0' {what}")
 
     def check(self, call: CallFacts, device: DeviceFacts) -> Verdict:
         value = read_fact(self.fact, call, device, self)

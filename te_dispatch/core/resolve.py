@@ -7,8 +7,9 @@
 3. Requirements (`eligibility`): the device's first, then the call's. Every failure is recorded with its reason.
 4. Order (`PolicyView.place`): the first matching rule's prefer, then the policy's, then rank, then name (with a
    warning). Emulated implementations and decompositions that materialize come after every real implementation,
-   unless a preference names them by id. A composite (`composition`) stands at the place of its last-placed piece,
-   behind a real implementation of it.
+   unless a preference names them by id. Behind all of these come third-party backends that are not native to the
+   device and that no preference names: installing one changes nothing on other devices. A composite (`composition`)
+   stands at the place of its last-placed piece, behind a real implementation of it.
 
 Companions resolve as one unit (`companions`): a forward is accepted only with a backward that reads what it saves, or
 when it declares itself for inference and the call needs no gradient. A preference that names one of the two places
@@ -156,7 +157,7 @@ class _Resolution(PolicyView):
             if {candidate, COMPOSITE} & named:
                 continue
             if decomposition.materializes:
-                found[candidate] = Place(2, 0, 0, 0, -LAST)
+                found[candidate] = Place(0, 2, 0, 0, 0, -LAST)
             elif decomposition.simplifies and best is not None and steady:
                 found[candidate] = dataclasses.replace(best, composite=1, rank=-LAST)
         return found
@@ -191,7 +192,7 @@ class _Resolution(PolicyView):
             place="",
             companion=partner,
             assumed=tuple(assumed),
-            traits=implementation.traits,
+            traits=self.traits(implementation),
             saved_format=implementation.saved_format,
         )
 

@@ -30,12 +30,17 @@ class InstalledBackend:
 
 @dataclass(frozen=True)
 class PluginFailure:
-    """An entry point that could not become a backend."""
+    """An entry point that could not become a backend.
+
+    Attributes:
+        traceback: of the exception behind it, empty where there was none.
+    """
 
     name: str
     distribution: str
     version: str
     reason: str
+    traceback: str = field(default="", compare=False)
 
     def __str__(self) -> str:
         return f"backend {self.name!r} of {self.distribution} {self.version}: {self.reason}"

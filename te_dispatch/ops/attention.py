@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from te_dispatch.core.facts import CallFacts, Derived, fact
+from te_dispatch.core.facts import CallFacts, Derived, FactValue, fact
 from te_dispatch.core.operator import Fact, operator
 from te_dispatch.ops.results import AttentionBackward, AttentionForward, Saved
 from te_dispatch.ops.shapes import empty_quantized
@@ -44,6 +44,13 @@ MASKS = (
 BIAS_TYPES = ("none", "pre_scale", "post_scale", "alibi")
 SOFTMAX_TYPES = ("vanilla", "off-by-one", "learnable")
 PACKINGS = ("3hd", "h3d", "2hd", "h2d")
+_WORDS = {
+    "layout": LAYOUTS,
+    "packing": PACKINGS,
+    "mask": MASKS,
+    "bias_type": BIAS_TYPES,
+    "softmax_type": SOFTMAX_TYPES,
+}
 
 _SIZES = {
     "seqlen_q": "q.shape[0] if layout == 'sbhd' else q.shape[1] if layout == 'bshd' else (max_seqlen_q or 0)",
@@ -65,6 +72,12 @@ _FACTS = (
     Fact("softmax_scale", "(softmax_scale is not None)", doc="whether a scale other than the default is given"),
     Fact("max_seqlen_q", "(max_seqlen_q is not None)"),
     Fact("max_seqlen_kv", "(max_seqlen_kv is not None)"),
+    Fact("same_head_dim", "(q.shape[-1] == v.shape[-1])", doc="whether values have the queries' head dimension"),
+    Fact(
+        "same_seqlen",
+        "(layout != 'thd' and q.shape[layout == 'bshd'] == k.shape[layout == 'bshd'])",
+        doc="whether a dense layout has as many queries as keys",
+    ),
 )
 
 
@@ -111,9 +124,15 @@ def _backward_facts(call: CallFacts) -> CallFacts:
         "bias_type", "bias", "attn_mask", "window", "softmax_type", "softcap", "dropout", "deterministic", "seqlen_q",
         "seqlen_kv", "heads", "groups", "head_dim", "head_dim_v", "cu_seqlens_q", "cu_seqlens_kv",
         "cu_seqlens_q_padded", "cu_seqlens_kv_padded", "alibi_slopes", "softmax_offset", "rng_state",
-        "max_seqlen_q", "max_seqlen_kv", "softmax_scale",
+        "max_seqlen_q", "max_seqlen_kv", "softmax_scale", "same_head_dim", "same_seqlen",
     )  # fmt: skip
-    return Derived(call, {**{name: fact(name) for name in same}, "dout.dtype": fact("out_dtype", "q.dtype")})
+
+    def out_scaling(forward: CallFacts) -> FactValue:
+        scaling = forward["out_quantizer.scaling"]
+        return "none" if scaling is None else scaling
+
+    own = {"dout.dtype": fact("out_dtype", "q.dtype"), "out.scaling": out_scaling}
+    return Derived(call, {**{name: fact(name) for name in same}, **own})
 
 
 @operator(
@@ -130,6 +149,7 @@ def _backward_facts(call: CallFacts) -> CallFacts:
     options=(
         "layout", "packing", "mask", "bias_type", "softmax_type", "deterministic", "inference", "with_max_logit",
     ),
+    words=_WORDS,
     dtypes=("out_dtype",),
     sizes=_SIZES,
     facts=_FACTS,
@@ -198,7 +218,8 @@ def attention_fwd(
         deterministic: the backward must be bitwise reproducible.
         inference: no backward will follow: `lse` and `saved` may be None.
         with_max_logit: also return the largest unmasked z per head.
-        s_quantizer, out_quantizer: FP8 attention: cast of p, and of the output.
+        s_quantizer, out_quantizer: FP8 attention: cast of p, and of the output. A tiled kernel may cast e^(z - m), with
+            m the largest logit so far, and divide by the sum afterwards.
         out_dtype: None for q's (nominal) dtype.
 
     Returns:
@@ -244,6 +265,7 @@ def _backward_shape(
     ),
     quantizers=("s_quantizer", "dp_quantizer", "dqkv_quantizer"),
     options=("layout", "packing", "mask", "bias_type", "softmax_type", "deterministic", "with_dbias"),
+    words=_WORDS,
     sizes=_SIZES,
     facts=_FACTS,
     companion="attention_fwd",

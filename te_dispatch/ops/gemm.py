@@ -119,6 +119,7 @@ def _gemm_shape(
     tensors=("bias",),
     quantizers=("aux_quantizer", "out_quantizer"),
     options=("layout", "accumulate", "epilogue", "split_accumulator"),
+    words={"layout": LAYOUTS, "epilogue": EPILOGUES},
     dtypes=("out_dtype",),
     sizes={
         "k": "_rows(a) if layout == 'TN' else a.shape[-1]",
@@ -181,7 +182,9 @@ def gemm(
         out, aux (``gelu`` only), dbias (``dgelu``, ``bgrad_*`` only).
 
     Raises:
-        ValueError: shapes that do not match, `accumulate` without `out`, an unknown epilogue; names the argument.
+        ValueError: shapes that do not match, `accumulate` without `out`, an unknown epilogue, an epilogue without
+            its `aux` or the other way round, `out` with another `out_dtype`, with `out_quantizer` or with elements that
+            share memory; names the argument.
     """
     raise NotImplementedError
 
@@ -218,6 +221,7 @@ def _grouped_shape(
     shape=_grouped_shape,
     device="b[0].device",
     options=("layout", "accumulate", "split_accumulator"),
+    words={"layout": LAYOUTS},
     dtypes=("out_dtype",),
     facts=(
         Fact("a.dtype", "(a[0].encoding if a[0].__class__ in _RECORDS else a[0].dtype)", "dtype"),

@@ -15,6 +15,7 @@ from te_dispatch.ops.results import AttentionBackward, Saved
 from te_dispatch.pytorch.compile import returned
 from te_dispatch.pytorch.functions import applied
 from te_dispatch.pytorch.scoped import in_forward_scope, outside_autocast
+from te_dispatch.pytorch.settled import teach
 from te_dispatch.pytorch.settled_attention import AttentionSteps
 
 
@@ -186,7 +187,7 @@ class _AttentionFunction(torch.autograd.Function):
         )
         out = returned(_merged(result.out))
         if call.learn is not None:
-            call.learn(call.settled(AttentionSteps.of(call, ctx.needs_input_grad, operands, result, out.shape)))
+            teach(call, AttentionSteps.of(call, ctx.needs_input_grad, operands, result, out.shape))
         saved = result.saved
         ctx.steps = None
         ctx.save_for_backward(q, k, v, bias, offset, *tensors, result.out, result.lse, *saved.tensors)

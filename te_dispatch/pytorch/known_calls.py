@@ -103,9 +103,11 @@ class KnowingModule(ScaledModule):
         ):
             return
         fits, group = alike(present, [True] * len(present)), None if plan is None else plan.forward_group
+        count = len(present)
 
-        def learn(steps: Any) -> None:
+        # It refers to neither the options nor the tensors: a cycle would keep the module, and them, until a collection.
+        def learn(settled: Any) -> None:
             if plan is None or plan is self._plan:  # else another thread has forgotten it meanwhile
-                self._known = (*self._known, Known(state, scope, len(present), fits, group, options.settled(steps)))
+                self._known = (*self._known, Known(state, scope, count, fits, group, settled))
 
         options.learn = learn

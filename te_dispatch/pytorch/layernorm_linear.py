@@ -10,7 +10,6 @@ import torch
 
 from te_dispatch.pytorch.arguments import reject_unsupported
 from te_dispatch.pytorch.boundary import arrived, detached, leaving, outgoing
-from te_dispatch.pytorch.casts import Plan
 from te_dispatch.pytorch.compile import returned, snapshot
 from te_dispatch.pytorch.functions import applied
 from te_dispatch.pytorch.linear_module import LinearModule
@@ -27,6 +26,7 @@ from te_dispatch.pytorch.norm_steps import (
     norm_backward,
     norm_forward,
     norm_parameter,
+    norm_parameters,
     reset_norm_parameters,
 )
 from te_dispatch.pytorch.parameters import UNSUPPORTED, InitMethod, empty_result, parameter_factory
@@ -209,16 +209,18 @@ class LayerNormLinear(LinearModule):
         plan, kept = self._prepared(x, weight, is_first_microbatch, fp8_output or fp8_grad)
         if plan is None:
             weight = plain(weight)
-        gamma = norm_parameter(self._parameters.get("layer_norm_weight"), x)
-        beta = norm_parameter(self._parameters.get("layer_norm_bias"), x)
+        given = norm_parameters(self)
+        gamma, beta = (norm_parameter(p, x) for p in given)
         returns_norm = self.return_layernorm_output or self._calibrating()
         output, input_grad = self._leaves(plan, fp8_output, fp8_grad)
         rows = self._split.weights.rows if parameters else ()
         options = LinearOptions(
             plan, kept, torch.is_grad_enabled(), self._norm, returns_norm, output, input_grad, self.passes_input, rows
         )
-        if is_first_microbatch is None and not returns_norm and output is None and input_grad is None:
-            self._learn_normed(options, plan, x, gamma, beta, weight, bias)
+        # A norm's parameter in another dtype would have to be cast in every call.
+        own = gamma is given[0] and beta is given[1]
+        if own and is_first_microbatch is None and not returns_norm and output is None and input_grad is None:
+            self._learn(options, plan, (x, gamma, beta, weight, bias))
         result = self._run_function(_run_layernorm_linear, plan, x, gamma, beta, weight, bias, options, *parameters)
         out, *beside = result if isinstance(result, tuple) else (result,)
         passed = [beside.pop()] if self.passes_input else []
@@ -229,12 +231,6 @@ class LayerNormLinear(LinearModule):
             self._calibrate(0, norms.pop(), weight)
         return (out, *norms, *passed) if norms or passed else out
 
-    def _learn_normed(self, options: LinearOptions, plan: Plan | None, x: torch.Tensor, *tensors: Any) -> None:
-        gamma, beta = tensors[:2]
-        # Others would have to be cast in every call.
-        if gamma is self._parameters.get("layer_norm_weight") and beta is self._parameters.get("layer_norm_bias"):
-            self._learn(options, plan, (x, *tensors))
-
     def _run_known(
         self,
         x: torch.Tensor,
@@ -242,10 +238,9 @@ class LayerNormLinear(LinearModule):
         bias: torch.Tensor | None,
         parameters: tuple[torch.Tensor, ...],
     ) -> Any:
-        found = self._parameters
-        gamma, beta = found.get("layer_norm_weight"), found.get("layer_norm_bias")
-        if gamma is None or self.return_layernorm_output or not self._known:
+        if self.return_layernorm_output or not self._known:
             return None
+        gamma, beta = norm_parameters(self)
         options = self._recognized(x, gamma, *[t for t in (beta, weight, bias) if t is not None])
         if (
             options is None

@@ -12,7 +12,13 @@ from te_dispatch.ops.activation import CLAMPED_SWIGLU, GATED, KINDS
 from te_dispatch.pytorch.arguments import reject_unsupported, require_choice
 from te_dispatch.pytorch.layernorm_mlp_function import LayerNormMLPOptions, run_layernorm_mlp
 from te_dispatch.pytorch.module import GemmModule
-from te_dispatch.pytorch.norm_steps import NormOptions, add_norm_parameters, norm_parameter, reset_norm_parameters
+from te_dispatch.pytorch.norm_steps import (
+    NormOptions,
+    add_norm_parameters,
+    norm_parameter,
+    norm_parameters,
+    reset_norm_parameters,
+)
 from te_dispatch.pytorch.parameters import (
     UNSUPPORTED,
     InitMethod,
@@ -175,8 +181,7 @@ class LayerNormMLP(GemmModule):
             return without_rows(self.forward(inp[None], is_first_microbatch))
         x = self._checked_input(inp, fc1_weight, self.hidden_size)
         if x.numel() == 0:
-            norm_parameters = (self.layer_norm_weight, self.layer_norm_bias)
-            out = empty_result(x, self.hidden_size, (*norm_parameters, fc1_weight, fc1_bias, fc2_weight, added))
+            out = empty_result(x, self.hidden_size, (*norm_parameters(self), fc1_weight, fc1_bias, fc2_weight, added))
             beside = ((x.clone(),) if self.return_layernorm_output else ()) + ((x,) if self.passes_input else ())
             out = (out, *beside) if beside else out
         else:
@@ -209,12 +214,11 @@ class LayerNormMLP(GemmModule):
             self._calibrate if plan is None and self._calibrating() else None,
             self.passes_input,
         )
-        gamma = norm_parameter(self._parameters.get("layer_norm_weight"), x)
-        beta = norm_parameter(self._parameters.get("layer_norm_bias"), x)
+        given = norm_parameters(self)
+        gamma, beta = (norm_parameter(p, x) for p in given)
         tensors = (x, gamma, beta, fc1_weight, fc1_bias, fc2_weight, fc2_bias)
-        found = self._parameters
-        # Others would have to be cast in every call.
-        own = gamma is found.get("layer_norm_weight") and beta is found.get("layer_norm_bias")
+        # A norm's parameter in another dtype would have to be cast in every call.
+        own = gamma is given[0] and beta is given[1]
         if own and is_first_microbatch is None and not self.return_layernorm_output and not self.checkpoint:
             self._learn(options, plan, tensors)
         return self._run_function(run_layernorm_mlp, plan, *tensors, options)
@@ -228,10 +232,9 @@ class LayerNormMLP(GemmModule):
         fc2_bias: torch.Tensor | None,
     ) -> Any:
         """As `LinearModule._run_known`."""
-        found = self._parameters
-        gamma, beta = found.get("layer_norm_weight"), found.get("layer_norm_bias")
-        if gamma is None or self.return_layernorm_output or self.checkpoint:
+        if self.return_layernorm_output or self.checkpoint or not self._known:
             return None
+        gamma, beta = norm_parameters(self)
         tensors = (gamma, beta, fc1_weight, fc1_bias, fc2_weight, fc2_bias)
         options = self._recognized(x, *[t for t in tensors if t is not None])
         if options is None or options.passes_input is not self.passes_input or options.kind != self.activation:

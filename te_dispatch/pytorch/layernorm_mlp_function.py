@@ -29,6 +29,7 @@ from te_dispatch.pytorch.gemm_steps import (
 from te_dispatch.pytorch.norm_steps import NormOptions, norm_backward, norm_forward
 from te_dispatch.pytorch.saved import PARTS, keep, restored, taken
 from te_dispatch.pytorch.scoped import in_forward_scope_as_is
+from te_dispatch.pytorch.settled import teach
 from te_dispatch.pytorch.settled_mlp import FRONT, MLPSteps
 
 
@@ -75,7 +76,7 @@ class LayerNormMLPOptions:
         self.calibrate = calibrate
         self.passes_input = passes_input
         self.steps: MLPSteps | None = None
-        self.learn: Callable[[MLPSteps | None], None] | None = None
+        self.learn: Callable[[LayerNormMLPOptions], None] | None = None
 
     def settled(self, steps: MLPSteps | None) -> LayerNormMLPOptions:
         """These options for all calls of a kind."""
@@ -194,7 +195,7 @@ class LayerNormMLPFunction(torch.autograd.Function):
                 first_weight, second_weight = (w1, first_operand, b1), (w2, second_operand, b2)
                 norm = x, gamma, beta
                 steps = MLPSteps.of(scopes.capture(), options, wants, half, norm, first_weight, second_weight)
-            options.learn(steps)
+            teach(options, steps)
         beside = (returned(half.normed),) if options.returns_norm else ()  # type: ignore[arg-type]
         if options.passes_input:
             beside += (x.view_as(x),)

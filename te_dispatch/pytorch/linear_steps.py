@@ -23,7 +23,7 @@ from te_dispatch.pytorch.gemm_steps import (
 )
 from te_dispatch.pytorch.norm_steps import NormOptions
 from te_dispatch.pytorch.saved import PARTS, keep, restored
-from te_dispatch.pytorch.settled import LinearSteps, NormSteps
+from te_dispatch.pytorch.settled import LinearSteps, NormSteps, teach
 from te_dispatch.pytorch.settled_products import PlainProduct, ProductSteps
 
 Saved = tuple[Any, ...]
@@ -44,7 +44,8 @@ class LinearOptions:
         rows: where weight and bias are several parameters and come without gradient: rows of each. The parameters
             themselves then follow the options among the Function's arguments, weights first. Else ().
         steps: of calls of this kind, settled; None where they are worked out in every call.
-        learn: takes the steps of the call it is given to, or None where there are none; None where nobody asks.
+        learn: takes these options as `settled` by the call they are given to; None where nobody asks. `settled.teach`
+            calls it.
     """
 
     __slots__ = (
@@ -63,7 +64,7 @@ class LinearOptions:
         input_grad: Leaves | None = None,
         passes_input: bool = False,
         rows: tuple[int, ...] = (),
-        learn: Callable[[LinearSteps | None], None] | None = None,
+        learn: Callable[[LinearOptions], None] | None = None,
     ) -> None:
         self.plan = plan
         self.weight = weight
@@ -130,7 +131,7 @@ def plain_product(
             scope = scopes.capture()
             made = PlainProduct.of(scope, x, weight, bias, needs_dgrad)
             steps = LinearSteps.of(scope, None, ctx.needs_input_grad, made, inp, norm)
-        options.learn(steps)
+        teach(options, steps)
     return out, (x if needs_wgrad else None, weight if needs_dgrad else None)
 
 
@@ -163,7 +164,7 @@ def quantized_product(
             scope = scopes.capture()
             made = ProductSteps.of(scope, casts, inp.dtype, x, weight, quantized, bias, needs_dgrad)
             steps = LinearSteps.of(scope, plan, ctx.needs_input_grad, made, inp, norm)
-        options.learn(steps)
+        teach(options, steps)
     return out, (*x_parts, *w_parts)
 
 

@@ -11,6 +11,7 @@ from te_dispatch import ops
 from te_dispatch.numerics.quantizers import Quantizer
 from te_dispatch.ops.results import NormBackward, NormForward
 from te_dispatch.pytorch.arguments import require_choice
+from te_dispatch.pytorch.parameters import parameter
 
 NORMALIZATIONS = ("LayerNorm", "RMSNorm")
 
@@ -93,8 +94,13 @@ def reset_norm_parameters(module: torch.nn.Module, zero_centered_gamma: bool) ->
             module.layer_norm_bias.zero_()
 
 
-def norm_parameter(parameter: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor | None:
+def norm_parameters(module: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """``layer_norm_weight`` and ``layer_norm_bias``, or what a parametrization, pruning or FSDP has in their place."""
+    return parameter(module, "layer_norm_weight"), parameter(module, "layer_norm_bias")
+
+
+def norm_parameter(given: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor | None:
     """A norm's parameter in a dtype that the operators take beside x: x's own or float32."""
-    if parameter is None or parameter.dtype in (x.dtype, torch.float32):
-        return parameter
-    return parameter.to(x.dtype)
+    if given is None or given.dtype in (x.dtype, torch.float32):
+        return given
+    return given.to(x.dtype)

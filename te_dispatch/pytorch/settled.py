@@ -22,6 +22,15 @@ if TYPE_CHECKING:
     from te_dispatch.pytorch.casts import Plan
 
 
+def teach(options: Any, steps: Any) -> None:
+    """Give the steps of the call with these options, or None where there are none, to the module that asked for them.
+
+    It asks once: the graph that keeps the options must not keep the module.
+    """
+    learn, options.learn = options.learn, None
+    learn(options.settled(steps))
+
+
 class NormSteps:
     """The norm in front of a product, with what it is cast to, and its gradients.
 

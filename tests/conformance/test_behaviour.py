@@ -9,13 +9,16 @@ from typing import Any
 import pytest
 import torch
 
+from te_dispatch.conformance import trial as trial_module
 from te_dispatch.conformance.checks import find
 from te_dispatch.conformance.checks import gradients as gradients_module
+from te_dispatch.conformance.execute import _run
 from te_dispatch.conformance.families.gradients import PAIRS
 from te_dispatch.conformance.selection import cases_of
 from te_dispatch.conformance.space import spaces
 from te_dispatch.conformance.subject import Subject
 from te_dispatch.conformance.trial import Failure, NotClaimed
+from te_dispatch.core.errors import Declined
 
 from .trials import case_of, mistaken, trial_of
 
@@ -78,6 +81,25 @@ def test_a_backward_that_draws_its_own_mask() -> None:
     find("dropout").run(trial_of(case, f"{ATTENTION}_bwd"))
     with pytest.raises(Failure, match=r"d[qkv]"):
         find("dropout").run(trial_of(case, f"{ATTENTION}_bwd", lambda r, a: _reseeded(r, a, lambda s: s + 1)))
+
+
+def test_a_forward_that_declines_leaves_its_backward_without_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dispatch gives such a call to another forward; only a backward that declines itself has failed."""
+    trial = trial_of(case_of("attention_bwd", "plain", dtype="fp32"), f"{ATTENTION}_bwd")
+
+    def declines(right: Subject, arguments: Mapping[str, Any]) -> None:
+        raise Declined("no engine")
+
+    with monkeypatch.context() as patched:
+        declining = mistaken(trial_module.forward_of(trial.subject, trial.space.forward(trial.arguments())), declines)
+        patched.setattr(trial_module, "forward_of", lambda *_: declining)
+        with pytest.raises(NotClaimed, match="unfused_attention declined: no engine"):
+            find("values").run(trial)
+    assert _run(find("values"), trial)[0] == "passed"
+    trial = trial_of(trial.case, f"{ATTENTION}_bwd", declines)
+    assert _run(find("values"), trial) == (
+        "failed", "declined (no engine): a backward must serve every call that it claims"
+    )  # fmt: skip
 
 
 def test_dropout_add_whose_mask_is_not_what_it_dropped() -> None:

@@ -12,7 +12,7 @@ import torch
 
 from te_dispatch.conformance.case import Case
 from te_dispatch.conformance.decoding import table
-from te_dispatch.conformance.inputs import KINDS, fill
+from te_dispatch.conformance.inputs import FAR, KINDS, SPECIAL, fill
 from te_dispatch.conformance.maker import Maker
 from te_dispatch.core import scopes
 from te_dispatch.numerics.encodings import FP8_ENCODINGS
@@ -31,7 +31,7 @@ def test_every_kind_has_every_shape_and_dtype(kind: str, dtype: torch.dtype) -> 
     for shape in SHAPES:
         x = _filled(kind, shape, dtype)
         assert (x.shape, x.dtype, x.is_contiguous()) == (torch.Size(shape), dtype, True)
-        if kind not in ("nan", "inf"):
+        if kind not in SPECIAL:
             assert bool(x.isfinite().all())
 
 
@@ -118,6 +118,50 @@ def test_one_sign_and_cancelling_are_opposites() -> None:
     assert bool((_filled("one_sign") >= 0.5).all())
     x = _filled("cancelling", (64, 256)).double()
     assert bool((x.sum(-1).abs() < 2**-5 * x.abs().sum(-1)).all())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_far_mean_is_far_against_the_deviation(dtype: torch.dtype) -> None:
+    x = _filled("far_mean", (64, 512), torch.float32)
+    ratio = x.double().mean(-1) / x.double().std(-1)
+    assert all(0.8 * abs(far) < abs(float(r)) < 1.2 * abs(far) for r, far in zip(ratio, FAR * 32))
+    assert bool((_filled("far_mean", (2, 64), dtype)[1] < 0).all())
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
+def test_squares_leave_the_range_only_where_they_are_meant_to(dtype: torch.dtype) -> None:
+    def squares(kind: str) -> torch.Tensor:
+        return _filled(kind, (64, 64), dtype).float().square()
+
+    assert bool(squares("square_overflow").isinf().all()) and not squares("square_underflow").any()
+    assert bool(squares("large_squares").sum().isfinite()) and float(squares("large_squares").min()) > 2.0**100
+    assert bool(squares("huge").isinf().all())
+
+
+def test_half_precision_s_own_squares_leave_its_range() -> None:
+    assert bool(_filled("large_squares", dtype=torch.float16).square().isinf().all())
+    small = _filled("square_underflow", dtype=torch.float16)
+    assert bool(small.all()) and not small.square().any()
+
+
+def test_constant_rows_differ_from_one_another_and_opposites_sum_to_zero() -> None:
+    x = _filled("constant")
+    assert bool((x == x[:, :1]).all()) and len(x[:, 0].unique()) == len(x)
+    x = _filled("opposite", (8, 97), torch.bfloat16).double()
+    assert bool((x.sum(-1) == 0).all()) and bool((x[:, :-1] != 0).any())
+
+
+def test_special_values_stay_in_their_rows() -> None:
+    x = _filled("special_rows", (64, 96))
+    counts = torch.stack([x.isnan().sum(-1), (x == torch.inf).sum(-1), (x == -torch.inf).sum(-1)], -1)
+    expected = torch.tensor([[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1], [0, 0, 96]]).repeat(13, 1)[:64]
+    assert torch.equal(counts, expected)
+
+
+def test_the_last_rows_outweigh_all_others() -> None:
+    for shape in ((70_000, 3), (200_000,)):
+        x = _filled("late", shape).reshape(-1, shape[-1] if len(shape) > 1 else 1)
+        assert float(x[:-16].abs().sum()) < 2 * float(x[-16:].abs().sum())
 
 
 def test_an_unknown_kind_is_refused() -> None:

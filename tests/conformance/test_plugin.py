@@ -179,7 +179,51 @@ def test_stale_patterns_and_lines_without_reason_are_usage_errors(
 def test_skipped_units_do_not_run(kit: Kit, pytester: pytest.Pytester, wrong_softmax: None) -> None:
     result = kit(*SOFTMAX, "--te-skip-file", _file(pytester, "*dtype=*  # out of order\n"), "-rs")
     assert result.ret == 1  # nothing is left that could be certified
-    result.stdout.fnmatch_lines(["claimed 0, *skipped *nothing is certified", "*out of order (*units.txt:1)"])
+    result.stdout.fnmatch_lines(["claimed 0, *skipped *nothing is certified"])
+    result.stdout.fnmatch_lines(["*out of order (*units.txt:1)"])
+
+
+FULL = (*SOFTMAX, "--te-level", "full")
+
+
+def test_at_level_full_what_is_claimed_and_was_not_run_fails_the_run(kit: Kit, pytester: pytest.Pytester) -> None:
+    whole = kit(*FULL)
+    assert whole.ret == 0
+    whole.stdout.fnmatch_lines(["no certificate: only operators softmax_fwd; only checks values"])
+    whole.stdout.no_fnmatch_line("*never run*")
+    result = kit(*FULL, "--te-skip-file", _file(pytester, "*dtype=fp32*  # no exp\n"))
+    assert result.ret == 1 and _counted(result)["failed"] == 0
+    result.stdout.fnmatch_lines(["Claimed but never run: torch.softmax_fwd: softmax_fwd.*dtype=fp32*"])
+    result.stdout.fnmatch_lines(["no certificate: *combinations are claimed but were never run"])
+
+
+def test_a_part_of_the_tests_is_no_certificate(kit: Kit) -> None:
+    result = kit(*FULL, "-k", "fp32")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["no certificate: * units of the plan were deselected or did not run; *"])
+
+
+def test_cases_in_place_of_declined_ones_are_run_and_counted(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
+    from te_dispatch.core.errors import Declined
+
+    right = Subject.call
+    asked: list[tuple[object, ...]] = []
+
+    def call(self: Subject, arguments: Any) -> Any:
+        x = arguments["x"]
+        if self.id == "torch.softmax_fwd":
+            asked.append((x.dtype, x.shape))
+            if x.shape[-1] % 2 and str(x.dtype) == "torch.bfloat16":
+                raise Declined("odd rows in bf16")
+        return right(self, arguments)
+
+    monkeypatch.setattr(Subject, "call", call)
+    result = kit(*FULL, "-v")
+    assert result.ret == 0, result.stdout.str()
+    counts = _counted(result)
+    tests = len(set(_units(result)))
+    assert counts["not claimed"] > 0
+    assert counts["claimed"] + counts["not claimed"] > tests  # more cases than tests
 
 
 def test_an_expected_failure_that_passes_fails(kit: Kit, pytester: pytest.Pytester) -> None:

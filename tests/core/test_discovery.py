@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from te_dispatch.core.discovery import discover, register
+from te_dispatch.core.manager import OpManager
 from te_dispatch.core.manifest import API_VERSION, Manifest
 from te_dispatch.core.operator import OPERATORS
 from te_dispatch.core.requirements import All, AnyOf, OneOf, OnVendor
@@ -66,7 +68,7 @@ def test_duplicate_names_are_an_error_that_names_both_and_registers_neither(betw
         (backend("a", kernel("mix", "k", requires=(OnVendor("x", None),))), "which is no condition"),  # type: ignore[arg-type]
         (backend("a", kernel("mix", "k", rank="high")), "rank must be a whole number"),
         (backend("a", "mix"), "implementations holds str"),  # type: ignore[arg-type]
-        (backend("a", kernel("mix", 7)), "cannot be read: TypeError"),  # type: ignore[arg-type]
+        (backend("a", kernel("mix", 7)), "implementation 7: the name must be lower-case"),  # type: ignore[arg-type]
     ],
 )
 def test_a_manifest_that_breaks_the_contract_is_its_own_failure(manifest: Any, reason: str) -> None:
@@ -97,7 +99,7 @@ def test_another_operator_version_costs_that_implementation_only(op: str, reason
 def test_a_requirement_on_a_fact_that_does_not_exist_is_told_and_not_assumed() -> None:
     requires = (AnyOf(OneOf("mode", "odd"), OneOf("moode", "odd")),)
     snapshot = register([extension(backend("a", kernel("mix", "k", requires=requires)))], OPERATORS)
-    assert snapshot.unusable == {"a.k": "requires a fact that mix does not have: moode"}
+    assert snapshot.unusable == {"a.k": "requires a fact that mix does not have: moode; did you mean 'mode'?"}
     fine = (OneOf("device.version.anything", "1"),)
     assert not register([extension(backend("a", kernel("mix", "k", requires=fine)))], OPERATORS).unusable
 
@@ -166,6 +168,10 @@ def test_a_plugin_is_found_with_its_distribution(path: Path) -> None:
         ("raise OSError('libacme.so')", "libacme.so"),
         ("syntax error here", "SyntaxError"),
         ("OTHER = 1", "MANIFEST"),
+        ("class Skipped(BaseException): pass\nraise Skipped('not here')", "Skipped: not here while it was imported"),
+        ("raise GeneratorExit", "raised GeneratorExit"),
+        ("VALUES = {}\n\nVALUES['x']", "KeyError: 'x', at "),
+        ("VALUES = {}\n\nVALUES['x']", "acme_bad_plugin.py:3"),
         ("MANIFEST = lambda: None", "its entry point is function"),
     ],
 )
@@ -222,3 +228,71 @@ def test_a_package_installed_again_is_not_seen_stale(path: Path) -> None:
     assert found()[0] == {"x1"}
     plugin(path, "x2")
     assert found()[0] == {"x1", "x2"}
+
+
+def test_the_traceback_of_a_plugin_is_shown_on_request(
+    path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugin(path, "bad", "def inner():\n    return {}['x']\n\ninner()\n")
+    with caplog.at_level(logging.WARNING, "te_dispatch"):
+        discover(OPERATORS)
+        assert "Traceback" not in caplog.text
+        monkeypatch.setenv("TE_DISPATCH_TRACEBACK", "1")
+        discover(OPERATORS)
+    assert "Traceback (most recent call last)" in caplog.text and "in inner" in caplog.text
+
+
+def test_an_interrupt_is_the_user_s_and_says_what_it_interrupted(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    plugin(path, "slow", "raise KeyboardInterrupt")
+    with pytest.raises(KeyboardInterrupt):
+        discover(OPERATORS)
+    assert "interrupted while the manifest of backend 'slow' was imported" in caplog.text
+
+
+# -- manifests that do more than declare ------------------------------------------------------------------------------
+
+TAMPERING = {
+    "policy": ("import te_dispatch\nte_dispatch.set_policy('verify')\n", "set_policy is refused while"),
+    "reload": ("import te_dispatch\nte_dispatch.reload_environment()\n", "reload_environment is refused while"),
+    "scope": (
+        "import te_dispatch\nte_dispatch.using(gemm='reference').__enter__()\n",
+        "using operators or policies is refused while the manifest of backend",
+    ),
+    "registry": (
+        "from te_dispatch.core.scopes import MANAGER\nMANAGER.replace_snapshot(None)\n",
+        "replace_snapshot is refused while",
+    ),
+    "operators": (
+        "from te_dispatch.core.operator import OPERATORS\nOPERATORS.pop(next(iter(OPERATORS)))\n",
+        "changed the operators",
+    ),
+    "environment": (
+        "import os\nos.environ['TE_DISPATCH_PREFER'] = 'gemm=reference'\n",
+        "changed the environment variables TE_DISPATCH_PREFER",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", TAMPERING)
+def test_what_a_manifest_changes_while_it_is_imported_is_undone_and_told(path: Path, what: str) -> None:
+    source, reason = TAMPERING[what]
+    plugin(path, "tampers", source + MANIFEST.format(name="tampers"))
+    plugin(path, "good")
+    before, environ = dict(OPERATORS), dict(os.environ)
+    backends, failures = found()
+    assert backends == {"good"} and reason in failures["tampers"]
+    assert dict(OPERATORS) == before and dict(os.environ) == environ
+
+
+def test_a_manifest_that_fails_to_use_the_registry_costs_nobody_s_availability(path: Path) -> None:
+    """Asking for the registry while it is made used to leave every backend counted as available."""
+    touching = (
+        "import te_dispatch.core.scopes as scopes\ntry:\n    scopes.MANAGER.snapshot\nexcept Exception:\n    pass\n"
+    )
+    plugin(path, "touching", touching + MANIFEST.format(name="touching"))
+    absent = "MANIFEST = Manifest('absent', 1, (), unavailable='acme_absent_plugin:unavailable')\n"
+    head = "from te_dispatch.core.manifest import Manifest\ndef unavailable(): return 'no driver'\n"
+    plugin(path, "absent", head + absent)
+    snapshot = OpManager(environ={}).snapshot
+    assert {"touching", "absent"} <= set(snapshot.backends)
+    assert snapshot.unavailable["absent"] == "no driver"

@@ -135,8 +135,13 @@ def test_emulated_and_materializing_come_last_unless_named(case: Any) -> None:
             return None  # as its pieces; checked elsewhere
         return 1 if "emulated" in accepted.traits else 0
 
-    tiers = [t for t in map(tier, decision.accepted) if t is not None]
-    assert tiers == sorted(tiers)
+    # Backends that are neither native nor preferred come last, and in the same order among themselves.
+    foreign = ["no preference names it" in accepted.place for accepted in decision.accepted]
+    assert foreign == sorted(foreign)
+    for group in (False, True):
+        members = [a for a, stands_last in zip(decision.accepted, foreign) if stands_last is group]
+        tiers = [t for t in map(tier, members) if t is not None]
+        assert tiers == sorted(tiers)
 
 
 def backward_call(operator: Operator, call: CallFacts, forward: str) -> dict[str, FactValue]:

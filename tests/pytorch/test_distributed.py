@@ -222,6 +222,19 @@ def fully_sharded(rank: int) -> None:
     assert extra == {"0._extra_state", "1._extra_state"}
 
 
+def sharded_as_one_tensor(rank: int) -> None:
+    """FSDP1 with its default, in which parameters are views of one tensor and no longer the modules' own."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    reference = torch.nn.parallel.DistributedDataParallel(_model())
+    model = FullyShardedDataParallel(_model(), device_id=torch.device("cpu"))
+    for step in range(2):
+        expected, found = _step(reference, _batch(step, rank)), _step(model, _batch(step, rank))
+        assert torch.equal(found, expected)
+    for a, b in zip(_states(model), _states(reference)):
+        assert torch.equal(a, b)
+
+
 def sharded_and_checkpointed(rank: int) -> None:
     """FSDP2 with activation checkpointing: the same states and gradients as without."""
     from torch.distributed.device_mesh import init_device_mesh
@@ -324,6 +337,10 @@ def test_ddp(tmp_path: Path) -> None:
 
 def test_fsdp2(tmp_path: Path) -> None:
     _run(fully_sharded, tmp_path)
+
+
+def test_fsdp1(tmp_path: Path) -> None:
+    _run(sharded_as_one_tensor, tmp_path)
 
 
 def test_fsdp2_with_activation_checkpointing(tmp_path: Path) -> None:

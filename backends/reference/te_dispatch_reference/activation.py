@@ -54,7 +54,6 @@ FUNCTIONS: dict[str, Callable[[F64], F64]] = {
 DERIVATIVES: dict[str, Callable[[F64], F64]] = {
     "gelu": _gelu_derivative,
     "qgelu": lambda x: _sigmoid_product_derivative(x, _QUICK),
-    "relu": lambda x: (x > 0).astype(np.float64),
     "srelu": lambda x: 2 * np.maximum(x, 0),
     "silu": lambda x: _sigmoid_product_derivative(x, 1.0),
     "sigmoid": lambda x: logistic(x) * (1 - logistic(x)),
@@ -73,17 +72,25 @@ def _forward(x: F64, kind: str, params: tuple[float, float]) -> F64:
     return FUNCTIONS[_GATE[kind]](u) * v
 
 
+def _passed(dy: F64, x: F64, kind: str) -> F64:
+    """dy act'(x). Relu selects: what it cuts off gets 0 whatever dy is, and a NaN of x passes dy."""
+    if kind == "relu":
+        return np.where(x <= 0, 0.0, dy)
+    return dy * DERIVATIVES[kind](x)
+
+
 def _backward(dy: F64, x: F64, kind: str, params: tuple[float, float]) -> F64:
     if kind not in GATED:
-        return dy * DERIVATIVES[kind](x)
+        return _passed(dy, x, kind)
     u, v = np.split(x, 2, axis=-1)
     if kind == "clamped_swiglu":
         limit, alpha = params
         capped = np.minimum(u, limit)
-        du = dy * _sigmoid_product_derivative(capped, alpha) * (np.clip(v, -limit, limit) + 1) * (u <= limit)
-        dv = dy * capped * logistic(alpha * capped) * (np.abs(v) <= limit)
+        du = dy * _sigmoid_product_derivative(capped, alpha) * (np.clip(v, -limit, limit) + 1)
+        du = np.where(u > limit, 0.0, du)
+        dv = np.where(np.abs(v) > limit, 0.0, dy * capped * logistic(alpha * capped))
     else:
-        du = dy * DERIVATIVES[_GATE[kind]](u) * v
+        du = _passed(dy * v, u, _GATE[kind])
         dv = dy * FUNCTIONS[_GATE[kind]](u)
     return np.concatenate([du, dv], axis=-1)
 

@@ -80,11 +80,11 @@ def _backward(kind: str, dy: torch.Tensor, x: torch.Tensor, params: tuple[float,
     u, v = x.chunk(2, -1)
     if kind == "clamped_swiglu":
         limit, alpha = params or CLAMPED_SWIGLU
-        inside_u, inside_v = u <= limit, (v >= -limit) & (v <= limit)
+        outside_u, outside_v = u > limit, v.abs() > limit  # NaN is neither
         u, v = u.clamp_max(limit), v.clamp(-limit, limit) + 1.0
         s = torch.sigmoid(alpha * u)
-        du = dy * v * (s * (1.0 + alpha * u * (1.0 - s))) * inside_u
-        return torch.cat((du, dy * (u * s) * inside_v), -1)
+        du = dy * v * (s * (1.0 + alpha * u * (1.0 - s)))
+        return torch.cat((du.masked_fill(outside_u, 0.0), (dy * (u * s)).masked_fill(outside_v, 0.0)), -1)
     return torch.cat((_grad(_GATE[kind], dy * v, u), dy * _apply(_GATE[kind], u)), -1)
 
 

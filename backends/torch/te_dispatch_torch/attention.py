@@ -16,6 +16,7 @@ import torch
 from te_dispatch.core.errors import Declined
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.numerics.quantizers import Quantizer
+from te_dispatch.ops.attention import lse_shape, out_shape
 from te_dispatch.ops.checks import attention as checks
 from te_dispatch.ops.results import AttentionBackward, AttentionForward, Saved
 from te_dispatch_torch.sequences import from_per_head, pack, per_head
@@ -120,14 +121,17 @@ def _check(kernel: Kernel, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, la
         raise Declined(f"{kernel.name} needs equal head dimensions, got {q.shape[-1]} and {v.shape[-1]}")
     sequence = 0 if layout == "sbhd" else 1
     sq, skv = q.shape[sequence], k.shape[sequence]
-    if 0 in (*q.shape, *k.shape, *v.shape):  # the CPU kernel divides by such a size
-        raise Declined(f"{kernel.name} needs no dimension of 0, got shapes {tuple(q.shape)}, {tuple(k.shape)}")
     if sq == skv == 1 and not kernel.lone_query:
         raise Declined(f"{kernel.name} has no backward for a single query and key")
     if q.shape[1 - sequence] > kernel.batches:
         raise Declined(f"{kernel.name} serves batches up to {kernel.batches}, got {q.shape[1 - sequence]}")
     if mask == "causal" and sq != skv and not kernel.causal_any:
         raise Declined(f"{kernel.name} aligns a causal mask of {sq} x {skv} otherwise")
+
+
+def _empty(q: torch.Tensor, k: torch.Tensor) -> bool:
+    """Whether a dimension is 0: the CPU kernel divides by such a size, and the others launch no blocks for it."""
+    return 0 in q.shape or 0 in k.shape
 
 
 #: Bytes that the GPU kernels load at once. Where rows do not start at a multiple of it they fault, find no kernel, or
@@ -205,6 +209,11 @@ def _forward(kernel: Kernel) -> Callable[..., AttentionForward]:
         )  # fmt: skip
         checks.forward(inference, page_table, s_quantizer, out_quantizer, out_dtype, q.device)
         _check(kernel, q, k, v, layout, mask)
+        if _empty(q, k):  # no row sees a key
+            out = q.new_zeros(out_shape(q, v, layout), dtype=out_dtype or q.dtype)
+            lse = q.new_full(lse_shape(q, layout), -math.inf, dtype=torch.float32)
+            saved = Saved(f"torch.{kernel.name}", kernel.format)
+            return AttentionForward(out, None if inference else lse, None, None if inference else saved)
         qh, kh, vh = _heads(q, layout), _heads(k, layout), _heads(v, layout)
         heads, scale = qh.shape[1], q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
         kh, vh = _expanded(kh, heads, kernel), _expanded(vh, heads, kernel)
@@ -212,7 +221,8 @@ def _forward(kernel: Kernel) -> Callable[..., AttentionForward]:
         out = from_per_head(out, layout).to(out_dtype or q.dtype)
         if inference:
             return AttentionForward(out, None, None, None)
-        return AttentionForward(out, lse, None, Saved(f"torch.{kernel.name}", kernel.format, tensors, options))
+        saved = Saved(f"torch.{kernel.name}", kernel.format, tensors, options)
+        return AttentionForward(out, lse.contiguous(), None, saved)
 
     return attention_fwd
 
@@ -260,6 +270,9 @@ def _backward(kernel: Kernel) -> Callable[..., AttentionBackward]:
             softmax_type, softmax_offset, softcap, dropout_p, rng_state,
         )  # fmt: skip
         checks.backward(dout, q, v, out, lse, layout, bias, with_dbias, s_quantizer, dp_quantizer, dqkv_quantizer)
+        if _empty(q, k):
+            none = pack([x.new_zeros(x.shape) for x in (q, k, v)], packing)
+            return AttentionBackward(none[0], none[1], none[2], None, None)
         qh, kh, vh = _heads(q, layout), _heads(k, layout), _heads(v, layout)
         heads, groups = qh.shape[1], kh.shape[1]
         scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale

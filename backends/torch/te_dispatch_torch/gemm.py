@@ -21,6 +21,7 @@ from te_dispatch.ops.results import Gemm
 from te_dispatch.ops.shapes import rows_of
 from te_dispatch_torch.activation import gelu_grad
 from te_dispatch_torch.encodings import DTYPES, decode
+from te_dispatch_torch.products import mm
 from te_dispatch_torch.quantize import cast, dequantize, values
 from te_dispatch_torch.scales_layout import canonical
 
@@ -51,8 +52,7 @@ def matmul(
     a2, b2 = _matrices(a, b, layout)
     simple = alpha == 1.0 and epilogue is None and out_quantizer is None and not accumulate
     if simple and dtype == a2.dtype and (bias is None or bias.dtype == dtype):
-        product = torch.mm(a2, b2) if bias is None else torch.addmm(bias, a2, b2)
-        product = product.view(shape)
+        product = mm(a2, b2, bias).view(shape)
         return Gemm(product if out is None else out.copy_(product), None, None)
     plain_sum = epilogue in (None, "bgrad_a", "bgrad_b") and bias is None and out_quantizer is None
     in_place = out is not None and out.dtype == a2.dtype == torch.float32 and out.is_contiguous()

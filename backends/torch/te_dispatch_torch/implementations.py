@@ -170,6 +170,7 @@ _DENSE_BOTH: tuple[Condition, ...] = (
     OneOf("dropout", False),
     OneOf("attn_mask", False),
     OneOf("s_quantizer", None),
+    OneOf("same_head_dim", True),
 )
 _DENSE_FORWARD = (
     *_DENSE_BOTH,
@@ -177,7 +178,12 @@ _DENSE_FORWARD = (
     OneOf("with_max_logit", False),
     OneOf("out_quantizer", None),
 )
-_DENSE_BACKWARD = (*_DENSE_BOTH, OneOf("dp_quantizer", None), OneOf("dqkv_quantizer", None))
+_DENSE_BACKWARD = (
+    *_DENSE_BOTH,
+    OneOf("dp_quantizer", None),
+    OneOf("dqkv_quantizer", None),
+    OneOf("out.scaling", "none"),
+)
 
 
 def _sdpa(
@@ -201,6 +207,10 @@ _CAPTURABLE = frozenset({"capturable", "no_host_sync"})
 _CUDA = OneOf("device.type", "cuda")
 _NOT_DETERMINISTIC = OneOf("deterministic", False)
 _MODERN = AnyOf(Compare("device.arch", ">=", "sm_80"), OneOf("device.vendor", "amd"))
+# Their causal masks start at the last column, the operator's at the first.
+_SQUARE = AnyOf(OneOf("mask", "none"), OneOf("same_seqlen", True))
+# cuDNN has no backward for one query and one key.
+_NOT_LONE = AnyOf(Compare("seqlen_q", ">", 1), Compare("seqlen_kv", ">", 1))
 _HEADS_256 = (MultipleOf("head_dim", 8), Compare("head_dim", "<=", 256))
 _HEADS_128 = (MultipleOf("head_dim", 8), Compare("head_dim", "<=", 128))
 
@@ -227,16 +237,18 @@ _ATTENTION = (
     *_sdpa("cpu", _RANK, _ON_DEVICE, {"flash"}, OneOf("device.type", "cpu"), OneOf("q.dtype", *_FLOATS)),
     *_sdpa(
         "cudnn", _RANK, _CAPTURABLE, {"flash"}, _CUDA, OneOf("device.vendor", "nvidia"),
-        Compare("device.arch", ">=", "sm_90"), OneOf("q.dtype", *_HALF), _NOT_DETERMINISTIC, *_HEADS_128,
+        Compare("device.arch", ">=", "sm_90"), OneOf("q.dtype", *_HALF), _NOT_DETERMINISTIC, *_HEADS_128, _SQUARE,
+        _NOT_LONE,
     ),
     *_sdpa("flash", _RANK + 1, _CAPTURABLE, {"flash"}, _CUDA, _MODERN, OneOf("q.dtype", *_HALF), _NOT_DETERMINISTIC,
-           *_HEADS_256),
+           *_HEADS_256, _SQUARE),
     *_sdpa("efficient", _RANK + 2, _CAPTURABLE, set(), _CUDA, OneOf("q.dtype", *_FLOATS), _NOT_DETERMINISTIC,
            MultipleOf("head_dim", 8)),
     *_unfused("unfused_attention", _RANK + 300, _ON_DEVICE, frozenset({"plain_torch", "unfused"}), _LENGTHS_GIVEN),
     # Without max_seqlen the longest sequence is read back.
     *_unfused(
-        "varlen_attention", _RANK + 301, frozenset({"deterministic"}), frozenset({"unfused"}), OneOf("layout", "thd")
+        "varlen_attention", _RANK + 301, frozenset({"deterministic"}), frozenset({"unfused"}), OneOf("layout", "thd"),
+        AnyOf(OneOf("max_seqlen_q", False), OneOf("max_seqlen_kv", False)),
     ),
 )  # fmt: skip
 

@@ -16,8 +16,10 @@ import torch
 from torch_backend_support import assert_same_bits
 
 from te_dispatch.core.errors import Declined
+from te_dispatch.core.facts import DeviceFacts
 from te_dispatch.numerics.quantizers import CurrentQuantizer
 from te_dispatch_torch import attention, attention_unfused, dropout, quantize
+from te_dispatch_torch.implementations import IMPLEMENTATIONS
 
 reference = pytest.importorskip("te_dispatch_reference.attention")
 
@@ -187,6 +189,55 @@ def test_sdpa_cpu(dtype: torch.dtype, layout: str, mask: str, shape: tuple[int, 
     for name in ("dq", "dk", "dv"):
         assert_close(getattr(mine, name), getattr(theirs, name), (FP32_PATH + low) * 4, name)
     assert attention.cpu_fwd(q, k, v, layout=layout, mask=mask, inference=True).saved is None
+
+
+@pytest.mark.parametrize(("b", "sq", "skv"), [(0, 4, 4), (1, 0, 5), (2, 5, 0)])
+@pytest.mark.parametrize("packing", [None, "2hd"])
+def test_sdpa_of_nothing_is_zeros(b: int, sq: int, skv: int, packing: str | None) -> None:
+    q, k, v, dout = (x[:b] for x in operands("bshd", 4, 2, sq, skv))
+    given = {"layout": "bshd", "mask": "none", "packing": packing}
+    got, want = attention.cpu_fwd(q, k, v, **given), reference.attention_fwd(q, k, v, **given)
+    assert torch.equal(got.out, want.out) and torch.equal(got.lse, want.lse)
+    mine = attention.cpu_bwd(dout, q, k, v, got.out, got.lse, got.saved, **given)
+    theirs = reference.attention_bwd(dout, q, k, v, got.out, got.lse, want.saved, **given)
+    assert all(torch.equal(getattr(mine, name), getattr(theirs, name)) for name in ("dq", "dk", "dv"))
+
+
+def test_sdpa_gives_its_log_sum_exps_row_major() -> None:
+    q, k, v, _ = operands("sbhd", 4, 2, 8, 8)
+    assert attention.cpu_fwd(q, k, v, mask="none").lse.is_contiguous()
+
+
+def test_a_call_that_the_fused_kernels_cannot_differentiate_is_not_claimed() -> None:
+    """What a backward could only decline is a requirement of both halves."""
+
+    def refused(name: str, **facts: Any) -> set[str]:
+        served = {
+            "layout": "bshd", "mask": "causal", "q.scaling": "none", "q.dtype": "bf16", "bias_type": "none",
+            "softmax_type": "vanilla", "window": False, "softcap": False, "dropout": False, "attn_mask": False,
+            "s_quantizer": None, "dp_quantizer": None, "dqkv_quantizer": None, "page_table": False,
+            "with_max_logit": False, "out_quantizer": None, "deterministic": False, "out.scaling": "none",
+            "head_dim": 64, "head_dim_v": 64,
+            "same_head_dim": True, "same_seqlen": True, "seqlen_q": 8, "seqlen_kv": 8,
+        }  # fmt: skip
+        device = DeviceFacts("cpu", "cpu", "cpu") if name == "cpu" else DeviceFacts("cuda", "nvidia", "sm_90")
+        wrong = set()
+        for entry in IMPLEMENTATIONS:
+            if entry.name in (f"sdpa_{name}", f"sdpa_{name}_bwd"):
+                verdicts = [condition.check(served | facts, device) for condition in entry.requires]
+                if not all(v.holds for v in verdicts):
+                    wrong.add(entry.name)
+        return wrong
+
+    for name in ("cpu", "cudnn", "flash", "efficient"):
+        both = {f"sdpa_{name}", f"sdpa_{name}_bwd"}
+        assert not refused(name)
+        assert refused(name, same_head_dim=False, head_dim_v=32) == both
+        oblong = refused(name, same_seqlen=False, seqlen_kv=9)
+        assert oblong == (both if name in ("cudnn", "flash") else set())
+        assert not refused(name, same_seqlen=False, seqlen_kv=9, mask="none")
+        assert refused(name, **{"out.scaling": "tensor", "out_quantizer": "delayed"}) == both
+        assert refused(name, seqlen_q=1, seqlen_kv=1) == (both if name == "cudnn" else set())
 
 
 def test_sdpa_declines_before_anything_runs() -> None:

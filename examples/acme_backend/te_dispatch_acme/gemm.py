@@ -102,6 +102,8 @@ def _check(
     shape = out_shape(a, b, layout)
     if out is not None:
         memory.check_shape("out", out, shape)
+        if any(stride == 0 and size > 1 for stride, size in zip(out.stride(), out.shape)):
+            raise ValueError(f"out: got strides {out.stride()}, expected memory of its own for every element")
     elif accumulate:
         raise ValueError("accumulate: got True without out, expected the tensor to add to")
     if bias is not None:
@@ -143,6 +145,8 @@ def _finish(
         z = z + memory.single("bias", bias)
     if out is None:
         return Gemm(memory.result("out", z, out_dtype or a.dtype, a.device), None, None)
+    if out_dtype not in (None, out.dtype):
+        raise ValueError(f"out_dtype: got {out_dtype}, expected out's, {out.dtype}")
     if accumulate:
         z = z + memory.single("out", out)
     return Gemm(memory.write(out, z), None, None)

@@ -42,6 +42,8 @@ def dropout_add_fwd(
 def dropout_add_bwd(dy: torch.Tensor, mask: torch.Tensor | None = None, *, dropout_p: float = 0.0) -> torch.Tensor:
     """dy * mask / (1 - p)."""
     values = memory.single("dy", dy)
+    if mask is None and dropout_p > 0:
+        raise ValueError(f"mask: got None with dropout_p={dropout_p}, expected the forward's")
     if mask is not None:
         memory.check_shape("mask", mask, tuple(dy.shape))
         values = values * mask.numpy() / np.float32(1.0 - dropout_p)

@@ -26,7 +26,6 @@ _FUNCTIONS: dict[str, Callable[[Known], Known]] = {
 _DERIVATIVES: dict[str, Callable[[Known], Known]] = {
     "gelu": e.gelu_derivative,
     "qgelu": lambda x: e.gated_logistic_derivative(x, e.QGELU),
-    "relu": e.step,
     "srelu": lambda x: e.relu(x) * 2.0,
     "silu": lambda x: e.gated_logistic_derivative(x, 1.0),
     "logistic": e.logistic_derivative,
@@ -55,16 +54,30 @@ def forward(x: Known, kind: str, params: tuple[float, float] | None) -> Known:
 def backward(dy: Known, x: Known, kind: str, params: tuple[float, float] | None) -> Known:
     """dy act'(x), or the gradients of both halves side by side."""
     if kind not in GATED:
-        return dy * _DERIVATIVES[kind](x)
+        return _passed(kind, dy, x)
     u, v = _halves(x)
     if kind != "clamped_swiglu":
         gate = _GATE[kind]
-        return _beside(dy * _DERIVATIVES[gate](u) * v, dy * _FUNCTIONS[gate](u))
+        return _beside(_passed(gate, dy * v, u), dy * _FUNCTIONS[gate](u))
     limit, alpha = params or CLAMPED_SWIGLU
     capped, shifted = Known(u.value.clamp_max(limit), u.error), Known(v.value.clamp(-limit, limit), v.error) + 1.0
     du = dy * e.gated_logistic_derivative(capped, alpha) * shifted
     dv = dy * e.gated_logistic(capped, alpha)
-    return _beside(du.part(u.value <= limit), dv.part(v.value.abs() <= limit))
+    from_u, from_v = u.value - limit, v.value.abs() - limit
+    return _beside(_cut(du, from_u > 0, from_u, u.error), _cut(dv, from_v > 0, from_v, v.error))
+
+
+def _cut(found: Known, beyond: torch.Tensor, distance: torch.Tensor, error: torch.Tensor) -> Known:
+    """Exactly 0 beyond a threshold, and as it is elsewhere, NaN included. Either, where the operand's distance from
+    the threshold is no more than its error."""
+    kept = found.part(~beyond)
+    near = (error > 0) & (distance.abs() <= error)
+    return Known(kept.value, torch.where(near, found.largest, kept.error))
+
+
+def _passed(kind: str, dy: Known, x: Known) -> Known:
+    """dy act'(x). Relu passes dy itself where x is not 0 or less, NaN included, and exactly 0 elsewhere."""
+    return _cut(dy, x.value <= 0, x.value, x.error) if kind == "relu" else dy * _DERIVATIVES[kind](x)
 
 
 def _beside(u: Known, v: Known) -> Known:

@@ -15,6 +15,8 @@ import torch
 from te_dispatch.conformance.bounds import U32
 from te_dispatch.conformance.bounds.known import FLUSH, Known
 
+#: exp of less is 0 in fp32, subnormals included; the computed logistic function is 0 below it, too.
+_VANISHING = -104.0
 #: Relative error of exp and tanh.
 TWO_ULP = 4 * U32
 _ROOT = math.sqrt(2 / math.pi)
@@ -27,11 +29,13 @@ def logistic(t: Known) -> Known:
 
     d log s' / dt lies in [-1, 1], so an error tau of t moves s by at most s (1 - s) (e^tau - 1). exp's own relative
     error counts (1 - s) times, the sum and the quotient 4 u32. Above t = 20, exp(-t) is below a quarter ulp of 1 and
-    the computed s is 1. The smallest results may be flushed.
+    the computed s is 1. The smallest results may be flushed. Below t = -104 the computed s is exactly 0, whatever it is
+    multiplied by.
     """
     s = torch.sigmoid(t.value)
     c = torch.sigmoid(-t.value)
     error = s * (c * (torch.expm1(t.error.clamp_max(60.0)) + TWO_ULP) + 4 * U32) + FLUSH
+    error = torch.where(t.value + t.error < _VANISHING, s, error)
     return Known(s, torch.where(t.value - t.error > 20, c, error))
 
 
@@ -55,11 +59,14 @@ def _gelu_argument(x: Known) -> Known:
 
 
 def gelu(x: Known) -> Known:
-    """0.5 x (1 + tanh(t)): as the contract writes it, with the absolute error of u32 |x| where 1 + tanh cancels."""
+    """0.5 x (1 + tanh(t)): as the contract writes it, with the absolute error of u32 |x| where 1 + tanh cancels. It is
+    exactly 0 where 2 s(2 t) is."""
     t = _gelu_argument(x)
     factor = tanh(t) + 1.0
+    vanishing = 2 * (t.value + t.error) < _VANISHING
     # The exact sum where it cancels: 1 + tanh(t) = 2 s(2 t).
-    return x * Known(torch.sigmoid(2 * t.value) * 2, factor.error) * 0.5
+    value = torch.sigmoid(2 * t.value) * 2
+    return x * Known(value, torch.where(vanishing, value, factor.error)) * 0.5
 
 
 def gelu_derivative(x: Known) -> Known:
@@ -73,7 +80,9 @@ def gelu_derivative(x: Known) -> Known:
     saturated = t.value.abs() - t.error > 10
     error = 2 * th.error + torch.where(saturated, 0.0, 2 * U32 * th.value.square())
     slope = (x * x * (3 * _CUBIC) + 1.0) * _ROOT
-    return first + x * Known(value, error) * slope * 0.5
+    second = x * Known(value, error) * slope * 0.5
+    # There the bell is 0, or what is left of it: a slope that overflows must make nothing else of it.
+    return first + Known(second.value, torch.where(saturated, 2 * second.value.abs() + FLUSH, second.error))
 
 
 def gated_logistic(x: Known, alpha: float) -> Known:
@@ -96,8 +105,3 @@ def logistic_derivative(x: Known) -> Known:
 def relu(x: Known) -> Known:
     """Exact: an error of x passes where x may be positive."""
     return Known(x.value.clamp_min(0), torch.where(x.value + x.error > 0, x.error, torch.zeros_like(x.error)))
-
-
-def step(x: Known) -> Known:
-    """1 where x is positive."""
-    return Known.exactly(x.value > 0)

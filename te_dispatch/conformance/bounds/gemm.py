@@ -16,6 +16,8 @@ MODES = ("fp32", "fast", "split")
 U14 = 2.0**-13
 #: Partial sums of so many products are promoted to fp32 where accumulation is split.
 PROMOTED = 128
+#: Integers up to here are exact in fp32.
+EXACT = 2.0**24
 #: Roundings of a term beyond those of its sum: the product, both operands' scales, and the scales' product.
 _EXTRA = 4
 
@@ -37,14 +39,23 @@ def accumulation(k: int, mode: str) -> float:
     return full
 
 
-def product(a: torch.Tensor, b: torch.Tensor, mode: str) -> Known:
+def product(a: torch.Tensor, b: torch.Tensor, mode: str, alone: bool = False) -> Known:
     """(m, k) times (k, n), float64 values, each exact.
 
-    A product or a partial sum below the normal range of fp32 may be lost: k smallest normal numbers at most.
+    A product or a partial sum below the normal range of fp32 may be lost: k smallest normal numbers at most. Where all
+    operands are integers and no sum of magnitudes exceeds 2^24, every fp32 product and every partial sum in any order
+    is exact, so nothing but the exact result is right, if the product is `alone`: neither scaled nor added to, which an
+    implementation may do before the sum is complete.
     """
     k = a.shape[1]
     magnitude = a.abs() @ b.abs()
+    if alone and mode == "fp32" and _integers(a) and _integers(b) and bool((magnitude <= EXACT).all()):
+        return Known.exactly(a @ b)
     return Known(a @ b, accumulation(k, mode) * magnitude + (k + 1) * 2.0**-126)
+
+
+def _integers(x: torch.Tensor) -> bool:
+    return bool((x == x.round()).all())
 
 
 def operand_sum(x: torch.Tensor, dim: int) -> Known:

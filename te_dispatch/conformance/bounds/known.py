@@ -3,7 +3,8 @@
 
 This is running error analysis (Wilkinson; Higham, section 3.3): every operation adds its own rounding to the errors of
 its operands, element by element, so the bound of a formula is what the formula's operations add up to. An operation
-may also flush a subnormal result to zero (`FLUSH`): no operator promises fp32 subnormals in between.
+may also take a subnormal operand for zero (`Known.read`), and flush a subnormal result to zero (`FLUSH`): no operator
+that computes in fp32 promises fp32 subnormals. fp16's subnormals are normal numbers of fp32.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Union
 import torch
 
 from te_dispatch.conformance.bounds import U32, rounding
-from te_dispatch.conformance.rules import Within
+from te_dispatch.conformance.rules import Instead, Within
 
 #: Below the smallest normal fp32 number a result may be lost.
 FLUSH = 2.0**-126
@@ -40,6 +41,12 @@ class Known:
     def exactly(cls, x: torch.Tensor) -> Known:
         """What an operand holds: nothing was computed yet."""
         return cls(x.double(), torch.zeros_like(x, dtype=torch.float64))
+
+    @classmethod
+    def read(cls, x: torch.Tensor) -> Known:
+        """What an operand is when fp32 arithmetic reads it: 0 instead, where it is subnormal in fp32."""
+        value = x.double()
+        return cls(value, torch.where(value.abs() < FLUSH, value.abs(), 0.0))
 
     @property
     def largest(self) -> torch.Tensor:
@@ -94,11 +101,16 @@ class Known:
         return Known(torch.where(where, self.value, zero), torch.where(where, self.error, zero))
 
 
-def within(known: Known, expected: torch.Tensor, actual: torch.Tensor) -> Within:
+def within(known: Known, expected: torch.Tensor, actual: torch.Tensor, instead: tuple[Instead, ...] = ()) -> Within:
     """The rule of a value that is rounded once to the result's dtype; the oracle rounded its own to `expected`'s.
 
     Where the value is not finite there is nothing to be near to: the same Inf, or NaN, is asked for.
     """
     error = known.error.reshape(expected.shape)
     limit = error * (1 + 2.0**-7) + rounding(expected, actual.dtype, expected.dtype)
-    return Within(torch.where(expected.isfinite(), limit, 0.0).nan_to_num(0.0))
+    return Within(torch.where(expected.isfinite(), limit, 0.0).nan_to_num(0.0), instead=instead)
+
+
+def or_nan(where: torch.Tensor) -> Instead:
+    """NaN is as good there."""
+    return Instead(where, torch.full((), torch.nan, dtype=torch.float64), torch.zeros((), dtype=torch.float64))

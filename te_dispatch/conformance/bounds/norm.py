@@ -14,15 +14,22 @@ from te_dispatch.conformance.bounds.known import FLUSH, Known, gamma
 _EXTRA = 4
 
 
+#: Where the squares of a row sum to more, those of the differences from its mean may overflow in fp32.
+LARGEST_SUM = 2.0**125
+
+
 class Forward(NamedTuple):
+    """Results, and the rows (..., 1) whose sum of squares an implementation may find to be infinite."""
+
     mean: Known
     rstd: Known
     y: Known
+    overflowed: torch.Tensor
 
 
 def factor(weight: torch.Tensor, zero_centered: bool) -> Known:
     """gamma, or 1 + gamma rounded."""
-    return Known.exactly(weight) + 1.0 if zero_centered else Known.exactly(weight)
+    return Known.read(weight) + 1.0 if zero_centered else Known.read(weight)
 
 
 def forward(
@@ -56,8 +63,8 @@ def forward(
     f = factor(weight, zero_centered)
     y = (x * rstd - mean * rstd) * f
     if bias is not None:
-        y = y + Known.exactly(bias)
-    return Forward(mean, rstd, y)
+        y = y + Known.read(bias)
+    return Forward(mean, rstd, y, q * n > LARGEST_SUM)
 
 
 def _rstd(variance: torch.Tensor, spread: torch.Tensor, eps: float) -> Known:
@@ -88,7 +95,8 @@ def backward(
 
     h = x rstd - mean rstd may be expanded, in h itself and in the sums (PyTorch's kernel sums g x and g and combines
     them), so errors of h scale with H = (|x| + |mean|) rstd and not with |h|. Then the sums over N features, and over R
-    rows for dgamma and dbeta, err by gamma of so many additions, plus the operations of a term.
+    rows for dgamma and dbeta, err by gamma of so many additions, plus the operations of a term. A subnormal x may be
+    read as 0, which moves its h by |x| rstd.
     """
     n = x.shape[-1]
     rows = x.numel() // max(n, 1)
@@ -97,19 +105,21 @@ def backward(
     shift = torch.zeros_like(inverse) if mean is None else mean.double().reshape(rows, 1)
     h = (matrix - shift) * inverse
     wide = (matrix.abs() + shift.abs()) * inverse
-    grad = Known.exactly(dy.reshape(rows, n))
+    moved = Known.read(matrix).error * inverse
+    grad = Known.read(dy.reshape(rows, n))
     g = grad * factor(weight, zero_centered)
-    products = Known(g.value * h, g.error * wide + gamma(n + _EXTRA + 2) * g.largest * wide)
+    products = Known(g.value * h, g.error * wide + g.largest * moved + gamma(n + _EXTRA + 2) * g.largest * wide)
     along_h = Known(products.value.mean(-1, keepdim=True), products.error.mean(-1, keepdim=True) + FLUSH)
-    inner_error = g.error + wide * along_h.error + 6 * U32 * (wide * along_h.value.abs() + g.largest)
+    inner_error = g.error + wide * along_h.error + moved * along_h.largest
+    inner_error = inner_error + 6 * U32 * (wide * along_h.value.abs() + g.largest)
     inner = g.value - h * along_h.value
     if mean is not None:
         average = Known(g.value.mean(-1, keepdim=True), gamma(n + _EXTRA) * g.largest.mean(-1, keepdim=True))
         inner, inner_error = inner - average.value, inner_error + average.error + 4 * U32 * average.value.abs()
     dx = Known(inverse * inner, inverse * inner_error).rounded(2.0)
     if add is not None:
-        dx = dx + Known.exactly(add.reshape(rows, n))
-    terms = Known(grad.value * h, 4 * U32 * grad.value.abs() * wide + FLUSH)
+        dx = dx + Known.read(add.reshape(rows, n))
+    terms = Known(grad.value * h, grad.error * wide + grad.largest * moved + 4 * U32 * grad.value.abs() * wide + FLUSH)
     # Expanded too: the sums of dy x rstd and of dy mean rstd are as large as `wide` makes them.
     slack = gamma(rows) * (grad.value.abs() * wide).sum(0)
     dgamma = terms.sum(0)

@@ -98,6 +98,8 @@ def _limits(
     for path, rule in space.rules(judged).items():
         exact = torch.zeros(expected[path].shape, dtype=torch.float64)
         limits[path] = rule.limit.expand(exact.shape) if isinstance(rule, Within) else exact
+        for other in getattr(rule, "instead", ()):
+            limits[path] = torch.where(other.where, torch.inf, limits[path])
         shown[path] = getattr(rule, "only", None)
     return limits, shown
 

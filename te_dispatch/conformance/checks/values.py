@@ -10,11 +10,12 @@ from typing import Any
 import torch
 
 from te_dispatch.conformance.checks import Check, anywhere, register
-from te_dispatch.conformance.memory import GuardedMemory, same_bits, unwritten
+from te_dispatch.conformance.memory import GuardedMemory, overlapping, same_bits, unwritten
 from te_dispatch.conformance.outputs import ARGUMENT, differing_form
 from te_dispatch.conformance.space import Arguments
 from te_dispatch.conformance.transfer import mapped, tensors
 from te_dispatch.conformance.trial import Failure, Trial
+from te_dispatch.conformance.uninitialized import Uninitialized
 from te_dispatch.core.errors import Declined
 
 #: NaN in every float format and a large code in every FP8 one; and a byte that reads as an ordinary number.
@@ -27,7 +28,7 @@ def values(trial: Trial) -> None:
     trial.judge(*first)
     second = _call(trial, POISONS[1])
     made = [trial.results(*call) for call in (first, second)]
-    reused = _reused_memory(*made)
+    reused = _reused_memory(_made(made[0]), _made(made[1]))
     if reused is not None:
         raise Failure(reused)
     for path, one in made[0].items():
@@ -47,9 +48,11 @@ def _call(trial: Trial, poison: int) -> tuple[Any, Arguments]:
     whole = {path: tensor.detach().clone() for path, tensor in tensors(dict(arguments))}
     with GuardedMemory(poison) as memory:
         arguments = _guarded(trial, arguments, memory)
+        versions = _versions(arguments)
         expected_form = trial.subject.operator.shape(**_all(trial, arguments))
         try:
-            result = trial.call(arguments)
+            with Uninitialized() as watched:
+                result = trial.call(arguments)
         except Declined as declined:
             synchronize(trial)
             if changed_inputs(whole, arguments):
@@ -65,9 +68,20 @@ def _call(trial: Trial, poison: int) -> tuple[Any, Arguments]:
     changed = changed_inputs(before, arguments)
     if changed:
         raise Failure(f"inputs were changed: {', '.join(changed)}")
-    shared = _shared_memory(trial.results(result, arguments), arguments, expected_form)
+    after = _versions(arguments)
+    written = [path for path in before if after[path] != versions[path]]
+    if written:
+        raise Failure(f"inputs were written to, and then put back: {', '.join(written)}")
+    made = _made(trial.results(result, arguments))
+    shared = _shared_memory(made, arguments, expected_form)
     if shared is not None:
         raise Failure(shared)
+    unguarded = watched.unfilled(made)
+    if unguarded is not None:
+        raise Failure(f"{unguarded} was written into memory that did not come from te_dispatch.ops.alloc.empty")
+    recorded = [path for path, tensor in made.items() if tensor.requires_grad]
+    if recorded:
+        raise Failure(f"{recorded[0]} requires a gradient: operators are below autograd")
     return result, arguments
 
 
@@ -80,29 +94,24 @@ def _guarded(trial: Trial, arguments: Arguments, memory: GuardedMemory) -> Argum
     }
 
 
-def _storages(named: Mapping[str, torch.Tensor]) -> dict[int, str]:
-    """Address of the memory behind each tensor -> its path."""
-    return {tensor.untyped_storage().data_ptr(): path for path, tensor in named.items() if tensor.numel()}
-
-
 def _shared_memory(results: Mapping[str, torch.Tensor], arguments: Mapping[str, Any], expected_form: Any) -> str | None:
     """Which result lies in memory of an argument's, where the shape function does not say so: whoever writes to the one
     (the next update of a quantizer's scale, say) changes the other."""
-    owners = _storages(dict(tensors(dict(arguments))))
-    for storage in _storages(dict(tensors(expected_form))):
-        owners.pop(storage, None)
-    for storage, path in _storages(_made(results)).items():
-        if storage in owners:
-            return f"{path} is no memory of its own but {owners[storage]}, and follows every change of it"
+    given = dict(tensors(dict(arguments)))
+    meant = [tensor for _, tensor in tensors(expected_form)]
+    for path, result in results.items():
+        for name, argument in given.items():
+            if overlapping(result, argument) and not any(overlapping(argument, tensor) for tensor in meant):
+                return f"{path} is no memory of its own but {name}, and follows every change of it"
     return None
 
 
 def _reused_memory(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> str | None:
     """Which result of a call lies in memory that the call before gave out, and that is still in use."""
-    given = _storages(_made(one))
-    for storage, path in _storages(_made(other)).items():
-        if storage in given:
-            return f"{path} lies in memory that an earlier call gave out as {given[storage]}"
+    for path, result in other.items():
+        for earlier, tensor in one.items():
+            if overlapping(result, tensor):
+                return f"{path} lies in memory that an earlier call gave out as {earlier}"
     return None
 
 
@@ -128,6 +137,11 @@ def fingerprints(trial: Trial, arguments: Mapping[str, Any]) -> dict[str, torch.
         for path, tensor in tensors(dict(arguments))
         if not any(_unnumbered(path) == name or _unnumbered(path).startswith(f"{name}.") for name in written)
     }
+
+
+def _versions(arguments: Mapping[str, Any]) -> dict[str, int]:
+    """PyTorch's count of the writes to each tensor among the arguments."""
+    return {path: tensor._version for path, tensor in tensors(dict(arguments)) if not tensor.is_inference()}
 
 
 def _unnumbered(path: str) -> str:

@@ -7,6 +7,7 @@ from te_dispatch.conformance.families import (  # noqa: F401
     attention_bwd,
     attention_dropout,
     gemm,
+    gemm_records,
     grouped,
     huge_rows,
     huge_training,
@@ -19,6 +20,7 @@ from te_dispatch.conformance.families import (  # noqa: F401
     quantize_huge,
     quantize_many,
     quantize_patterns,
+    refused,
     softmax,
     training,
 )

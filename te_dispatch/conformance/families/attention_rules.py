@@ -5,6 +5,10 @@
 - twice PyTorch's own error in the operands' dtype (`bounds.attention_own`), where nothing is cast or dropped;
 - of the output: 2 ulp at the row's largest magnitude.
 
+A kernel with the trait ``flash`` that casts p works tile by tile: it casts e^(z - m), m the largest logit so far, and
+divides by the sum afterwards. Its codes are those of other numbers than p, so each weight is only known to half a step
+of the encoding. cuDNN's exponential errs by some 2^-12 besides, which its amax shows.
+
 Rows that belong to no sequence (behind the valid ones of a padded batch, between those of a thd tensor) are fully
 masked ones: output 0, log-sum-exp -Inf, gradient 0.
 """
@@ -26,7 +30,7 @@ from te_dispatch.conformance.space import Arguments, Judged
 from te_dispatch.conformance.spread import Spread, read_like_queries, spread
 from te_dispatch.numerics.encodings import encoding
 from te_dispatch.numerics.quantized import Quantized
-from te_dispatch.numerics.quantizers import Quantizer
+from te_dispatch.numerics.quantizers import DelayedQuantizer, Quantizer
 
 
 def _dtype(q: Any) -> torch.dtype:
@@ -60,8 +64,31 @@ def compare_with_own(arguments: Mapping[str, Any]) -> bool:
     return not isinstance(arguments["q"], Quantized) and not any(casts) and not arguments.get("dropout_p")
 
 
+#: Relative error of the exponential that a tiled FP8 kernel may use.
+_TILED_EXP = 2.0**-10
+
+
+def _tiled(judged: Judged) -> bool:
+    return "flash" in judged.traits
+
+
+def _left_by(quantizer: Quantizer, known: Known, tiled: bool) -> Known:
+    """What a cast of p or of its gradient leaves."""
+    found = through(known, quantizer)
+    if not tiled or not isinstance(quantizer, DelayedQuantizer):
+        return found
+    kind, scale = encoding(quantizer.encoding), quantizer.scale.double()
+    step = 2.0 ** -(kind.mantissa_bits + 1) * known.largest + kind.min_subnormal / 2 / scale
+    # The oracle's code is within a step of the number, and so is the kernel's.
+    error = torch.where(known.largest > 0, known.error + 2 * step + _TILED_EXP * known.largest, 0.0)
+    return Known(found.value, torch.maximum(found.error, error))
+
+
 def forward_known(
-    arguments: Mapping[str, Any], keep: torch.Tensor | None = None, dout: torch.Tensor | None = None
+    arguments: Mapping[str, Any],
+    keep: torch.Tensor | None = None,
+    dout: torch.Tensor | None = None,
+    tiled: bool = False,
 ) -> tuple[bounds.Forward, Own | None]:
     """The forward of a call of either operator, casts of p included, and PyTorch's own."""
     call = spread(arguments)
@@ -69,7 +96,7 @@ def forward_known(
     made = bounds.forward(call, dtype, keep)
     quantizer = arguments.get("s_quantizer")
     if quantizer is not None:
-        made = bounds.with_weights(made, through(_before_cast(made), quantizer))
+        made = bounds.with_weights(made, _left_by(quantizer, _before_cast(made), tiled))
     if not compare_with_own(arguments):
         return made, None
     return made, own(call, dtype, None if dout is None else read_like_queries(call, dout))
@@ -84,7 +111,10 @@ def _cast_of_p(made: bounds.Forward, arguments: Mapping[str, Any], judged: Judge
     quantizer = arguments.get("s_quantizer")
     if quantizer is None:
         return {}
-    return _amax_rules([_before_cast(made)], quantizer, "s_quantizer", judged)
+    p = _before_cast(made)
+    if _tiled(judged):
+        p = Known(p.value, p.error + _TILED_EXP * p.largest)
+    return _amax_rules([p], quantizer, "s_quantizer", judged)
 
 
 def _amax_rules(cast: list[Known], quantizer: Quantizer, name: str, judged: Judged) -> dict[str, Rule]:
@@ -96,7 +126,7 @@ def _amax_rules(cast: list[Known], quantizer: Quantizer, name: str, judged: Judg
 def forward_rules(judged: Judged, keep: torch.Tensor | None = None) -> Mapping[str, Rule]:
     """Of `attention_fwd`."""
     arguments, actual, expected = judged.arguments, judged.actual, judged.expected
-    made, plain = forward_known(arguments, keep)
+    made, plain = forward_known(arguments, keep, tiled=_tiled(judged))
     call, q = made.call, arguments["q"]
     shape = (*q.shape[:-1], arguments["v"].shape[-1])
     rules = _cast_of_p(made, arguments, judged)
@@ -126,7 +156,8 @@ def _lse_rule(made: bounds.Forward, plain: Own | None, judged: Judged) -> Within
 def backward_rules(judged: Judged, keep: torch.Tensor | None = None) -> Mapping[str, Rule]:
     """Of `attention_bwd`."""
     arguments, actual, expected = judged.arguments, judged.actual, judged.expected
-    made, plain = forward_known(arguments, keep, arguments["dout"])
+    tiled = _tiled(judged)
+    made, plain = forward_known(arguments, keep, arguments["dout"], tiled)
     call = made.call
     dout = read_like_queries(call, arguments["dout"])
     found, capped = bounds.backward(made, dout, _out_unit(arguments))
@@ -134,11 +165,12 @@ def backward_rules(judged: Judged, keep: torch.Tensor | None = None) -> Mapping[
     s_quantizer, dp_quantizer = arguments.get("s_quantizer"), arguments.get("dp_quantizer")
     if s_quantizer is not None or dp_quantizer is not None:
         weights = bounds.backward_weights(made)
-        weights = weights if s_quantizer is None else through(_before_cast(made), s_quantizer)
-        ds = found.ds if dp_quantizer is None else through(capped, dp_quantizer)
+        weights = weights if s_quantizer is None else _left_by(s_quantizer, _before_cast(made), tiled)
+        ds = found.ds if dp_quantizer is None else _left_by(dp_quantizer, capped, tiled)
         found = bounds.products(made, dout, weights, ds, found.dz, found.dsoftmax_offset)
     if dp_quantizer is not None:
-        rules |= _amax_rules([capped], dp_quantizer, "dp_quantizer", judged)
+        before = Known(capped.value, capped.error + _TILED_EXP * capped.largest) if tiled else capped
+        rules |= _amax_rules([before], dp_quantizer, "dp_quantizer", judged)
     rules |= _gradient_rules(found, plain, call, judged)
     if "dbias" in actual:
         dbias = bounds.bias_gradient(made, found, capped, tuple(arguments["bias"].shape))

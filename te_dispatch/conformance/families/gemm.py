@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,20 +19,22 @@ from te_dispatch.conformance.space import Arguments, Axis, Judged, Space, Values
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.ops.gemm import LAYOUTS, operand_format
 
+#: More than 512, 1,024 and 4,096 products in a sum.
+_DEEP = ("17x33x520", "33x17x1032", "16x8x4104")
+#: Beyond what one tile, one wave, one chunk of k, and a 16-bit count of tiles or rows hold.
+LARGE = (
+    *_DEEP, "257x33x72", "1033x24x40", "24x1033x40", "4099x8x16", "8x4099x16",
+    "65553x3x5", "3x65553x5",
+)  # fmt: skip
 #: m x n x k: small, prime, around tiles of 16 and 128, tall, wide, deep, and empty in each dimension.
 SHAPES = (
     "31x37x41", "1x1x1", "16x16x16", "15x17x16", "17x15x17", "127x129x128", "129x127x129", "128x128x127", "1x257x64",
     "509x1x33", "3x5x1031", "0x8x16", "8x0x16", "8x16x0",
 )  # fmt: skip
 _SMOKE_SHAPES = ("31x37x41", "129x127x129", "8x16x0")
-#: In multiples of what FP8 units take, and ragged; 272 = 2 x 128 + 16 has a partial block.
-_RECORD_SHAPES = (
-    "48x32x64", "16x16x16", "128x128x128", "144x272x272", "1x16x32", "127x129x131", "17x31x15", "1x1x1", "16x48x1040",
-    "0x16x16", "16x0x16",
-)  # fmt: skip
-_BIAS = ("none", "same", "fp32")
+BIAS = ("none", "same", "fp32")
 #: Kinds whose sums stay finite in fp32. The contract says nothing of sums that overflow on their way.
-_FINITE = ("normal", "spread", "outlier", "one_sign", "denormal", "zeros", "cancelling")
+_FINITE = ("normal", "spread", "outlier", "one_sign", "denormal", "zeros", "cancelling", "tile_scales", "exact")
 
 
 def mode_of(judged: Judged) -> str:
@@ -58,10 +60,9 @@ def matrices(a: Any, b: Any, layout: str) -> tuple[torch.Tensor, torch.Tensor]:
 def product(arguments: Mapping[str, Any], mode: str) -> Known:
     """alpha * a b + bias, (m, n), before the epilogue."""
     left, right = matrices(arguments["a"], arguments["b"], arguments["layout"])
-    z = bounds.product(left, right, mode)
-    alpha = arguments.get("alpha", 1.0)
+    alpha, bias = arguments.get("alpha", 1.0), arguments.get("bias")
+    z = bounds.product(left, right, mode, alpha == 1.0 and bias is None and not arguments.get("accumulate"))
     z = z if alpha == 1.0 else z * alpha
-    bias = arguments.get("bias")
     return z if bias is None else z + Known.exactly(bias)
 
 
@@ -116,10 +117,34 @@ def _led(shape: tuple[int, int], lead: str) -> tuple[int, ...]:
     return (first, shape[0] // first, shape[1])
 
 
-def _operands(values: Values, maker: Maker) -> Arguments:
+#: Significant bits of integers that TF32, bf16 and fp16 arithmetic on wider dtypes cannot hold.
+_INTEGER_BITS = {"fp32": 12, "bf16": 8, "fp16": 11}
+
+
+def pair(shapes: Sequence[tuple[int, ...]], values: Values, maker: Maker) -> tuple[torch.Tensor, torch.Tensor]:
+    """a and b of one kind of values, and of those that concern both.
+
+    ``exact``: integers of as many bits as the dtype holds in a, and -1, 0, 1 in b (in every other case the other way
+    round): fp32 products and sums are exact up to k = 4096, those of less precise arithmetic are not.
+    ``inf_times_zero``: a has Inf, half of b is 0.
+    """
+    kind, dtype = values["values"], values["dtype"]
+    if kind == "exact":
+        top = 2 ** _INTEGER_BITS[dtype]
+        tops = (top, 2) if bool(maker.boolean()) else (2, top)
+        a, b = (maker.integers(1 - n, n, *shape).to(DTYPES[dtype]) for shape, n in zip(shapes, tops))
+    elif kind == "inf_times_zero":
+        a = maker.tensor(*shapes[0], dtype=dtype, values="inf")
+        b = maker.tensor(*shapes[1], dtype=dtype) * maker.boolean(*shapes[1])
+    else:
+        a, b = (maker.tensor(*shape, dtype=dtype, values=kind) for shape in shapes)
+    return a, b
+
+
+def plain_operands(values: Values, maker: Maker) -> Arguments:
     layout = values["layout"]
     shapes = [_led(shape, values.get("lead", "1")) for shape in operand_shapes(*sizes(values), layout)]
-    a, b = (maker.tensor(*shape, dtype=values["dtype"], values=values["values"]) for shape in shapes)
+    a, b = pair(shapes, values, maker)
     if values.get("lead", "1") != "1" and layout != "TN":
         b = b.reshape(shapes[1][0] * shapes[1][1], shapes[1][2])  # a weight
     return {"a": a, "b": b, "layout": layout}
@@ -129,7 +154,7 @@ def _out_shape(a: Any, n: int, layout: str) -> tuple[int, ...]:
     return (a.shape[-1], n) if layout == "TN" else (*a.shape[:-1], n)
 
 
-def _add_options(arguments: Arguments, values: Values, maker: Maker) -> Arguments:
+def add_options(arguments: Arguments, values: Values, maker: Maker) -> Arguments:
     """alpha, bias, out, out_dtype, where the case has them."""
     n = sizes(values)[1]
     dtype = values.get("dtype", "bf16")
@@ -140,15 +165,17 @@ def _add_options(arguments: Arguments, values: Values, maker: Maker) -> Argument
     wanted = values.get("out_dtype", "same")
     if values.get("out", "new") != "new":
         shape = _out_shape(arguments["a"], n, values["layout"])
-        arguments["out"] = maker.tensor(*shape, dtype=dtype if wanted == "same" else wanted)
-        arguments["accumulate"] = values["out"] == "added"
+        added = values["out"] == "added"
+        held = maker.tensor(*shape, dtype=dtype if wanted == "same" else wanted)
+        # What is not added to is overwritten, whatever it held.
+        arguments |= {"out": held if added else torch.full_like(held, torch.nan), "accumulate": added}
     if wanted != "same":
         arguments["out_dtype"] = DTYPES[wanted]
     return arguments
 
 
 def _plain(values: Values, maker: Maker) -> Arguments:
-    return _add_options(_operands(values, maker), values, maker)
+    return add_options(plain_operands(values, maker), values, maker)
 
 
 def _plain_valid(values: Values) -> bool:
@@ -167,7 +194,7 @@ def _half(arguments: Arguments) -> Arguments:
 
 
 def _epilogue(values: Values, maker: Maker) -> Arguments:
-    arguments = _add_options(_operands(values, maker), values, maker)
+    arguments = add_options(plain_operands(values, maker), values, maker)
     arguments["epilogue"] = values["epilogue"]
     cast = values["cast"]
     if cast.startswith("aux-"):
@@ -189,115 +216,65 @@ _epilogue_valid = every(
 )
 
 
-#: encoding of a and of b: of one flavour, mixed as fprop and backward mix them.
-_PAIRS = ("e4m3fn+e4m3fn", "e4m3fn+e5m2", "e5m2+e4m3fn", "e4m3fnuz+e4m3fnuz", "e5m2fnuz+e4m3fnuz", "e4m3fnuz+e5m2fnuz")
-#: Scaling of a and of b.
-_SCALINGS = (
-    "current+current", "delayed+current", "block_1d+block_1d", "block_1d+block_2d", "block_2d+block_1d",
-    "block_1d_laid_out+block_1d_laid_out", "block_1d_laid_out+block_2d_laid_out", "mxfp8+mxfp8", "nvfp4+nvfp4",
-)  # fmt: skip
+def _twice(values: Values, maker: Maker) -> Arguments:
+    """One tensor as both operands."""
+    m, n, k = sizes(values)
+    x = maker.tensor(*operand_shapes(m, n, k, values["layout"])[0], dtype=values["dtype"])
+    return add_options({"a": x, "b": x, "layout": values["layout"]}, values, maker)
 
 
-def _record(
-    x: torch.Tensor, cast: str, encoding: str, copies: str, operand: str, layout: str, maker: Maker
-) -> Quantized:
-    """x cast by the reference, with the copy that is read by default, with both, or with the other one alone."""
-    quantizer = quantizer_of(cast, encoding, scale=16.0)
-    usage = operand_format(layout, operand, quantizer.scaling)[0]
-    if copies == "other":
-        usage = "row" if usage == "column" else "column"
-    return maker.quantized(x, quantizer, "both" if copies == "both" else usage)
+OUT_DTYPE = Axis("out_dtype", ("same", "fp32", "bf16", "fp16"))
+LAYOUT = Axis("layout", LAYOUTS)
+DTYPE = Axis("dtype", ("bf16", "fp32", "fp16"))
 
 
-def _records(values: Values, maker: Maker) -> Arguments:
-    layout, dtype = values["layout"], values["dtype"]
-    shapes = operand_shapes(*sizes(values), layout)
-    casts, encodings = values["scaling"].split("+"), values["encodings"].split("+")
-    arguments: Arguments = {"layout": layout}
-    for i, name in enumerate("ab"):
-        x = maker.tensor(*shapes[i], dtype=dtype, values=values["values"])
-        arguments[name] = _record(x, casts[i], encodings[i], values.get("copies", "read"), name, layout, maker)
-    arguments["split_accumulator"] = {"default": None, "split": True, "fast": False}[values["accumulation"]]
-    _add_options(arguments, values, maker)
-    if values.get("epilogue", "none") != "none":
-        arguments["epilogue"] = values["epilogue"]
-    if values.get("cast", "none") != "none":
-        arguments["out_quantizer"] = quantizer_of(values["cast"], encodings[0])
-    return arguments
+def exactly(modes: Sequence[str], axis: str, shapes: Sequence[str], **others: str) -> tuple[Values, ...]:
+    """Fixed cases: products of integers, which arithmetic less precise than fp32 gets wrong, in every layout."""
+    return tuple(
+        {axis: mode, "layout": layout, "shape": shape, "values": "exact", **others}
+        for mode in modes for layout in LAYOUTS for shape in shapes
+    )  # fmt: skip
 
-
-_records_valid = every(
-    lambda values: not values["scaling"].startswith("nvfp4") or values["encodings"] == _PAIRS[0],
-    # A block's two copies hold different values: only where one is there does the contract say what is multiplied.
-    lambda values: values["copies"] != "both" or values["scaling"] in ("current+current", "delayed+current"),
-    lambda values: values["cast"] == "none" or values["out"] == "new",
-    lambda values: values["values"] != "nan" or values["cast"] == "none",
-    lambda values: values["values"] != "nan" or not values["scaling"].startswith("nvfp4"),
-)
-
-
-#: Operands and mode of accumulation, as one axis: every pair of it with a kind of values is a case.
-_LONG = {
-    "bf16": ("bf16", "", ""),
-    "fp16": ("fp16", "", ""),
-    "fp32": ("fp32", "", ""),
-    "fp8-split": ("bf16", "current", "split"),
-    "fp8-fast": ("bf16", "current", "fast"),
-    "fp8-default": ("bf16", "current", "default"),
-    "block-split": ("bf16", "block_1d", "split"),
-    "mxfp8": ("bf16", "mxfp8", "default"),
-    "nvfp4": ("bf16", "nvfp4", "default"),
-}
-
-
-def _long(values: Values, maker: Maker) -> Arguments:
-    dtype, cast, accumulation = _LONG[values["mode"]]
-    if not cast:
-        return _operands({**values, "dtype": dtype}, maker) | {"out_dtype": torch.float32}
-    given = {
-        **values, "dtype": dtype, "scaling": f"{cast}+{cast}", "encodings": _PAIRS[0], "accumulation": accumulation,
-        "out_dtype": "fp32",
-    }  # fmt: skip
-    return _records(given, maker)
-
-
-_OUT_DTYPE = Axis("out_dtype", ("same", "fp32", "bf16", "fp16"))
-_LAYOUT = Axis("layout", LAYOUTS)
-_DTYPE = Axis("dtype", ("bf16", "fp32", "fp16"))
 
 register(
     Space(
         "gemm",
         "plain",
         (
-            _DTYPE,
-            _LAYOUT,
-            Axis("shape", SHAPES, _SMOKE_SHAPES),
+            DTYPE,
+            LAYOUT,
+            Axis("shape", SHAPES, _SMOKE_SHAPES, once=LARGE),
             Axis("lead", ("1", "2")),
-            Axis("alpha", ("1", "-0.5", "1.7")),
-            Axis("bias", _BIAS),
+            Axis("alpha", ("1", "-0.5", "1.7", "0")),
+            Axis("bias", BIAS),
             Axis("out", ("new", "given", "added")),
-            _OUT_DTYPE,
-            Axis("values", (*_FINITE, "log_uniform", "nan", "inf"), ("normal", "one_sign", "cancelling")),
+            OUT_DTYPE,
+            Axis(
+                "values",
+                (*_FINITE, "log_uniform", "nan", "inf", "inf_times_zero"),
+                ("normal", "one_sign", "cancelling"),
+            ),
         ),
         _plain,
         rules,
         _plain_valid,
         batch=_half,
+        together=(("dtype", "layout", "out", "out_dtype"), ("dtype", "layout", "bias", "out_dtype")),
+        fixed=exactly(("fp32", "bf16", "fp16"), "dtype", _DEEP, alpha="1", bias="none", out="new"),
     ),
     Space(
         "gemm",
         "epilogue",
         (
-            _DTYPE,
+            DTYPE,
             Axis("epilogue", ("gelu", "dgelu", "bgrad_b", "bgrad_a")),
-            _LAYOUT,
-            Axis("shape", SHAPES[:-4] + ("0x8x16", "8x16x0"), ("31x37x41", "128x128x127")),
+            LAYOUT,
+            Axis("shape", SHAPES[:-4] + ("0x8x16", "8x16x0"), ("31x37x41", "128x128x127"), once=LARGE),
             Axis("lead", ("1", "2")),
             Axis("alpha", ("1", "0.125")),
-            Axis("bias", _BIAS),
+            Axis("bias", BIAS),
             Axis("out", ("new", "given", "added")),
-            _OUT_DTYPE,
+            OUT_DTYPE,
             Axis("cast", ("none", "delayed", "current", "block_1d", "block_2d", "mxfp8", "nvfp4", "aux-delayed",
                           "aux-current", "aux-mxfp8"), ("none", "delayed", "current", "aux-delayed")),
             Axis("values", ("normal", "one_sign", "cancelling", "zeros")),
@@ -305,40 +282,14 @@ register(
         _epilogue,
         rules,
         _epilogue_valid,
+        together=(("epilogue", "layout", "bias", "out_dtype"), ("epilogue", "layout", "dtype", "out_dtype")),
     ),
     Space(
         "gemm",
-        "quantized",
-        (
-            Axis("scaling", _SCALINGS),
-            Axis("encodings", _PAIRS),
-            _LAYOUT,
-            Axis("shape", _RECORD_SHAPES, ("48x32x64", "144x272x272", "127x129x131")),
-            Axis("dtype", ("bf16", "fp32", "fp16")),
-            Axis("copies", ("read", "both", "other")),
-            Axis("accumulation", ("default", "split", "fast")),
-            Axis("alpha", ("1", "-0.5")),
-            Axis("bias", _BIAS),
-            Axis("epilogue", ("none", "gelu", "bgrad_b", "bgrad_a")),
-            Axis("out", ("new", "given", "added")),
-            _OUT_DTYPE,
-            Axis("cast", ("none", "delayed", "current", "mxfp8")),
-            Axis("values", ("normal", "spread", "outlier", "one_sign", "denormal", "zeros", "saturation", "nan")),
-        ),
-        _records,
+        "twice",
+        (DTYPE, Axis("layout", ("NT", "TN", "NN")), Axis("shape", ("31x31x41", "16x16x64", "48x48x48")), OUT_DTYPE),
+        _twice,
         rules,
-        _records_valid,
-    ),
-    Space(
-        "gemm",
-        "long",
-        (
-            Axis("mode", tuple(_LONG), ("bf16", "fp8-split", "block-split")),
-            Axis("values", ("one_sign", "normal", "cancelling", "spread"), ("one_sign",)),
-            Axis("layout", ("NT",)),
-            Axis("shape", ("16x16x4096",)),
-        ),
-        _long,
-        rules,
+        lambda values: values["layout"] != "NN" or values["shape"] == "48x48x48",
     ),
 )  # fmt: skip

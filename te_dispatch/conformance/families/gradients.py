@@ -78,18 +78,18 @@ def _norm(leaves: Leaves, given: Arguments, behind: Arguments) -> torch.Tensor:
 def _norm_carried(behind: Arguments, limits: Results) -> Mapping[str, torch.Tensor]:
     """dx = r (g - h mean(g h) - mean(g)), h = (x - mean) r: errors of r and of the mean reach h as
     e = (r + dr) dmean + |x - mean| dr, and dx as dr |inner| + (r + dr) (e |mean(g h)| + (|h| + e) mean(|g| e))."""
-    x, dy = behind["x"].double(), behind["dy"].double()
-    r, dr = behind["rstd"].double()[..., None], limits["rstd"][..., None]
+    x, dy = (behind[name].double().reshape(-1, behind["x"].shape[-1]) for name in ("x", "dy"))
+    r, dr = behind["rstd"].double().reshape(-1, 1), limits["rstd"].reshape(-1, 1)
     centre, moved = x, torch.zeros_like(r)
     if "mean" in behind:
-        centre, moved = x - behind["mean"].double()[..., None], limits["mean"][..., None]
+        centre, moved = x - behind["mean"].double().reshape(-1, 1), limits["mean"].reshape(-1, 1)
     gamma = behind["gamma"].double()
     g = dy * (1 + gamma if behind["zero_centered_gamma"] else gamma)
     h, e = centre * r, (r + dr) * moved + centre.abs() * dr
     along = (g * h).mean(-1, keepdim=True)
     inner = (g - h * along).abs() + g.abs().mean(-1, keepdim=True)
     dx = dr * inner + (r + dr) * (e * along.abs() + (h.abs() + e) * (g.abs() * e).mean(-1, keepdim=True))
-    return {"dx": dx, "dgamma": (dy.abs() * e).flatten(0, -2).sum(0)}
+    return {"dx": dx.reshape(behind["x"].shape), "dgamma": (dy.abs() * e).sum(0)}
 
 
 # -- elementwise ------------------------------------------------------------------------------------------------------

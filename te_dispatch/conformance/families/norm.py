@@ -9,18 +9,26 @@ import torch
 
 from te_dispatch.conformance import casting
 from te_dispatch.conformance.bounds import norm as bounds
-from te_dispatch.conformance.bounds.known import Known, within
+from te_dispatch.conformance.bounds import rounding
+from te_dispatch.conformance.bounds.known import Known, or_nan, within
 from te_dispatch.conformance.families.quantize import CASTS, quantizer_of
 from te_dispatch.conformance.maker import DTYPES, Maker
-from te_dispatch.conformance.rules import Rule, Within
+from te_dispatch.conformance.rules import Instead, Rule, Within
 from te_dispatch.conformance.space import Arguments, Axis, Judged, Space, Values, every, register
 
 _SHAPES = (
     "31x257", "1x1", "7x16", "3x15", "16x17", "5x127", "128x128", "2x129", "2x3x64", "1031x8", "2x4099", "0x16", "40",
 )  # fmt: skip
 _SMOKE_SHAPES = ("31x257", "5x127", "0x16")
+#: More rows than 16 bits count; more columns than one block of threads keeps.
+_LARGE_SHAPES = ("65549x3", "4x8200", "2x16400", "1x70001")
 #: Kinds whose squares stay finite in fp32.
-_FINITE = ("normal", "spread", "outlier", "one_sign", "denormal", "zeros", "cancelling")
+_FINITE = (
+    "normal", "spread", "outlier", "one_sign", "denormal", "zeros", "cancelling", "far_mean", "constant", "opposite",
+    "large_squares", "square_underflow",
+)  # fmt: skip
+#: Those whose squares do not, and special values: without a cast, whose scale would tell of the rows beside them.
+_UNCAST = ("square_overflow", "special_rows")
 _CASTS = ("none", *CASTS)
 
 
@@ -58,6 +66,7 @@ _forward_valid = every(
     lambda values: values["cast"] != "none" or values["usage"] == "row",
     lambda values: values["cast"] != "none" or values["with_y"] == "no",
     lambda values: values["cast"] not in _FP4 or values["values"] != "nan",
+    lambda values: values["cast"] == "none" or values["values"] not in _UNCAST,
 )
 
 
@@ -73,26 +82,41 @@ def _residual_sum(judged: Judged) -> tuple[Known, dict[str, Rule]]:
     got = judged.actual["residual_out"]
     through = exact.float().to(got.dtype).double()
     differing = torch.where(exact.isfinite(), (through - expected).abs(), 0.0).nan_to_num(0.0)
+    flushed = sum(Known.read(judged.arguments[name]).error for name in ("x", "residual"))
+    differing = differing + flushed + Known.read(expected).error
     moved = torch.minimum((got.double() - expected).abs().nan_to_num(0.0), differing)
-    return Known(expected, moved), {"residual_out": Within(differing)}
+    return Known(expected, moved + Known.read(expected).error), {"residual_out": Within(differing)}
 
 
 def forward_rules(judged: Judged) -> Mapping[str, Rule]:
     arguments = judged.arguments
     found: dict[str, Rule] = {}
-    x = Known.exactly(arguments["x"])
+    x = Known.read(arguments["x"])
     if arguments.get("residual") is not None:
         x, found = _residual_sum(judged)
     eps, zero_centered = arguments.get("eps", 1e-5), arguments.get("zero_centered_gamma", False)
     layernorm = "mean" in judged.expected
     known = bounds.forward(x, arguments["gamma"], arguments.get("beta"), eps, zero_centered, layernorm)
-    for path, result in (("mean", known.mean), ("rstd", known.rstd), ("y", known.y)):
-        if path in judged.expected:
-            found[path] = within(result, judged.expected[path], judged.actual[path])
+    beta = arguments.get("beta")
+    shift = torch.zeros(known.y.value.shape[-1:]) if beta is None else beta
+    for path, expected in judged.expected.items():
+        if path not in ("mean", "rstd", "y"):
+            continue
+        actual = judged.actual[path]
+        instead: tuple[Instead, ...] = (or_nan(expected.isinf()),)  # a mean that is updated meets Inf - Inf
+        if path != "mean":
+            instead = _lost(known.overflowed, torch.zeros(()) if path == "rstd" else shift, actual)
+        found[path] = within(getattr(known, path), expected, actual, instead)
     quantizer = arguments.get("quantizer")
     if quantizer is not None:
         found |= casting.cast_rules("y_quantized", quantizer, known.y, judged.actual, judged.expected)
     return found
+
+
+def _lost(overflowed: torch.Tensor, value: torch.Tensor, actual: torch.Tensor) -> tuple[Instead, ...]:
+    """What a row may be whose squares overflow: what is left of it where rstd is 0, or NaN."""
+    where = overflowed if overflowed.dim() == actual.dim() else overflowed.squeeze(-1)
+    return Instead(where, value.double(), rounding(value, actual.dtype)), or_nan(where)
 
 
 def _backward(values: Values, maker: Maker) -> Arguments:
@@ -133,7 +157,7 @@ def _half(arguments: Arguments) -> Arguments:
 
 
 _DTYPE = Axis("dtype", ("bf16", "fp32", "fp16"))
-_SHAPE = Axis("shape", _SHAPES, _SMOKE_SHAPES)
+_SHAPE = Axis("shape", _SHAPES, _SMOKE_SHAPES, once=_LARGE_SHAPES)
 _WEIGHTS = Axis("weights", ("same", "fp32"))
 _CENTRED = Axis("centred", ("no", "yes"))
 _BETA = (Axis("beta", ("yes", "no")),)
@@ -149,9 +173,9 @@ def _of(operator: str, *own: Axis) -> None:
         Axis("common", ("no", "yes")),
         Axis("usage", ("row", "both", "column")),
         Axis("with_y", ("no", "yes")),
-        Axis("values", (*_FINITE, "nan"), ("normal", "one_sign", "outlier")),
+        Axis("values", (*_FINITE, "nan", *_UNCAST), ("normal", "one_sign", "outlier")),
     )
-    narrow = (*options[:-1], Axis("values", ("normal", "outlier", "cancelling")))
+    narrow = (*options[:-1], Axis("values", ("normal", "outlier", "cancelling", "far_mean")))
     register(
         Space(f"{operator}_fwd", "plain", common + options, _forward, forward_rules, _forward_valid, batch=_half),
         # Not widened: the sum is rounded to x's dtype before it is normalized.
@@ -170,11 +194,13 @@ def _of(operator: str, *own: Axis) -> None:
                 Axis("dy", ("bf16", "fp32", "fp16")),
                 Axis("add", ("none", "same", "fp32")),
                 Axis("values", _FINITE, ("normal", "one_sign", "outlier")),
-                Axis("dy_values", ("normal", "one_sign", "spread", "zeros", "nan")),
+                Axis("dy_values", ("normal", "one_sign", "spread", "zeros", "nan", "late")),
             ),
             _backward,
             backward_rules,
             batch=_half,
+            # The bound on a sum of so many rows is wider than a few of them, unless those are the largest.
+            fixed=({"shape": _LARGE_SHAPES[0], "dtype": "fp32", "dy": "fp32", "dy_values": "late"},),
         ),
     )  # fmt: skip
 

@@ -74,6 +74,7 @@ class Report:
         added_up: (implementation, operator, state) -> units of which nothing but their number is kept: the passed and
             the not claimed ones of a run of every combination, of which there are more than memory holds.
         single: whether the units were named one by one.
+        partial: why not all units of the plan were run, where a program chose among them.
     """
 
     settings: Settings
@@ -84,6 +85,7 @@ class Report:
     unjudged: list[Unjudged] = field(default_factory=list)
     added_up: dict[tuple[str, str, str], int] = field(default_factory=dict)
     single: bool = False
+    partial: str = ""
 
     def add_up(self, outcome: Outcome) -> None:
         """Count an outcome without keeping it."""
@@ -116,6 +118,8 @@ class Report:
         reasons = []
         if self.single:
             reasons.append("single units were run")
+        elif self.partial:
+            reasons.append(self.partial)
         elif asked.level == "smoke":
             reasons.append("level smoke leaves most of what is claimed out: certificates are given at level full")
         if asked.product:
@@ -136,6 +140,16 @@ class Report:
             if number:
                 reasons.append(f"{number} {words}")
         return reasons
+
+    @property
+    def certificate(self) -> str:
+        """One line: whether the run certifies its backends, or why not."""
+        reasons = self.uncertified
+        if reasons:
+            return f"no certificate: {'; '.join(reasons)}"
+        backends = ", ".join(dict.fromkeys(cell.backend for cell in self.cells()))
+        judged, claimed = _sum(one.pairs for one in self.coverage)
+        return f"certified: {backends}; {judged} of {claimed} claimed pairs of values were judged"
 
     def covered(self) -> list[Covered]:
         """`coverage` of each implementation, its spaces added up."""
@@ -198,6 +212,7 @@ class Report:
             "claims_not_judged": [dataclasses.asdict(one) for one in self.unjudged],
             "added_up": [[*key, number] for key, number in self.added_up.items()],
             "single": self.single,
+            "partial": self.partial,
             "not_claimed": self.not_claimed(),
             "outcomes": [outcome.as_data() for outcome in self.outcomes],
         }
@@ -228,6 +243,7 @@ class Report:
             [Unjudged(**one) for one in data["claims_not_judged"]],
             {(one, operator, state): number for one, operator, state, number in data["added_up"]},
             data["single"],
+            data["partial"],
         )
 
 

@@ -7,11 +7,15 @@ import dataclasses
 import math
 
 from te_dispatch.core.decision import Rejected
-from te_dispatch.core.facts import CallFacts, DeviceFacts
+from te_dispatch.core.facts import UNKNOWN, CallFacts, DeviceFacts
 from te_dispatch.core.manifest import Implementation
 from te_dispatch.core.operator import OPERATORS, Operator
+from te_dispatch.core.policy.known import FIRST_PARTY_BACKENDS
 from te_dispatch.core.policy.model import COMPOSITE, NATIVE, TRAIT_PREFIX, Origin, Policy, Rule, Selector
 from te_dispatch.core.snapshot import InstalledBackend, Snapshot
+
+#: Family -> the fact that says whether its products are of quantized operands.
+_MULTIPLIED = {"gemm": "a.scaling", "attention": "q.scaling"}
 
 #: The place of what no preference names.
 LAST = math.inf
@@ -19,8 +23,17 @@ LAST = math.inf
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a candidate stands. Compares by tier, rule, policy, compositeness, rank; the name breaks what is left."""
+    """Where a candidate stands. Compares by all but `text` and `origin`, in their order; the name breaks what is left.
 
+    Attributes:
+        foreign: 1 for a third-party backend that is not native to the device and that no preference selects.
+        tier: 0 for a real implementation, 1 for an emulated one, 2 for a composite that materializes.
+        rule, policy: positions in the preferences of the first matching rule and of the policy, `LAST` for none.
+        composite: 1 for a composite.
+        rank: of the implementation.
+    """
+
+    foreign: int
     tier: int
     rule: float
     policy: float
@@ -30,7 +43,7 @@ class Place:
     origin: Origin | None = dataclasses.field(compare=False, default=None)
 
     def key(self) -> tuple[float, ...]:
-        return (self.tier, self.rule, self.policy, self.composite, self.rank)
+        return (self.foreign, self.tier, self.rule, self.policy, self.composite, self.rank)
 
 
 class PolicyView:
@@ -40,6 +53,8 @@ class PolicyView:
         rules: those that speak of the operator or its companion and whose conditions hold.
         ordering: the first of them that sets an order.
         companion: the operator's companion, if it has one.
+        emulating: whether the call multiplies quantized operands on a device without FP8 matrix units, where every
+            implementation emulates.
     """
 
     def __init__(
@@ -53,6 +68,14 @@ class PolicyView:
         self.rules = [rule for rule in policy.rules if self.matches(rule)]
         self.ordering = next((rule for rule in self.rules if rule.prefer), None)
         self.companion = OPERATORS[operator.companion] if operator.companion else None
+        # Read here and not when a candidate is placed: what is read for one candidate alone may leave the key.
+        self.emulating = device["fp8_matmul"] is False and self._multiplies_quantized()
+
+    def _multiplies_quantized(self) -> bool:
+        scaling = _MULTIPLIED.get(self.operator.family)
+        if scaling is None or scaling not in self.operator.facts:
+            return False
+        return self.call.get(scaling, UNKNOWN) not in (UNKNOWN, None, "none")
 
     def of(self, operator: Operator, call: CallFacts) -> PolicyView:
         """Another call on the same device, under the same policy."""
@@ -75,12 +98,20 @@ class PolicyView:
     def native(self, backend: InstalledBackend) -> bool:
         return self.device.vendor in backend.manifest.vendors
 
+    def traits(self, implementation: Implementation) -> frozenset[str]:
+        """Those of the manifest, and `emulated` where the device makes it so."""
+        return implementation.traits | {"emulated"} if self.emulating else implementation.traits
+
     def filtered(self, backend: InstalledBackend, implementation: Implementation) -> tuple[str, Origin | None] | None:
         """The reason a policy gives against a candidate, and the line it stands on."""
-        candidate, native = candidate_id(backend, implementation), self.native(backend)
+        candidate, native, traits = (
+            candidate_id(backend, implementation),
+            self.native(backend),
+            self.traits(implementation),
+        )
 
         def selected(selectors: tuple[Selector, ...]) -> Selector | None:
-            return next((s for s in selectors if s.matches(candidate, native, implementation.traits)), None)
+            return next((s for s in selectors if s.matches(candidate, native, traits)), None)
 
         def admitted(selectors: tuple[Selector, ...]) -> bool:
             # Naming one of two companions admits both.
@@ -116,28 +147,38 @@ class PolicyView:
         )
 
     def place(self, backend: InstalledBackend, implementation: Implementation, partner: str | None) -> Place:
-        candidate, native = candidate_id(backend, implementation), self.native(backend)
+        candidate, native, traits = (
+            candidate_id(backend, implementation),
+            self.native(backend),
+            self.traits(implementation),
+        )
 
         def index(selectors: tuple[Selector, ...]) -> tuple[float, Selector | None]:
             for position, selector in enumerate(selectors):
                 # A preference that names one of two companions places both.
-                if selector.text == partner or selector.matches(candidate, native, implementation.traits):
+                if selector.text == partner or selector.matches(candidate, native, traits):
                     return position, selector
             return LAST, None
 
         rule_index, by_rule = index(self.ordering.prefer) if self.ordering else (LAST, None)
         policy_index, by_policy = index(self.policy.prefer)
         named = any(s is not None and s.text in (candidate, partner) for s in (by_rule, by_policy))
-        tier = 1 if "emulated" in implementation.traits and not named else 0
+        tier = 1 if "emulated" in traits and not named else 0
         selector = by_rule or by_policy
+        foreign = selector is None and not native and backend.name not in FIRST_PARTY_BACKENDS
         if selector is not None:
             text = f"{'rule' if by_rule else 'policy'} prefers {selector.text}"
         else:
             text = f"rank {implementation.rank}"
         if tier:
-            text += ", after real ones because it is emulated"
+            text += ", after real ones because "
+            here = f"{self.device.label()} has no FP8 matrix units"
+            text += "it is emulated" if "emulated" in implementation.traits else here
+        if foreign:
+            here = f"native to {' and '.join(backend.manifest.vendors) or 'no vendor'}, not to {self.device.vendor}"
+            text += f", last because its backend is {here}, and no preference names it"
         origin = selector.origin if selector else None
-        return Place(tier, rule_index, policy_index, 0, implementation.rank, text, origin)
+        return Place(int(foreign), tier, rule_index, policy_index, 0, implementation.rank, text, origin)
 
     def absent(self) -> list[Rejected]:
         """Backends that the policy names and that are not installed: shown, so that nobody wonders."""

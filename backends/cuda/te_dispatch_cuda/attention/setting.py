@@ -143,13 +143,14 @@ def extents(s: Setting) -> Extents:
     heads, groups, features, features_v = s.q[-2], s.k[-2], s.q[-1], s.v[-1]
     if s.layout == "thd":
         # All rows of a packed tensor bound every sequence's: more is computed than needed, nothing is read back.
-        batch, rows = s.batch, s.q[0] if s.longest_q is None else s.longest_q
+        # cuDNN's kernel for a single row writes log-sum-exps of grouped heads to other places than the graph says.
+        batch, rows = s.batch, s.q[0] if s.longest_q is None else max(s.longest_q, 2)
     else:
         batch, rows = (s.q[1], s.q[0]) if s.layout == "sbhd" else (s.q[0], s.q[1])
     if s.table is not None:
         columns = s.table[1] * s.k[1]
     elif s.layout == "thd":
-        columns = s.k[0] if s.longest_kv is None else s.longest_kv
+        columns = s.k[0] if s.longest_kv is None else max(s.longest_kv, 2)
     else:
         columns = s.k[0] if s.layout == "sbhd" else s.k[1]
     found = Extents(batch, heads, groups, rows, columns, features, features_v)

@@ -1,0 +1,62 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Results that a kernel wrote through a pointer, into memory that did not come from `te_dispatch.ops.alloc`.
+
+Neither canaries nor poison are around such memory, so an overrun of it would not be seen. What PyTorch's own operators
+return, or fill, needs no guard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_FACTORIES = ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided")
+
+
+class Uninitialized(TorchDispatchMode):
+    """While entered, notes the memory that PyTorch gives out uninitialized and that none of its operators fills."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._held: dict[int, StorageWeakRef] = {}
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = kwargs or {}
+        result = function(*args, **given)
+        name = function.overloadpacket.__name__
+        if name in _FACTORIES:
+            if result.numel():
+                storage = result.untyped_storage()
+                self._held[storage.data_ptr()] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+        elif self._held:
+            for written in _written(function, args, given):
+                self._held.pop(written.untyped_storage().data_ptr(), None)
+        return result
+
+    def unfilled(self, results: Mapping[str, torch.Tensor]) -> str | None:
+        """The first of a call's results in such memory. A part of a larger piece is no such: it is a pool's, which may
+        have had it from the allocator in an earlier call."""
+        for path, tensor in results.items():
+            storage = tensor.untyped_storage()
+            alone = storage.nbytes() == tensor.numel() * tensor.element_size()
+            held = self._held.get(storage.data_ptr())
+            if tensor.numel() and alone and held is not None and not held.expired():  # type: ignore[no-untyped-call]
+                return path
+        return None
+
+
+def _written(function: Any, args: tuple[Any, ...], given: Mapping[str, Any]) -> Iterator[torch.Tensor]:
+    """The arguments that an operator's schema says it writes."""
+    for place, argument in enumerate(function._schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        value = args[place] if place < len(args) else given.get(argument.name)
+        for item in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(item, torch.Tensor):
+                yield item

@@ -1,0 +1,182 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Global state that a call must leave as it found it: random generators, threads, floating-point modes, PyTorch flags.
+
+Each setting has a reader and, where it can be put back, a writer. What a call changed is put back at once, so that it
+fails the unit that made the call and none after it.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One piece of global state.
+
+    Attributes:
+        name: in words, for messages.
+        read: its value now; values are compared with ``==``, tensors by their elements.
+        write: puts a value back; None where nothing can.
+        shown: whether the values mean something to a reader of the message.
+    """
+
+    name: str
+    read: Callable[[], Any]
+    write: Callable[[Any], Any] | None = None
+    shown: bool = True
+
+
+#: Halved in the calling thread's floating-point mode, which shows whether subnormals are flushed. Not constants of an
+#: expression, which Python would compute when it compiles this module.
+_SMALLEST_NORMAL = sys.float_info.min
+_BELOW_HALF, _ABOVE_HALF = 2.0**-54, 3 * 2.0**-54
+
+
+def _keeps_subnormals() -> bool:
+    return _SMALLEST_NORMAL * 0.5 > 0.0
+
+
+def _rounds_to_nearest() -> bool:
+    return 1.0 + _BELOW_HALF == 1.0 and 1.0 + _ABOVE_HALF > 1.0
+
+
+def _common() -> tuple[Setting, ...]:
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    return (
+        Setting("PyTorch's random generator of the CPU", torch.get_rng_state, torch.set_rng_state, shown=False),
+        Setting("Python's random generator", random.getstate, random.setstate, shown=False),
+        Setting("the number of threads", torch.get_num_threads, torch.set_num_threads),
+        Setting(
+            "whether subnormal numbers are kept", _keeps_subnormals, lambda kept: torch.set_flush_denormal(not kept)
+        ),
+        Setting("whether the CPU rounds to nearest", _rounds_to_nearest),
+        Setting("the default dtype", torch.get_default_dtype, torch.set_default_dtype),
+        Setting("the default device", _default_device, _set_default_device),
+        Setting("whether gradients are recorded", torch.is_grad_enabled, torch.set_grad_enabled),
+        Setting("inference mode", torch.is_inference_mode_enabled),
+        Setting("autocast", _autocast, _set_autocast),
+        Setting("the deterministic mode", torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+        Setting(
+            "the precision of float32 products",
+            torch.get_float32_matmul_precision,
+            torch.set_float32_matmul_precision,
+        ),
+        *(
+            Setting(f"torch.backends.{where}.{name}", _getter(owner, name), _setter(owner, name))
+            for where, owner, names in (
+                ("cuda.matmul", matmul, ("allow_tf32", "allow_fp16_reduced_precision_reduction",
+                                         "allow_bf16_reduced_precision_reduction")),
+                ("cudnn", cudnn, ("enabled", "benchmark", "deterministic", "allow_tf32")),
+                ("mkldnn", torch.backends.mkldnn, ("enabled", "deterministic")),
+            )
+            for name in names
+        ),
+    )  # fmt: skip
+
+
+def _default_device() -> torch.device:
+    return torch.get_default_device()
+
+
+def _set_default_device(device: torch.device) -> None:
+    torch.set_default_device(None if device.type == "cpu" else device)
+
+
+def _autocast() -> tuple[Any, ...]:
+    return (
+        *(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")),
+        *(torch.get_autocast_dtype(kind) for kind in ("cpu", "cuda")),
+        torch.is_autocast_cache_enabled(),
+    )
+
+
+def _set_autocast(values: tuple[Any, ...]) -> None:
+    for kind, enabled, dtype in zip(("cpu", "cuda"), values[:2], values[2:4]):
+        torch.set_autocast_enabled(kind, enabled)
+        torch.set_autocast_dtype(kind, dtype)
+    torch.set_autocast_cache_enabled(values[4])
+
+
+def _getter(owner: Any, name: str) -> Callable[[], Any]:
+    return lambda: getattr(owner, name)
+
+
+def _setter(owner: Any, name: str) -> Callable[[Any], None]:
+    return lambda value: setattr(owner, name, value)
+
+
+def _numpy() -> tuple[Setting, ...]:
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is None:
+        return ()
+    return (
+        Setting("NumPy's random generator", lambda: _numpy_state(numpy), numpy.random.set_state, shown=False),
+        Setting("NumPy's handling of floating-point errors", numpy.geterr, lambda modes: numpy.seterr(**modes)),
+    )
+
+
+def _numpy_state(numpy: Any) -> tuple[Any, ...]:
+    kind, keys, *rest = numpy.random.get_state()
+    return (kind, torch.from_numpy(keys.copy()), *rest)
+
+
+def _on(device: torch.device) -> tuple[Setting, ...]:
+    if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+        return ()
+    return (
+        Setting(
+            f"PyTorch's random generator of {device}",
+            lambda: torch.cuda.get_rng_state(device),
+            lambda state: torch.cuda.set_rng_state(state, device),
+            shown=False,
+        ),
+        Setting("the current device", torch.cuda.current_device, torch.cuda.set_device),
+        Setting("the current stream", lambda: torch.cuda.current_stream(device), torch.cuda.set_stream),
+    )
+
+
+class World:
+    """The settings as they are when this is made.
+
+    Args:
+        device: whose generator and stream are among them.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._settings = (*_shared(), *_numpy(), *_on(device))
+        self._values = tuple(setting.read() for setting in self._settings)
+
+    def changes(self) -> list[str]:
+        """What has changed since, in words. All that can be put back is put back."""
+        found = []
+        for setting, before in zip(self._settings, self._values):
+            now = setting.read()
+            if not _equal(before, now):
+                found.append(f"{setting.name}: was {before}, is {now}" if setting.shown else setting.name)
+                if setting.write is not None:
+                    setting.write(before)
+        return found
+
+
+_made: list[tuple[Setting, ...]] = []
+
+
+def _shared() -> tuple[Setting, ...]:
+    if not _made:
+        _made.append(_common())
+    return _made[0]
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and all(_equal(a, b) for a, b in zip(one, other))
+    return bool(one == other)

@@ -1,0 +1,193 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Cases of matrix products find the mistakes that they are there for."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+
+from te_dispatch.conformance.checks import find as find_check
+from te_dispatch.conformance.coverage import goals_of
+from te_dispatch.conformance.inputs import fill
+from te_dispatch.conformance.space import find
+from te_dispatch.conformance.subject import Subject
+from te_dispatch.conformance.trial import Failure
+from te_dispatch.numerics.quantized import Quantized
+from tests.conformance.trials import Mistake, case_of, trial_of
+
+Arguments = Mapping[str, Any]
+
+
+def _values(space: str, implementation: str, mistake: Mistake | None = None, **values: str) -> None:
+    find_check("values").run(trial_of(case_of("gemm", space, **values), implementation, mistake))
+
+
+def _tf32(x: torch.Tensor) -> torch.Tensor:
+    """To the nearest of 10 explicit bits."""
+    return ((x.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
+
+
+def _in_tf32(right: Subject, given: Arguments) -> Any:
+    if given["a"].dtype != torch.float32:
+        return right.call(given)
+    return right.call({**given, "a": _tf32(given["a"]), "b": _tf32(given["b"])})
+
+
+def _bf16_partial_sums(right: Subject, given: Arguments) -> Any:
+    """Each 256 products are rounded to bf16, as where a split of k is reduced in the output's dtype."""
+    made = right.call(given)
+    a, b = (given[name].float() for name in "ab")
+    pieces = zip(a.split(256, -1), b.split(256, -1))
+    total = sum((x @ y.t()).bfloat16().float() for x, y in pieces)
+    made.out.copy_(total)
+    return made
+
+
+def _keeps_what_out_held(right: Subject, given: Arguments) -> Any:
+    """beta = 0 as a factor, so that NaN stays."""
+    out = given.get("out")
+    if out is None or given.get("accumulate"):
+        return right.call(given)
+    held = out.clone()
+    made = right.call(given)
+    made.out.add_(held * 0)
+    return made
+
+
+def _skips_zeros(right: Subject, given: Arguments) -> Any:
+    """0 x Inf as 0."""
+    a = given["a"]
+    return right.call({**given, "a": torch.where(a.isinf(), torch.finfo(a.dtype).max / 2, a)})
+
+
+def _shifted_scales(right: Subject, given: Arguments) -> Any:
+    """Every block has the scale of its neighbour along k."""
+
+    def shifted(x: Quantized) -> Quantized:
+        parts = {n: getattr(x, n) for n in ("row_scale_inv", "col_scale_inv")}
+        changed = {n: None if t is None else t.roll(1, -1) for n, t in parts.items()}
+        return Quantized(
+            x.row_data, x.col_data, changed["row_scale_inv"], changed["col_scale_inv"], x.encoding, x.scaling,
+            x.scale_layout, x.shape, x.dtype, x.device, x.global_scale_inv,
+        )  # fmt: skip
+
+    return right.call({**given, "a": shifted(given["a"])})
+
+
+def _zero_scale_as_one(right: Subject, given: Arguments) -> Any:
+    a = given["a"]
+    for scale in (a.row_scale_inv, a.col_scale_inv):
+        if scale is not None:
+            scale[scale == 0] = 1
+    return right.call(given)
+
+
+@pytest.mark.parametrize("layout", ["NT", "NN", "TN"])
+def test_tf32_is_not_fp32(layout: str) -> None:
+    chosen = {"dtype": "fp32", "layout": layout, "shape": "16x8x4104", "values": "exact"}
+    assert any(chosen.items() <= fixed.items() for fixed in find("gemm", "plain").fixed)
+    _values("plain", "torch.matmul", **chosen)
+    with pytest.raises(Failure, match="out"):
+        _values("plain", "torch.matmul", _in_tf32, **chosen)
+
+
+def test_partial_sums_in_bf16() -> None:
+    with pytest.raises(Failure, match="out"):
+        _values(
+            "long", "torch.matmul", _bf16_partial_sums, mode="bf16", values="exact", layout="NT", shape="16x16x4096"
+        )
+
+
+def test_out_is_overwritten_whatever_it_held() -> None:
+    with pytest.raises(Failure, match="out"):
+        _values("plain", "torch.matmul", _keeps_what_out_held, out="given")
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_zero_times_inf_is_nan(dtype: str) -> None:
+    chosen = {"dtype": dtype, "values": "inf_times_zero"}
+    _values("plain", "torch.matmul", **chosen)
+    with pytest.raises(Failure, match="out"):
+        _values("plain", "torch.matmul", _skips_zeros, **chosen)
+
+
+@pytest.mark.parametrize("scaling", ["block_1d+block_2d", "block_2d+block_1d", "mxfp8+mxfp8"])
+def test_the_scale_of_another_block(scaling: str) -> None:
+    chosen = {"scaling": scaling, "shape": "144x272x272", "values": "tile_scales"}
+    _values("quantized", "torch.emulated_gemm", **chosen)
+    with pytest.raises(Failure, match="out"):
+        _values("quantized", "torch.emulated_gemm", _shifted_scales, **chosen)
+
+
+@pytest.mark.parametrize("scaling", ["current+current", "block_1d+block_1d"])
+def test_a_scale_of_zero(scaling: str) -> None:
+    chosen = {"scaling": scaling, "values": "zero_scale", "shape": "48x32x64"}
+    _values("quantized", "torch.emulated_gemm", **chosen)
+    with pytest.raises(Failure, match=r"out|inputs"):
+        _values("quantized", "torch.emulated_gemm", _zero_scale_as_one, **chosen)
+
+
+def test_neighbouring_blocks_have_other_scales() -> None:
+    x = fill("tile_scales", (300, 600), torch.bfloat16, torch.Generator().manual_seed(0)).abs().float()
+    for rows, columns in ((1, 128), (128, 1), (128, 128), (1, 32), (32, 1), (1, 16)):
+        m, n = 300 // rows, 600 // columns
+        blocks = x[: m * rows, : n * columns].reshape(m, rows, n, columns)
+        # Of random numbers the largest say little where there are few: the mean of their logarithms says what was done.
+        size = blocks.clamp_min(1e-30).log2().mean((1, 3))
+        for along in (0, 1):
+            moved = size.diff(dim=along).abs()
+            assert moved.numel() and float(moved.mean()) > 0.4, (rows, columns, along)
+
+
+@pytest.mark.parametrize("implementation", ["torch.emulated_gemm"])
+def test_a_training_steps_fp8_products_are_always_judged(implementation: str) -> None:
+    """Plain, per tensor, in every layout, with gradients in e5m2, whatever else is chosen."""
+    goals = [dict(goal) for goal in goals_of(find("gemm", "quantized"))]
+    for layout, pair in itertools.product(("NT", "NN", "TN"), ("e4m3fn+e4m3fn", "e5m2+e4m3fn")):
+        wanted = {"scaling": "current+current", "layout": layout, "encodings": pair, "values": "normal"}
+        assert any(wanted.items() <= goal.items() for goal in goals), wanted
+        for shape in ("48x32x64", "32x16x4112"):
+            _values("quantized", implementation, **{**wanted, "shape": shape})
+
+
+def test_a_kernel_wrong_in_one_layout_of_one_pair() -> None:
+    def wrong(right: Subject, given: Arguments) -> Any:
+        hit = given["layout"] == "TN" and given["a"].encoding == "e5m2"
+        return right.call({**given, "alpha": 3 * given.get("alpha", 1.0)} if hit else given)
+
+    with pytest.raises(Failure, match="out"):
+        _values("quantized", "torch.emulated_gemm", wrong, layout="TN", encodings="e5m2+e4m3fn")
+    fixed = find("gemm", "quantized").fixed
+    assert any(values.get("layout") == "TN" and values.get("encodings") == "e5m2+e4m3fn" for values in fixed)
+
+
+@pytest.mark.parametrize(
+    ("space", "implementation"), [("twice", "torch.matmul"), ("twice_quantized", "torch.emulated_gemm")]
+)
+def test_one_tensor_as_both_operands(space: str, implementation: str) -> None:
+    def doubles_where_both_are_one(right: Subject, given: Arguments) -> Any:
+        if given["a"] is given["b"]:
+            return right.call({**given, "alpha": 2.0})
+        return right.call(given)
+
+    _values(space, implementation)
+    with pytest.raises(Failure, match="out"):
+        _values(space, implementation, doubles_where_both_are_one)
+
+
+def test_products_of_integers_are_exact_only_alone() -> None:
+    """A bias may be where accumulation starts."""
+
+    def preloaded(right: Subject, given: Arguments) -> Any:
+        made = right.call(given)
+        total = given["bias"].expand(made.out.shape).clone()
+        for x, y in zip(given["a"].split(64, -1), given["b"].split(64, -1)):
+            total += x @ y.t()
+        made.out.copy_(total)
+        return made
+
+    _values("plain", "torch.matmul", preloaded, dtype="fp32", shape="33x17x1032", bias="same", values="exact")

@@ -1,0 +1,104 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""A call that leaves global state changed fails its unit, says what it changed, and harms no unit after it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from te_dispatch.conformance.bench import bench_of
+from te_dispatch.conformance.case import Unit
+from te_dispatch.conformance.checks import find
+from te_dispatch.conformance.execute import run_unit
+from te_dispatch.conformance.settings import Settings
+from te_dispatch.conformance.trial import Failure
+from te_dispatch.conformance.world import World
+
+from .trials import case_of, trial_of
+
+CPU = torch.device("cpu")
+CASE = case_of("softmax_fwd", "plain", shape="2x16x16")
+#: What a call does, and what the message names.
+LEAKS: dict[str, tuple[Callable[[], Any], str]] = {
+    "draws from PyTorch's generator": (lambda: torch.rand(1), "PyTorch's random generator of the CPU"),
+    "seeds PyTorch's generator": (lambda: torch.manual_seed(11), "PyTorch's random generator of the CPU"),
+    "draws from Python's generator": (random.random, "Python's random generator"),
+    "draws from NumPy's generator": (np.random.rand, "NumPy's random generator"),
+    "other floating-point errors": (lambda: np.seterr(under="raise"), "NumPy's handling of floating-point errors"),
+    "another thread count": (lambda: torch.set_num_threads(torch.get_num_threads() + 1), "the number of threads"),
+    "subnormals flushed": (lambda: torch.set_flush_denormal(True), "whether subnormal numbers are kept"),
+    "another default dtype": (lambda: torch.set_default_dtype(torch.float64), "the default dtype"),
+    "another default device": (lambda: torch.set_default_device("meta"), "the default device"),
+    "no gradients": (lambda: torch.set_grad_enabled(False), "whether gradients are recorded"),
+    "deterministic mode": (lambda: torch.use_deterministic_algorithms(True), "the deterministic mode"),
+    "less precise products": (
+        lambda: torch.set_float32_matmul_precision("medium"), "the precision of float32 products",
+    ),
+    "autocast": (lambda: torch.set_autocast_enabled("cpu", True), "autocast"),
+    "cudnn's search": (lambda: setattr(torch.backends.cudnn, "benchmark", True), "cudnn.benchmark"),
+    "oneDNN off": (lambda: setattr(torch.backends.mkldnn, "enabled", False), "mkldnn.enabled"),
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def unchanged() -> Iterator[None]:
+    world = World(CPU)
+    yield
+    assert world.changes() == []
+
+
+@pytest.mark.parametrize("name", list(LEAKS))
+def test_a_call_that_leaves_state_behind_fails(name: str) -> None:
+    leak, message = LEAKS[name]
+
+    def leaving(right: Any, arguments: Any) -> Any:
+        result = right.call(arguments)
+        leak()
+        return result
+
+    with pytest.raises(Failure, match=f"changed global state and left it so: .*{message}"):
+        find("values").run(trial_of(CASE, "torch.softmax_fwd", leaving))
+    find("values").run(trial_of(CASE, "torch.softmax_fwd"))  # what was left is put back
+
+
+def test_a_call_that_raises_and_leaves_state_behind_fails() -> None:
+    def leaving(right: Any, arguments: Any) -> Any:
+        torch.set_num_threads(torch.get_num_threads() + 1)
+        raise ValueError("x: got too much")
+
+    with pytest.raises(Failure, match="the number of threads"):
+        trial_of(CASE, "torch.softmax_fwd", leaving).call({})
+
+
+def test_state_that_a_call_puts_back_is_its_own_affair() -> None:
+    def careful(right: Any, arguments: Any) -> Any:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(threads + 1)
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.rand(3)
+            result = right.call(arguments)
+        torch.set_num_threads(threads)
+        return result
+
+    find("values").run(trial_of(CASE, "torch.softmax_fwd", careful))
+
+
+def test_what_the_forward_of_a_backward_leaves_fails_the_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    from te_dispatch.conformance import trial
+
+    right = trial.forward_of
+
+    def drawing(*given: Any) -> Any:
+        torch.rand(1)
+        return right(*given)
+
+    monkeypatch.setattr(trial, "forward_of", drawing)
+    case = case_of("attention_bwd", "plain")
+    outcome = run_unit(Unit("torch.unfused_attention_bwd", "values", case), bench_of(Settings(device="cpu")))
+    assert outcome.state == "failed"
+    assert outcome.message.startswith("while this ran, global state changed and was left so: PyTorch's random")
