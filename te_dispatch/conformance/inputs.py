@@ -191,7 +191,7 @@ def _between(low: float, high: float, low16: float, high16: float) -> Fill:
 
 def _late(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
     x = torch.randn(shape, generator=generator)
-    if shape:
+    if shape and x.numel():
         x.reshape(-1, shape[-1] if len(shape) > 1 else 1)[:-16] *= 2.0**-14
     return x
 
