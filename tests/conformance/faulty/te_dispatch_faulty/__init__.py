@@ -4,8 +4,10 @@
 ``loopback`` hands every call on to the torch backend and gives the results back unchanged, in memory of
 `te_dispatch.ops.alloc`: the kit must find nothing. ``faulty`` does the same until one of its known mistakes is switched
 on (`te_dispatch_faulty.catalogue`): the kit must then find it. So do ``narrow``, which claims primitives only, and
-``single``, which claims one operator. ``TE_DISPATCH_FAULT=name`` switches a fault on in a process,
-`te_dispatch_faulty.binding.fault` in a block.
+``single``, which claims one operator. ``varied`` computes in another way that the contracts allow, where one is
+switched on (`te_dispatch_faulty.variations`): the kit must find nothing.
+
+``TE_DISPATCH_FAULT=name`` switches one on in a process, `te_dispatch_faulty.binding.fault` in a block.
 """
 
 import dataclasses
@@ -111,4 +113,15 @@ SINGLE = Manifest(
     implementations=(_primitive("single", "fp8_product", *_PER_TENSOR),),
 )
 
-MANIFESTS = {manifest.name: manifest for manifest in (LOOPBACK, FAULTY, NARROW, SINGLE)}
+VARIED = Manifest(
+    name="varied",
+    api_version=API_VERSION,
+    description="The torch backend, computed in other ways that its contracts allow. For tests.",
+    implementations=tuple(
+        dataclasses.replace(_derived("varied", name), claims=sound.claims & {"deterministic"}, saved_format=(
+            CANONICAL if sound.saved_format == CANONICAL else "varied.own/1"))
+        for name, sound in _SOUND.items() if not name.startswith(("sdpa", "varlen"))
+    ),
+)  # fmt: skip
+
+MANIFESTS = {manifest.name: manifest for manifest in (LOOPBACK, FAULTY, NARROW, SINGLE, VARIED)}

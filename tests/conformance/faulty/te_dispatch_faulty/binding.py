@@ -110,7 +110,7 @@ def fault(one: Fault | None) -> Iterator[None]:
 
 def _current() -> Fault | None:
     if not _switched_on:
-        from te_dispatch_faulty.catalogue import by_name
+        from te_dispatch_faulty.catalogue import by_name  # imports this module
 
         name = os.environ.get(VARIABLE)
         _switched_on.append(by_name(name) if name else None)

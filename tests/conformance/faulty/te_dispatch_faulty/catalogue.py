@@ -29,6 +29,7 @@ from te_dispatch_faulty import (
     steps,
 )
 from te_dispatch_faulty.fault import Fault
+from te_dispatch_faulty.variations import VARIATIONS
 
 
 def _of(module: ModuleType, operator: str, base: str, /, **wrong: str) -> tuple[Fault, ...]:
@@ -316,7 +317,7 @@ FAULTS: tuple[Fault, ...] = (
 
 @functools.cache
 def _names() -> Mapping[str, Fault]:
-    return {fault.name: fault for fault in FAULTS}
+    return {fault.name: fault for fault in (*FAULTS, *VARIATIONS)}
 
 
 def by_name(name: str) -> Fault:

@@ -1,16 +1,28 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""What a fault is."""
+"""What a fault is, and what is known of where the kit catches each.
+
+``known.json`` holds what `te_dispatch_faulty.score` found with ``--remember``: the faults that level ``smoke`` catches,
+those that no level does, and for those that take many units the one that caught them, to be run first.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from te_dispatch_faulty.levels import AT_SMOKE
 
 if TYPE_CHECKING:
     from te_dispatch_faulty.binding import Call
+
+KNOWN_FILE = Path(__file__).parent / "known.json"
+_known = json.loads(KNOWN_FILE.read_text())
+#: Names of the faults that level ``smoke`` must catch; level ``full`` must catch all but those of `MISSED`.
+AT_SMOKE: frozenset[str] = frozenset(_known["smoke"])
+MISSED: frozenset[str] = frozenset(_known["missed"])
+#: Fault -> the id of a unit that caught it.
+LIKELY: Mapping[str, str] = _known["likely"]
 
 
 @dataclass(frozen=True)
@@ -24,7 +36,6 @@ class Fault:
         wrong: what is wrong, after "it".
         behave: what the spoiled implementation does with a call.
         isolated: it ends or blocks the process that it runs in.
-        shows: a part of the ids of the units that it is likely to show in, which are run first.
         also: another implementation that is spoiled in the same way: the forward's backward, say.
     """
 
@@ -34,7 +45,6 @@ class Fault:
     wrong: str
     behave: Callable[[Call], Any]
     isolated: bool = False
-    shows: str = ""
     also: str = ""
 
     @property

@@ -26,7 +26,6 @@ def table(
     entries: Mapping[str, tuple[str, Behaviour]],
     *,
     on: str = "",
-    shows: str = "",
     also: str = "",
     isolated: bool = False,
 ) -> tuple[Fault, ...]:
@@ -34,11 +33,11 @@ def table(
 
     Args:
         on: the implementation; without a backend it is `faulty`'s, and without a name that of the operator's name.
-        shows, also, isolated: see `Fault`.
+        also, isolated: see `Fault`.
     """
     candidate = on if "." in on else f"faulty.{on or operator}"
     return tuple(
-        Fault(name, operator, candidate, wrong, behave, isolated=isolated, shows=shows, also=also)
+        Fault(name, operator, candidate, wrong, behave, isolated=isolated, also=also)
         for name, (wrong, behave) in entries.items()
     )
 
