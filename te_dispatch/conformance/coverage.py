@@ -19,7 +19,7 @@ from typing import Any
 from te_dispatch.conformance import transfer
 from te_dispatch.conformance.case import Case
 from te_dispatch.conformance.covering import Filler, Goal
-from te_dispatch.conformance.maker import Maker
+from te_dispatch.conformance.maker import Sketch
 from te_dispatch.conformance.space import Space, Values
 from te_dispatch.conformance.subject import Claim, Subject
 
@@ -58,7 +58,7 @@ class Claims:
     def _asked(self, values: Values) -> dict[str, Claim]:
         case = Case.of(self.space.operator, self.space.name, values, self.seed)
         first = next(iter(self.subjects.values()))
-        arguments = transfer.moved(self.space.make(case.values, Maker(case, first.manager)), first.device)
+        arguments = transfer.moved(self.space.make(case.values, Sketch(case, first.manager)), first.device)
         return {name: subject.claim(arguments) for name, subject in self.subjects.items()}
 
     def hopeless(self, subject: str, values: Values) -> bool:

@@ -88,3 +88,18 @@ class Maker:
     def reference(self, operator: str) -> Subject:
         """The reference's implementation of an operator, e.g. to make a backward's operands with its forward."""
         return subjects(self.manager, OPERATORS[operator], torch.device("cpu"), REFERENCE)[0]
+
+
+class Sketch(Maker):
+    """Makes arguments of which only facts are read, such as shapes and dtypes: every number of theirs is 0.
+
+    Planning asks of tens of thousands of combinations who claims them, and most of what making them costs are numbers.
+    """
+
+    def tensor(self, *shape: int, dtype: str = "fp32", values: str = "normal") -> torch.Tensor:
+        return torch.zeros(shape, dtype=DTYPES[dtype])
+
+    def quantized(self, x: torch.Tensor, quantizer: Quantizer, usage: str = "both") -> Quantized:
+        result = OPERATORS["quantize"].shape(x, quantizer, usage=usage)
+        assert isinstance(result, Quantized)
+        return result

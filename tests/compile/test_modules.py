@@ -182,3 +182,19 @@ def test_torch_autocast_around_the_region():
         return [y.detach().float(), x.grad]
 
     assert_same({"x": run(build("LayerNormMLP gelu"))}, {"x": run(compiler()(build("LayerNormMLP gelu")))})
+
+
+def test_inductor_with_several_scaled_blocks():
+    """The emulated product of block-scaled operands is one loop with the casts, which read blocks and not elements."""
+    torch.manual_seed(0)
+    module = te.Linear(128, 384, device=DEVICE)
+    x = torch.randn(32, 128, device=DEVICE, requires_grad=True)
+    dy = torch.randn(32, 384, device=DEVICE)
+
+    def step(run):
+        with te.autocast(recipe=RECIPES["block"]):
+            y = run(x)
+        return y.detach(), *torch.autograd.grad(y, [x, module.weight], dy)
+
+    for name, want, got in zip(("y", "dx", "dw"), step(module), step(compiler("inductor")(module)), strict=True):
+        assert torch.equal(want, got), name

@@ -4,21 +4,25 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
+import torch
 
 from te_dispatch.conformance import coverage
 from te_dispatch.conformance.coverage import Coverage, cover, covered, described, goals_of, holds
+from te_dispatch.conformance.maker import Maker, Sketch
 from te_dispatch.conformance.outcome import Outcome
 from te_dispatch.conformance.planning import Plan, further, plan, unjudged
 from te_dispatch.conformance.planning import covered as covered_by
 from te_dispatch.conformance.selection import cases_of, spread
 from te_dispatch.conformance.settings import Settings, UsageError
 from te_dispatch.conformance.space import Axis, Space, find, spaces
-from te_dispatch.conformance.subject import Claim, Subject
+from te_dispatch.conformance.subject import Claim, Subject, subjects
 from te_dispatch.core import scopes
+from te_dispatch.core.operator import OPERATORS
 
 FULL = Settings(backends=("torch",), level="full", device="cpu")
 GEMM = Settings(backends=("torch",), operators=("gemm",), level="full", device="cpu", checks=("values",))
@@ -243,3 +247,13 @@ def test_a_goal_reads_like_the_options_of_a_case() -> None:
     assert coverage.simplest([(("a", "1"),), (("a", "1"), ("b", "2")), (("b", "2"), ("c", "3"))]) == [
         (("a", "1"),), (("b", "2"), ("c", "3")),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_a_sketch_has_the_facts_of_the_arguments_that_it_stands_for(operator: str) -> None:
+    some = subjects(scopes.MANAGER, OPERATORS[operator], torch.device("cpu"))[0]
+    for space in spaces(operator):
+        cases = () if space.sampled else cases_of(space, "full")
+        for case in random.Random(0).sample(cases, min(len(cases), 3)):
+            made, sketched = (space.make(case.values, kind(case, scopes.MANAGER)) for kind in (Maker, Sketch))
+            assert some.facts(sketched) == some.facts(made), case.id

@@ -20,9 +20,20 @@ _QGELU = 1.702
 _GATE = {"geglu": "gelu", "qgeglu": "qgelu", "reglu": "relu", "sreglu": "srelu", "swiglu": "silu", "glu": "sigmoid"}
 
 
+#: Beyond it the derivatives of gelu and of x s(x) are 0 or 1 in fp32, while the terms of their formulas overflow.
+_FLAT = 128.0
+
+
 def gelu_grad(dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """dy * gelu'(x), tanh form."""
-    return torch.ops.aten.gelu_backward(dy, x, approximate="tanh")
+    return torch.ops.aten.gelu_backward(dy, x.clamp(-_FLAT, _FLAT), approximate="tanh")
+
+
+def _quick_derivative(x: torch.Tensor, alpha: float) -> torch.Tensor:
+    """The derivative of x s(alpha x)."""
+    t = (alpha * x).clamp(-_FLAT, _FLAT)
+    s = torch.sigmoid(t)
+    return s * (1.0 + t * (1.0 - s))
 
 
 #: PyTorch 2.9 compiles aten's operation into steps that round differently: there it is steps in eager too.
@@ -48,8 +59,7 @@ def _grad(kind: str, dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     if kind == "gelu":
         return gelu_grad(dy, x)
     if kind == "qgelu":
-        s = torch.sigmoid(_QGELU * x)
-        return dy * (s * (1.0 + _QGELU * x * (1.0 - s)))
+        return dy * _quick_derivative(x, _QGELU)
     if kind == "relu":
         return torch.ops.aten.threshold_backward(dy, x, 0)
     if kind == "srelu":
@@ -57,8 +67,7 @@ def _grad(kind: str, dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     if kind == "silu" and not _SILU_BACKWARD_TAKEN_APART:
         return torch.ops.aten.silu_backward(dy, x)
     if kind == "silu":
-        s = torch.sigmoid(x)
-        return dy * (s * (1.0 + x * (1.0 - s)))
+        return dy * _quick_derivative(x, 1.0)
     s = torch.sigmoid(x)
     return dy * (s * (1.0 - s))
 
@@ -82,9 +91,9 @@ def _backward(kind: str, dy: torch.Tensor, x: torch.Tensor, params: tuple[float,
         limit, alpha = params or CLAMPED_SWIGLU
         outside_u, outside_v = u > limit, v.abs() > limit  # NaN is neither
         u, v = u.clamp_max(limit), v.clamp(-limit, limit) + 1.0
-        s = torch.sigmoid(alpha * u)
-        du = dy * v * (s * (1.0 + alpha * u * (1.0 - s)))
-        return torch.cat((du.masked_fill(outside_u, 0.0), (dy * (u * s)).masked_fill(outside_v, 0.0)), -1)
+        du = (dy * v * _quick_derivative(u, alpha)).masked_fill(outside_u, 0.0)
+        dv = (dy * (u * torch.sigmoid(alpha * u))).masked_fill(outside_v, 0.0)
+        return torch.cat((du, dv), -1)
     return torch.cat((_grad(_GATE[kind], dy * v, u), dy * _apply(_GATE[kind], u)), -1)
 
 

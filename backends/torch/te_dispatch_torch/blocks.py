@@ -141,7 +141,9 @@ def block_values(x: Quantized, data: torch.Tensor, scale: torch.Tensor, row: boo
             raise ValueError("x has nvfp4 scaling but no global_scale_inv")
         wide = (decode(scale, "e4m3fn") * x.global_scale_inv).repeat_interleave(16, 1)[:, :columns]
         return decode_e2m1(data.reshape(rows, ceil_div(columns, 2)), columns) * wide
-    wide = scale.repeat_interleave(128, 1)[:, :columns]
+    found = decode(data.reshape(rows, columns), x.encoding)
+    # Block by block, rather than with a scale per element: indices that divide by 128, beside the cast's blocks, are
+    # more than PyTorch 2.13's compiler for CPUs generates loops for.
     if x.scaling == "block_2d":
-        wide = wide.repeat_interleave(128, 0)[:rows]
-    return decode(data.reshape(rows, columns), x.encoding) * wide
+        return (_tiled(found, 128) * scale[:, None, :, None]).flatten(2).flatten(0, 1)[:rows, :columns]
+    return (_blocked(found, 128) * scale.unsqueeze(-1)).flatten(1)[:, :columns]

@@ -1,8 +1,9 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
 """What this backend offers, as data.
 
-Claims. `deterministic`: no operation used here sums in an order that changes between runs (reductions, index_copy
-into distinct rows, scatter of a maximum); the fused attention backwards on accelerators do, and say nothing.
+Claims. `deterministic`: no operation used here sums in an order that changes between runs with as many CPU threads
+(reductions, index_copy into distinct rows, scatter of a maximum); the fused attention backwards on accelerators do,
+and say nothing.
 `batch_invariant`: element by element, or row by row in an order that no other row can change; products are not, because
 libraries pick their summation by shape. `capturable` and `no_host_sync`: nothing is read back, no host tensor copied.
 """

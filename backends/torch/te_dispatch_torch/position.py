@@ -85,5 +85,5 @@ def _rotate_by(x: torch.Tensor, angles: torch.Tensor, interleaved: bool, backwar
         out = head * cos - _rotate(head * sin, interleaved)
     else:
         out = head * cos + _rotate(head, interleaved) * sin
-    out = out.to(x.dtype)
+    out = out.to(x.dtype).contiguous()
     return out if rotated == x.shape[-1] else torch.cat((out, x[..., rotated:]), -1)

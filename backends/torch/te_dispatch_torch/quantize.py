@@ -133,7 +133,8 @@ def quantize_dbias(
 def dequantize(x: Quantized, *, dtype: torch.dtype | None = None) -> torch.Tensor:
     """High-precision values, of the logical shape."""
     checks.dequantize(x, dtype)
-    return values(x, "row" if x.row_data is not None else "column").to(dtype or x.dtype)
+    found = values(x, "row" if x.row_data is not None else "column")
+    return found.to(dtype or x.dtype).contiguous()
 
 
 def values(x: Quantized, usage: str) -> torch.Tensor:

@@ -18,15 +18,15 @@ def softmax_fwd(
 ) -> torch.Tensor:
     """Softmax of scale * x over unmasked entries, in fp32."""
     checks.softmax_fwd(x, mask, scale, out_dtype)
+    if x.numel() == 0:
+        return x.new_empty(x.shape, dtype=out_dtype or x.dtype)
     masked = _combined(x, mask, causal)
     z = x.float() * scale
-    if masked is None:
-        return torch.softmax(z, -1).to(out_dtype or x.dtype)
-    p = torch.softmax(z.masked_fill_(masked, float("-inf")), -1)
-    if mask is not None:
-        # A fully masked row is 0/0; every entry of it is masked. (Causal masking alone leaves each row an entry.)
-        p = p.masked_fill_(masked, 0.0)
-    return p.to(out_dtype or x.dtype)
+    if masked is not None:
+        z = z.masked_fill_(masked, float("-inf"))
+    # A row of nothing but -Inf, masked or not, is 0/0.
+    empty = z.amax(-1, keepdim=True) == float("-inf")
+    return torch.softmax(z, -1).masked_fill_(empty, 0.0).to(out_dtype or x.dtype)
 
 
 def _combined(x: torch.Tensor, mask: torch.Tensor | None, causal: bool) -> torch.Tensor | None:

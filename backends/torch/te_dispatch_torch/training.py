@@ -93,8 +93,20 @@ def _store(target: torch.Tensor, new: torch.Tensor, noop_flag: torch.Tensor | No
 def multi_tensor_l2norm(tensors: Sequence[torch.Tensor], *, per_tensor: bool = False) -> torch.Tensor:
     """Norms of norms: the square root of the sum of squares, in fp32."""
     checks.multi_tensor_l2norm(tensors)
-    norms = torch.stack([torch.linalg.vector_norm(t, dtype=torch.float32) for t in tensors])
-    return norms if per_tensor else torch.linalg.vector_norm(norms).view(1)
+    norms = torch.stack([_norm(t) for t in tensors])
+    return norms if per_tensor else _norm(norms).view(1)
+
+
+def _norm(x: torch.Tensor) -> torch.Tensor:
+    """The square root of the sum of squares, whose squares neither overflow nor underflow: x is divided by the power of
+    two below its largest magnitude.
+    """
+    if x.numel() == 0 or x.dtype == torch.float16:  # fp32 holds the squares of fp16
+        return torch.linalg.vector_norm(x, dtype=torch.float32)
+    largest = torch.linalg.vector_norm(x, torch.inf, dtype=torch.float32)
+    power = (largest.view(torch.int32) & 0x7F800000).view(torch.float32)
+    power = torch.where((power > 0) & power.isfinite(), power, 1.0)
+    return torch.linalg.vector_norm(x / power, dtype=torch.float32) * power
 
 
 def multi_tensor_scale(

@@ -74,3 +74,13 @@ def test_rows_of_blocks_are_not_dealt() -> None:
     a = quantize(torch.randn(8, 16), BlockQuantizer(), usage="both")
     with pytest.raises(ValueError, match="a: got one tensor with block_1d scaling"):
         gemms.grouped_device_splits([a], [a, a], [4, 4], layout="NT")
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_rope_of_a_view_is_row_major(interleaved: bool) -> None:
+    x = torch.randn(2, 8, 3, 16).transpose(0, 1)
+    freqs = torch.randn(8, 1, 1, 16)
+    for run in (rope_fwd, rope_bwd):
+        found = run(x, freqs, interleaved=interleaved)
+        assert found.is_contiguous()
+        assert torch.equal(found, run(x.contiguous(), freqs, interleaved=interleaved))
