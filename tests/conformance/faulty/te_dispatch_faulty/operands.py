@@ -53,7 +53,7 @@ _STRIDES = (
     *_misreading("dropout_add_fwd", "", x=gapped, bias=misaligned, residual=(gapped, transposed)),
     *_misreading("dropout_add_bwd", "", dy=expanded, mask=gapped),
     *_misreading("gemm", "matmul", a=(expanded, gapped, misaligned), b=(transposed, gapped), bias=misaligned),
-    *_misreading("attention_fwd", "unfused_attention", q=gapped, k=transposed, v=(expanded, misaligned)),
+    *_misreading("attention_fwd", "unfused_attention", q=gapped, k=(gapped, misaligned), v=expanded),
     *_misreading("attention_bwd", "unfused_attention_bwd", dout=(expanded, gapped)),
     *_misreading("quantize", "", x=gapped),
     *_misreading("compute_amax", "", x=gapped),
