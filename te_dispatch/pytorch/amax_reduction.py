@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -121,7 +121,7 @@ class AmaxReduction:
         what: what all ranks of the group must have in common besides labels.
     """
 
-    __slots__ = ("process_group", "what", "_labels", "_aliases", "_mine", "_ended", "_differed")
+    __slots__ = ("process_group", "what", "_labels", "_aliases", "_mine", "_ended", "_last")
 
     def __init__(self, process_group: Any, what: str) -> None:
         self.process_group = process_group
@@ -132,8 +132,8 @@ class AmaxReduction:
         self._aliases: dict[str, str] = {}
         self._mine: set[str] = set()
         self._ended: set[str] = set()
-        #: Of the last reduction, where the host has not waited for it: the checksums' maxima, and when they are there.
-        self._differed: tuple[torch.Tensor, torch.Event] | None = None
+        #: Gives the checksums' maxima of the last reduction, where the host has not waited for it.
+        self._last: Callable[[], torch.Tensor] | None = None
 
     def buffer(self, labels: Sequence[str], rows: Sequence[torch.Tensor]) -> Buffer:
         """How the rows of the states with these labels are sent; made anew whenever a state joins, moves or ends."""
@@ -160,7 +160,7 @@ class AmaxReduction:
         Raises:
             RuntimeError: the ranks' modules or recipes differ, on every rank.
         """
-        if self._last_differed():
+        if self._last_differed(rows[0].device):
             buffer = self._exchanged(labels, rows)
         sums = self._reduced(buffer)
         if sums is not None and not _agree(sums):
@@ -177,7 +177,7 @@ class AmaxReduction:
         """One collective; the checksums' maxima where they can be read without waiting for a device."""
         dist = torch.distributed
         amaxes = torch.cat(buffer.sent)
-        if amaxes.device.type == "cpu":
+        if reads_at_once(amaxes.device):
             dist.all_reduce(amaxes, op=dist.ReduceOp.MAX, group=self.process_group)
             if _agree(amaxes[-_CHECKSUM:]):
                 self._take(buffer, amaxes)
@@ -187,12 +187,8 @@ class AmaxReduction:
         sums = amaxes[-_CHECKSUM:]
         agreed = (sums[0::2] + sums[1::2] == 0).all()
         self._take(buffer, torch.where(agreed, amaxes, mine))
-        if not torch.cuda.is_current_stream_capturing():
-            told = torch.empty(_CHECKSUM, pin_memory=True)
-            told.copy_(sums, non_blocking=True)
-            event = torch.Event(amaxes.device)
-            event.record()
-            self._differed = told, event
+        if not _capturing(sums.device):
+            self._last = to_host(sums)
         return None
 
     @staticmethod
@@ -200,13 +196,12 @@ class AmaxReduction:
         parts = amaxes.split(buffer.sizes)
         torch._foreach_copy_(buffer.rows, [parts[place] for place in buffer.places])
 
-    def _last_differed(self) -> bool:
+    def _last_differed(self, device: torch.device) -> bool:
         """Whether checksums differed in the last reduction on a device: it took over nothing, and all ranks know."""
-        if self._differed is None or torch.cuda.is_current_stream_capturing():
+        if self._last is None or _capturing(device):
             return False
-        (told, event), self._differed = self._differed, None
-        event.synchronize()
-        return not _agree(told)
+        last, self._last = self._last, None
+        return not _agree(last())
 
     def _exchanged(self, labels: Sequence[str], rows: Sequence[torch.Tensor]) -> Buffer:
         """A buffer for all labels of all ranks, which every rank calls for at the same time."""
@@ -255,6 +250,30 @@ class AmaxReduction:
         found: list[Any] = [None] * torch.distributed.get_world_size(self.process_group)
         torch.distributed.all_gather_object(found, value, group=self.process_group)
         return found
+
+
+def reads_at_once(device: torch.device) -> bool:
+    """Whether the host can read tensors there without waiting for other work."""
+    return device.type == "cpu"
+
+
+def to_host(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """Have a device's tensor copied to the host when it is ready; what is returned waits for that."""
+    copy = torch.empty_like(tensor, device="cpu", pin_memory=True)
+    copy.copy_(tensor, non_blocking=True)
+    event = torch.Event(tensor.device)
+    event.record()
+
+    def read() -> torch.Tensor:
+        event.synchronize()
+        return copy
+
+    return read
+
+
+def _capturing(device: torch.device) -> bool:
+    """Whether a CUDA graph is being captured, in which the host can wait for nothing."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def _agree(sums: torch.Tensor) -> bool:

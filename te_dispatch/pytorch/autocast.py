@@ -47,6 +47,9 @@ class _Thread(threading.local):
 
 thread = _Thread()
 
+#: How many different autocasts a thread remembers.
+_STATES = 64
+
 _LEFTOVERS = "backward_scales"
 register_call(_LEFTOVERS, scale_update.update_leftover_backward_scales)
 
@@ -139,6 +142,8 @@ class autocast:
         state = AutocastState(bool(enabled), bool(calibrating), name, amax_reduction_group)
         if not torch.compiler.is_compiling():
             key = (state.enabled, state.calibrating, id(state.recipe), id(amax_reduction_group))
+            if len(thread.states) >= _STATES:  # a recipe with another function at every step
+                thread.states.clear()
             state = thread.states.setdefault(key, state)
         self._state = state
 

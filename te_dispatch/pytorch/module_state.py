@@ -34,6 +34,11 @@ class ScaledModule(torch.nn.Module):
         self._output_scales: DelayedScales | None = None
         self._input_grad_scales: DelayedScales | None = None
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if "_origin" not in self.__dict__:  # pickled by a version without
+            self._origin = Origin(type(self).__name__)
+
     def _states(self) -> dict[str, tuple[str, int]]:
         """(attribute, number of tensors) of each state, by its name in the extra state."""
         return {

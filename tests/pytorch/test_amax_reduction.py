@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 import te_dispatch.pytorch as te
 from te_dispatch.common.recipe import DelayedScaling
+from te_dispatch.pytorch import amax_reduction
 
 from . import ranks
 
@@ -89,6 +90,24 @@ def run_on_different_ranks(rank: int) -> None:
     for _ in range(RECIPE.amax_history_len - 1):
         step((experts[2], 1.0 + rank))
     assert input_scale(experts[2]) == 224.0
+    same_on_all_ranks(*experts)
+
+
+def differences_are_noticed_one_update_later_on_a_device(rank: int) -> None:
+    """The host does not wait for a device: a reduction that does not fit takes over nothing, the next one exchanges."""
+
+    def copied(tensor: torch.Tensor) -> Any:
+        copy = tensor.clone()
+        return lambda: copy
+
+    amax_reduction.reads_at_once = lambda device: False
+    amax_reduction.to_host = copied
+    experts = [linear(), linear()]
+    step((experts[rank], 2.0 ** (10 * rank)))
+    assert input_scale(experts[rank]) == 448 / 2.0 ** (10 * rank)
+    for _ in range(RECIPE.amax_history_len):
+        step((experts[0], 1.0 + rank), (experts[1], 8.0 - rank))
+    assert [input_scale(expert) for expert in experts] == [224.0, 56.0]
     same_on_all_ranks(*experts)
 
 
@@ -166,6 +185,7 @@ def recipes_first_used_in_different_orders(rank: int) -> None:
         freed_at_different_times,
         run_in_different_orders,
         run_on_different_ranks,
+        differences_are_noticed_one_update_later_on_a_device,
         copies_run_in_different_orders,
         evaluated_on_one_rank,
         constructed_on_one_rank,

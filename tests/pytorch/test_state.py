@@ -322,3 +322,13 @@ def test_a_step_that_was_interrupted_leaves_a_state_that_can_be_loaded(monkeypat
     te.Linear(32, 32, device="cpu").load_state_dict(layer.state_dict())
     _step(torch.nn.Sequential(layer))
     assert layer.get_extra_state() is not None
+
+
+def test_a_module_that_was_pickled_before_origins_trains() -> None:
+    layer = te.Linear(32, 32, device="cpu")
+    state = layer.__getstate__()
+    del state["_origin"]
+    restored = te.Linear.__new__(te.Linear)
+    restored.__setstate__(state)
+    assert torch.equal(_step(torch.nn.Sequential(restored)), _step(torch.nn.Sequential(layer)))
+    assert restored._forward_scales.label != layer._forward_scales.label

@@ -12,6 +12,7 @@ import torch
 import te_dispatch.pytorch as te
 from te_dispatch.common.recipe import DelayedScaling
 from te_dispatch.pytorch import scale_update
+from te_dispatch.pytorch.autocast import thread
 
 RECIPE = DelayedScaling(amax_history_len=3)
 
@@ -79,10 +80,10 @@ def test_threads_that_train_at_the_same_time() -> None:
             found[i] = error
 
     threads = [threading.Thread(target=train, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
     assert all(_same(found[i], expected[i]) for i in range(4))
 
 
@@ -109,7 +110,7 @@ def test_a_backward_in_another_thread_than_its_forward() -> None:
 
 def test_recipes_that_are_made_anew_leave_no_groups_behind() -> None:
     model = _model(0)
-    for step in range(20):
+    for step in range(80):
         recipe = DelayedScaling(amax_history_len=2, amax_compute_algo=lambda history: history.amax(0), margin=step)
         with te.autocast(recipe=recipe):
             y = model(torch.randn(16, 32))
@@ -117,6 +118,7 @@ def test_recipes_that_are_made_anew_leave_no_groups_behind() -> None:
     groups = scale_update.trainer().groups
     assert sum(bool(group.states()) for group in groups if group.recipe.amax_history_len == 2) == 2
     assert len(groups) < 10
+    assert len(thread.states) <= 64
 
 
 def test_an_interrupted_registration_is_made_good() -> None:
