@@ -57,7 +57,8 @@ def gemm(
     )  # fmt: skip
     dtype = out_dtype or (out.dtype if out is not None else a.dtype)
     left, right = _rows(a, "a", layout), _rows(b, "b", layout)
-    z = alpha * product(left, right, layout)
+    with np.errstate(invalid="ignore"):  # 0 times Inf is NaN
+        z = alpha * product(left, right, layout)
     if bias is not None:
         z = z + host.double(bias)
     device = a.device

@@ -140,7 +140,8 @@ def _finish(
     """alpha, bias, accumulate in fp32, then one rounding."""
     z = product.reshape(out_shape(a, b, layout))
     if alpha != 1.0:
-        z = z * np.float32(alpha)
+        with np.errstate(invalid="ignore"):  # 0 times Inf is NaN
+            z = z * np.float32(alpha)
     if bias is not None:
         z = z + memory.single("bias", bias)
     if out is None:
