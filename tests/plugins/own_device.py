@@ -42,11 +42,16 @@ with te_dispatch.observe(note):
     y = step(ours, x.to("npu"), None)
     step(build("npu"), x.to("npu:0"), DelayedScaling())
 want = step(theirs, x, None)
+with torch.autocast("npu", dtype=torch.bfloat16):
+    low = ours(x.to("npu"))
+compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)(x.to("npu"))
 pairs = [(y, want), *((a.grad, b.grad) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))]
 json.dump(
     {
         "served": served,
         "error": max(float((a.cpu() - b).abs().max() / b.abs().max()) for a, b in pairs),
+        "autocast": str(low.dtype),
+        "compiled": torch.equal(compiled.cpu(), y.cpu()),
         "devices": sorted({str(a.device) for a, _ in pairs}),
     },
     sys.stdout,

@@ -42,6 +42,7 @@ def test_the_wheel_is_of_one_platform_and_holds_both_libraries(wheel: Path) -> N
 def test_modules_train_on_it(environment: Environment) -> None:
     found, _ = environment.run(EXERCISE)
     assert found["devices"] == ["npu:0"]
+    assert found["autocast"] == "torch.bfloat16" and found["compiled"]
     # Sums of 32 and 48 products in fp32, in another order.
     assert found["error"] < 1e-5
     served = {(name, implementation) for name, implementation, _ in found["served"]}

@@ -140,3 +140,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
 }
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fall_back>()); }
+
+// torch.autocast("npu"): te_dispatch's modules cast their input by themselves; PyTorch's operators are left as they are. A
+// vendor lists here which of them run in lower precision.
+TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
