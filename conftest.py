@@ -3,7 +3,12 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
+
+# Every result of every operator is compared with its shape function, unless a test's own process or manager says else.
+os.environ.setdefault("TE_DISPATCH_CHECK_RESULTS", "1")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -52,12 +52,13 @@ def _options(
 @verb
 def doctor(
     as_json: Json = False,
-    time_limit: Annotated[float, typer.Option(min=1.0, metavar="SECONDS", help="For each backend's probes.")] = 60.0,
+    time_limit: Annotated[float, typer.Option(min=1.0, metavar="SECONDS", help="For each answer of a plugin.")] = 60.0,
+    traceback: Annotated[bool, typer.Option("--traceback", help="Show those of what plugins raised.")] = False,
 ) -> int:
     """What is installed, what this machine has, what is broken (exit code 1)."""
     from te_dispatch.cli import doctor as module
 
-    return module.doctor(as_json, time_limit)
+    return module.doctor(as_json, time_limit, traceback)
 
 
 @app.command()

@@ -6,6 +6,7 @@ With ``--json`` standard output holds one JSON document and nothing else. Messag
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import json
@@ -13,7 +14,8 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from contextvars import ContextVar
+from typing import Any, TextIO
 
 import typer
 from rich.console import Console
@@ -42,9 +44,38 @@ def err() -> Console:
     return Console(stderr=True, highlight=False)
 
 
+#: Where `emit` writes while standard output is kept for the document; None for standard output itself.
+_document: ContextVar[TextIO | None] = ContextVar("te_dispatch.cli.document", default=None)
+
+
 def emit(data: Any) -> None:
     """One JSON document on standard output. NaN and infinities, which JSON lacks, must not reach it."""
-    sys.stdout.write(json.dumps(data, indent=2, allow_nan=False) + "\n")
+    (_document.get() or sys.stdout).write(json.dumps(data, indent=2, allow_nan=False) + "\n")
+
+
+@contextmanager
+def _only_the_document(as_json: bool) -> Iterator[None]:
+    """Keep standard output for `emit`: what plugins and libraries print goes to standard error."""
+    if not as_json:
+        yield
+        return
+    with contextlib.ExitStack() as undo:
+        stream = sys.stdout
+        undo.callback(setattr, sys, "stdout", stream)
+        try:
+            descriptor = stream.fileno()
+        except (OSError, ValueError):  # a test's stream, which native code cannot write to
+            document: TextIO = stream
+        else:
+            stream.flush()
+            document = undo.enter_context(os.fdopen(os.dup(descriptor), "w", encoding=stream.encoding))
+            undo.callback(os.dup2, document.fileno(), descriptor)
+            undo.callback(stream.flush)
+            os.dup2(sys.stderr.fileno(), descriptor)
+        sys.stdout = sys.stderr
+        token = _document.set(document)
+        undo.callback(_document.reset, token)
+        yield
 
 
 def require(extra: str, *modules: str) -> None:
@@ -88,7 +119,8 @@ def verb(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> None:
-        with _answering(bool(kwargs.get("as_json"))):
+        as_json = bool(kwargs.get("as_json"))
+        with _only_the_document(as_json), _answering(as_json):
             code = function(*args, **kwargs)
         if code:
             raise typer.Exit(code)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,20 +23,21 @@ def find_device(text: str) -> DeviceFacts:
 
     Args:
         text: ``vendor:arch`` or a vendor with one arch (``cpu``): described from the manifests, nothing is probed and
-            PyTorch is not imported; ``here``: this machine's accelerator, else its CPU; a PyTorch device
-            (``cuda:1``).
+            PyTorch is not imported; ``here``: this machine's accelerator, else its CPU; a PyTorch device of this
+            machine (``cuda:1``, ``cpu:0``).
 
     Raises:
         DispatchError: a vendor or arch that no manifest knows. CommandError: a device that is not here.
     """
     if text == HERE:
         return MANAGER.device_facts(_current())
-    vendor = text.lower().partition(":")[0]
-    types = {type_ for backend in MANAGER.snapshot.backends.values() for type_ in backend.manifest.devices}
-    is_local = (
-        re.fullmatch(r"[a-z]+(:\d+)?", text.lower()) and vendor in types and vendor not in MANAGER.snapshot.archs()
-    )
-    return _local(text.lower()) if is_local else describe_device(MANAGER.snapshot, text)
+    snapshot = MANAGER.snapshot
+    type_, colon, number = text.lower().partition(":")
+    types = {one for backend in snapshot.backends.values() for one in backend.manifest.devices}
+    rows = snapshot.archs().get(type_)
+    # A number is an index, unless the type is also a vendor with an arch of that name.
+    is_local = type_ in types and (number.isdigit() and number not in (rows or ()) if colon else rows is None)
+    return _local(text.lower()) if is_local else describe_device(snapshot, text)
 
 
 def _current() -> Any:

@@ -1,13 +1,13 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
 """``te-dispatch doctor``: what is installed, what this machine has, and what is broken.
 
-Nothing of a backend but its manifest is imported into this process: its probes run in `te_dispatch.cli.probing`.
+Nothing of a backend but its manifest is imported into this process, and that only after a process of its own has
+survived it: manifests are tried, and probes run, in `te_dispatch.cli.probing`.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
-import logging
 import os
 import platform
 from concurrent.futures import ThreadPoolExecutor
@@ -21,25 +21,33 @@ import te_dispatch
 import te_dispatch.ops.declared  # fills OPERATORS
 from te_dispatch.cli.console import FOUND, emit, out
 from te_dispatch.cli.probing import TIME_LIMIT, Answer, probes_of, run_probes
-from te_dispatch.core.discovery import discover
+from te_dispatch.core.discovery import find, list_entry_points
 from te_dispatch.core.environment import debug_setting, environment_layers
 from te_dispatch.core.errors import PolicyError
 from te_dispatch.core.operator import OPERATORS
 from te_dispatch.core.policy.file import load_policy
-from te_dispatch.core.policy.known import Known
+from te_dispatch.core.policy.known import DEVICE_FACTS, VERSION_PREFIX, Known
+from te_dispatch.core.requirements import DEVICE_PREFIX
+from te_dispatch.core.results import checking_results
 from te_dispatch.core.shipped import shipped_policies
-from te_dispatch.core.snapshot import InstalledBackend, Snapshot
+from te_dispatch.core.snapshot import InstalledBackend, PluginFailure, Snapshot
 
 PREFIXES = ("TE_DISPATCH_", "NVTE_")
 
 
-def doctor(as_json: bool, time_limit: float = TIME_LIMIT) -> int:
+def doctor(as_json: bool, time_limit: float = TIME_LIMIT, tracebacks: bool = False) -> int:
     """Examine this installation.
+
+    Args:
+        time_limit: seconds for one answer of a plugin.
+        tracebacks: whether to show those of what plugins raised.
 
     Returns:
         0, or 1 where something installed is broken. A backend that is unavailable on this machine is not broken.
     """
     data = examine(time_limit)
+    if not tracebacks:
+        del data["tracebacks"]
     if as_json:
         emit(data)
     else:
@@ -49,36 +57,71 @@ def doctor(as_json: bool, time_limit: float = TIME_LIMIT) -> int:
 
 def examine(time_limit: float = TIME_LIMIT) -> dict[str, Any]:
     """Everything that `doctor` tells, as plain data; ``problems`` is what makes it fail."""
-    snapshot = _discovered()
+    snapshot = find(OPERATORS, _vetoes(time_limit))
     backends = list(snapshot.backends.values())
+
+    def ask(backend: InstalledBackend) -> list[Answer]:
+        return run_probes(probes_of(backend.manifest, snapshot.unusable), time_limit, backend.manifest)
+
     with ThreadPoolExecutor(max_workers=max(1, len(backends))) as pool:
-        asked = list(pool.map(lambda b: run_probes(probes_of(b.manifest, snapshot.unusable), time_limit), backends))
+        asked = list(pool.map(ask, backends))
     answers = dict(zip((b.name for b in backends), asked))
+    devices = _devices(backends, answers)
     shown = [_backend(backend, snapshot, answers[backend.name]) for backend in backends]
+    for backend, data_of_one in zip(backends, shown):
+        data_of_one["unknown_facts"] = _unknown_facts(backend, answers[backend.name], devices)
     known = Known.of([backend.manifest for backend in backends], OPERATORS)
     data: dict[str, Any] = {
         "python": platform.python_version(),
         "te_dispatch": te_dispatch.__version__,
         "torch": _installed("torch"),
-        "devices": _devices(backends, answers),
+        "devices": devices,
         "backends": shown,
-        "failures": [vars(failure) for failure in snapshot.failures],
+        "failures": [_failure(failure) for failure in snapshot.failures],
         "environment": {name: os.environ[name] for name in sorted(os.environ) if name.startswith(PREFIXES)},
         "policies": _policies(known),
+        "tracebacks": _tracebacks(snapshot, answers),
     }
     data["problems"] = _problems(data, known)
     return data
 
 
-def _discovered() -> Snapshot:
-    # Its warnings say what the report is about to say.
-    logger = logging.getLogger("te_dispatch")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        return discover(OPERATORS)
-    finally:
-        logger.setLevel(level)
+def _vetoes(time_limit: float) -> dict[importlib.metadata.EntryPoint, str]:
+    """Entry points that must not be imported here, because they ended a process that did, or never came to an end."""
+    points = list_entry_points()[0]
+    probes = [("manifest", str(i), f"{point.module}:{point.attr}") for i, point in enumerate(points)]
+    answers = run_probes(probes, time_limit, patient=False)
+    return {points[int(a.subject)]: f"{a.problem} while it was imported" for a in answers if a.ended}
+
+
+def _failure(failure: PluginFailure) -> dict[str, str]:
+    return {name: getattr(failure, name) for name in ("name", "distribution", "version", "reason")}
+
+
+def _tracebacks(snapshot: Snapshot, answers: dict[str, list[Answer]]) -> list[dict[str, str]]:
+    found = [(f"backend {f.name!r} of {f.distribution} {f.version}", f.traceback) for f in snapshot.failures]
+    for name, given in answers.items():
+        found += [(f"backend {name!r}: {answer.kind} {answer.subject}".strip(), answer.traceback) for answer in given]
+    return [{"of": where, "traceback": text} for where, text in found if text]
+
+
+def _unknown_facts(
+    backend: InstalledBackend, answers: list[Answer], devices: list[dict[str, Any]]
+) -> dict[str, list[str]]:
+    """Device facts of no standard name that no probe tells -> the implementations that require them.
+
+    Of a backend with probes that found no device of theirs nothing can be said.
+    """
+    if backend.manifest.devices and not any(a.value for a in answers if a.kind == "devices"):
+        return {}
+    told = {*DEVICE_FACTS, *(name for device in devices for name in device["facts"])}
+    found: dict[str, list[str]] = {}
+    for implementation in backend.manifest.implementations:
+        for name in sorted({name for condition in implementation.requires for name in condition.reads()}):
+            fact = name.removeprefix(DEVICE_PREFIX)
+            if name != fact and fact not in told and not fact.startswith(VERSION_PREFIX):
+                found.setdefault(name, []).append(f"{backend.name}.{implementation.name}")
+    return found
 
 
 def _installed(distribution: str) -> str | None:
@@ -91,7 +134,7 @@ def _installed(distribution: str) -> str | None:
 def _backend(backend: InstalledBackend, snapshot: Snapshot, answers: list[Answer]) -> dict[str, Any]:
     manifest = backend.manifest
     by_kind = {kind: [a for a in answers if a.kind == kind] for kind in ("unavailable", "doctor", "implementation")}
-    reason = next((a.value or a.problem for a in by_kind["unavailable"] if a.value or a.problem), None)
+    reason = next((a.value or a.problem for a in by_kind["unavailable"] if a.unavailable), None)
     unusable = {name: why for name, why in snapshot.unusable.items() if name.partition(".")[0] == manifest.name} | {
         a.subject: a.problem for a in by_kind["implementation"] if a.problem
     }
@@ -151,10 +194,16 @@ def _problems(data: dict[str, Any], known: Known) -> list[str]:
         where = f"backend {backend['name']!r} of {backend['distribution']} {backend['version']}"
         problems += [f"{where}: {name}: {why}" for name, why in backend["unusable"].items()]
         problems += [f"{where}: its probe {f['probe']} {f['reason']}" for f in backend["probe_failures"]]
+        problems += [
+            f"{where}: {', '.join(names)}: requires {fact}, which no probe tells of any device here; a fact that is "
+            "unknown is assumed to suit"
+            for fact, names in backend["unknown_facts"].items()
+        ]
     problems += [policy["problem"] for policy in data["policies"] if policy["problem"]]
     try:
         environment_layers(os.environ, known)
         debug_setting(os.environ)
+        checking_results(os.environ)
     except PolicyError as error:
         problems.append(f"environment: {error}")
     if not data["backends"]:
@@ -188,6 +237,8 @@ def _show(data: dict[str, Any], console: Console) -> None:
     console.print(f"[bold red]{len(data['problems'])} broken:[/]")
     for problem in data["problems"]:
         console.print(Text(f"  {problem}"))
+    for one in data.get("tracebacks", ()):
+        console.print(Text(f"\n{one['of']}\n{one['traceback']}"))
 
 
 def _show_devices(devices: list[dict[str, Any]], console: Console) -> None:

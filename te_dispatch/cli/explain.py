@@ -16,6 +16,7 @@ from te_dispatch.cli.console import FOUND, emit, out
 from te_dispatch.cli.devices import HERE, find_device
 from te_dispatch.cli.ops import find_operator
 from te_dispatch.core.decision import Accepted, Decision
+from te_dispatch.core.eligibility import ELSEWHERE
 from te_dispatch.core.facts import DeviceFacts
 from te_dispatch.core.operator import Operator
 from te_dispatch.core.policy import COMPOSITE
@@ -67,7 +68,10 @@ def show(decision: Decision, unknown: Sequence[str], console: Console) -> None:
             console.print(tree(candidate))
     if decision.tie:
         tied = " and ".join(decision.tie)
-        console.print(Text(f"tie: {tied} are equally placed, the name decided; set prefer in a policy", "yellow"))
+        console.print(Text(f"tie: {tied} are equally placed, the name decided; {decision.cure_of_tie()}", "yellow"))
+    for assumption in decision.chosen.assumed if decision.chosen else ():
+        if assumption.startswith(ELSEWHERE):
+            console.print(Text(f"the choice assumes: {assumption}", "yellow"))
     if decision.chosen is None:
         console.print(Text("Nothing serves this call.", "bold red"))
 
@@ -86,7 +90,7 @@ def _heading(decision: Decision) -> Text:
 
 
 def _device(device: DeviceFacts) -> str:
-    return f"{device.label()} ({'described' if device.index is None and device.vendor != 'cpu' else device.type})"
+    return f"{device.label()} ({'described' if device.described else device.type})"
 
 
 def _table(decision: Decision) -> Table:

@@ -11,7 +11,8 @@ from rich.text import Text
 
 from te_dispatch.cli.console import CommandError, emit, out
 from te_dispatch.cli.devices import find_device
-from te_dispatch.core.facts import CallFacts, DeviceFacts
+from te_dispatch.core.facts import CallFacts, DeviceFacts, FactValue
+from te_dispatch.core.memory import FORMS
 from te_dispatch.core.operator import OPERATORS, Fact, Operator
 from te_dispatch.core.policy import COMPOSITE, Policy
 from te_dispatch.core.policy.known import did_you_mean
@@ -121,17 +122,29 @@ def _ruled_out(candidate: str, device: DeviceFacts | None, snapshot: Snapshot) -
 
 def _composites(operator: Operator, device: DeviceFacts | None, snapshot: Snapshot) -> list[str]:
     """Decompositions whose pieces can all be had. Which call a decomposition applies to is its own secret, so a few
-    typical ones are tried: nothing known, nothing optional given, everything optional given."""
+    typical ones are tried: nothing known, nothing optional given, everything optional given, all options plain."""
     place = device or DeviceFacts(type="any", vendor="any", arch="any")
     found: dict[str, None] = {}
     defaults = operator.default_facts()
     given = {name: True for name, fact in operator.facts.items() if fact.presence}
-    calls: list[CallFacts] = [{}, defaults, {**defaults, **given}, *_quantizing(operator), *_options(operator)]
+    calls: list[CallFacts] = [{}, defaults, {**defaults, **given}, _plain(operator)]
+    calls += [*_quantizing(operator), *_options(operator)]
     for call in calls:
         # Nothing to catch: a decomposition answers whatever is unknown, so one that raises is a defect to be seen.
         decision = resolve(operator, call, place, Policy(), snapshot)
         found |= {a.id: None for a in decision.accepted if a.id.startswith(f"{COMPOSITE}.")}
     return list(found)
+
+
+def _plain(operator: Operator) -> CallFacts:
+    """A call on operands that are not quantized, with the first word of every option that has no default."""
+    plain: dict[str, FactValue] = {}
+    for name, fact in operator.facts.items():
+        if fact.words:
+            plain[name] = fact.words[0]
+        elif fact.kind == "dtype":
+            plain[name] = "bf16"
+    return {**plain, **operator.default_facts()}
 
 
 def _quantizing(operator: Operator) -> list[CallFacts]:
@@ -190,8 +203,11 @@ def contract(name: str, as_json: bool) -> int:
         "doc": operator.doc,
         "companion": operator.companion,
         "backward": operator.backward,
+        "operands": [{"name": n, "memory": form, "allows": FORMS[form]} for n, form in operator.memory.items()],
         "facts": [
-            {"name": f.name, "kind": f.kind, "doc": f.doc or _describe(f)} for f in operator.facts.values() if _told(f)
+            {"name": f.name, "kind": f.kind, "doc": _describe(f), "words": list(f.words)}
+            for f in operator.facts.values()
+            if _told(f)
         ],
         "implementations": [
             {
@@ -237,7 +253,20 @@ def _told(fact: Fact) -> bool:
 
 
 def _describe(fact: Fact) -> str:
-    return fact.expression.strip("()") if fact.kind == "size" else ""
+    """What a fact is; one without a description shows how it is computed."""
+    expression = fact.expression
+    enclosed = expression.startswith("(") and expression.endswith(")") and _closes_at(expression) == len(expression) - 1
+    return fact.doc or (expression[1:-1] if enclosed else expression)
+
+
+def _closes_at(expression: str) -> int:
+    """Where the parenthesis that an expression begins with is closed."""
+    depth = 0
+    for position, character in enumerate(expression):
+        depth += (character == "(") - (character == ")")
+        if depth == 0:
+            return position
+    return -1
 
 
 def _show_contract(data: dict[str, Any]) -> None:
@@ -246,11 +275,18 @@ def _show_contract(data: dict[str, Any]) -> None:
     if data["companion"]:
         console.print(f"{'backward' if data['backward'] else 'forward'} of the companion {data['companion']}")
     console.print(Text(f"\n{data['signature']}\n\n{data['doc']}\n"))
+    operands = Table(title="Memory of operands", title_justify="left")
+    for column in ("operand", "form", "what it may look like"):
+        operands.add_column(column)
+    for one in data["operands"]:
+        operands.add_row(one["name"], one["memory"], Text(one["allows"]))
+    console.print(operands)
     facts = Table(title="Facts", title_justify="left")
     for column in ("fact", "kind", "what it is"):
         facts.add_column(column)
     for fact in data["facts"]:
-        facts.add_row(fact["name"], fact["kind"], Text(fact["doc"]))
+        words = f": {', '.join(fact['words'])}" if fact["words"] else ""
+        facts.add_row(fact["name"], fact["kind"], Text(fact["doc"] + words))
     console.print(facts)
     table = Table(title="Implementations", title_justify="left")
     for column in ("id", "requires", "claims", "traits"):

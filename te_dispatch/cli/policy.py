@@ -30,7 +30,8 @@ def check(file: str, as_json: bool) -> int:
     rules = len(policy.rules)
     out().print(Text(f"{file}: OK, {rules} rule{'' if rules == 1 else 's'}, digest {policy.digest()}"))
     if absent:
-        out().print(Text(f"not installed here, so skipped here: {', '.join(absent)}"))
+        for name in absent:
+            out().print(Text(f"{name} is skipped here: {MANAGER.snapshot.absence(name)}"))
     return 0
 
 

@@ -1,31 +1,45 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""Running a backend's probes where they can do no harm: in a process of their own, with a time limit.
+"""Running a backend's code where it can do no harm: in a process of its own, with a time limit.
 
-A probe may end its process (a driver's library that calls exit), hang, or print. The child reports each answer as
-soon as it has it, so that a death costs the probe that died and no other: a new child carries on with the rest.
+A manifest or a probe may end its process (a driver's library that calls exit), hang, or print. The child reports each
+answer as soon as it has it, so that a death costs the probe that died and no other: a new child carries on with the
+rest. Every answer has the whole time limit. What an import of PyTorch takes is not the first asker's fault: where the
+time is up, the probe is asked once more by a child that has imported PyTorch before it.
 
 This module is also the child: `child` reads its request from standard input.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import queue
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from te_dispatch.core.devices import facts_problem, read_reason, unlisted_arch
 from te_dispatch.core.facts import UNKNOWN, FactValue
+from te_dispatch.core.failures import phrase, traceback_text
 from te_dispatch.core.manifest import Manifest
 
-#: Seconds one child may take. An import of PyTorch from a cold network disk is the longest thing in it.
+#: Seconds for one answer. An import of PyTorch from a cold network disk is the longest thing in one.
 TIME_LIMIT = 60.0
 
 #: A probe that knows facts for every index it is asked about must not be asked forever.
 _MOST_DEVICES = 64
+
+_STATES = ("ok", "missing", "warning")
+
+#: A line on the child's standard error where a probe begins: what earlier ones printed is not a later one's last words.
+_BEGIN = "\x1e\n"
+
+Probe = tuple[str, str, str]
 
 
 @dataclass(frozen=True)
@@ -33,19 +47,30 @@ class Answer:
     """What became of one probe.
 
     Attributes:
-        kind: ``unavailable``, ``devices``, ``doctor`` or ``implementation``.
-        subject: device type or implementation id; empty for the others.
+        kind: ``manifest``, ``unavailable``, ``devices``, ``doctor`` or ``implementation``.
+        subject: entry point, device type or implementation id; empty for the others.
         value: what it returned, as plain data.
-        problem: how it failed, None if it did not.
+        problem: what is wrong with it, None if nothing is.
+        returned: whether it returned at all; else it raised.
+        ended: whether it ended its process, or had to be stopped.
+        traceback: of what it raised.
     """
 
     kind: str
     subject: str
     value: Any = None
     problem: str | None = None
+    returned: bool = field(default=True, compare=False)
+    ended: bool = field(default=False, compare=False)
+    traceback: str = field(default="", compare=False)
+
+    @property
+    def unavailable(self) -> bool:
+        """Whether it says that its backend cannot run here."""
+        return self.kind == "unavailable" and (bool(self.value) or not self.returned)
 
 
-def probes_of(manifest: Manifest, unusable: Mapping[str, str] | None = None) -> list[tuple[str, str, str]]:
+def probes_of(manifest: Manifest, unusable: Mapping[str, str] | None = None) -> list[Probe]:
     """(kind, subject, target) of everything a backend lets us ask, cheapest first."""
     found = []
     if manifest.unavailable:
@@ -60,57 +85,102 @@ def probes_of(manifest: Manifest, unusable: Mapping[str, str] | None = None) -> 
     return found
 
 
-def run_probes(probes: Sequence[tuple[str, str, str]], time_limit: float = TIME_LIMIT) -> list[Answer]:
+def run_probes(
+    probes: Sequence[Probe], time_limit: float = TIME_LIMIT, manifest: Manifest | None = None, patient: bool = True
+) -> list[Answer]:
     """Ask all probes, in child processes. Never raises for what a probe does.
 
     A backend that says it is unavailable is not asked to import its implementations.
+
+    Args:
+        probes: as `probes_of` makes them.
+        time_limit: seconds for one answer.
+        manifest: of the backend that is asked; what its probes return is checked against it.
+        patient: whether who does not answer in time is asked again beside an imported PyTorch.
     """
     answers: list[Answer] = []
     rest = list(probes)
+    preload = False
     while rest:
-        found, ending = _one_child(rest, time_limit)
+        found, ending, late = _one_child(rest, time_limit, manifest, preload)
         answers += found
         rest = rest[len(found) :]
-        if any(answer.kind == "unavailable" and (answer.value or answer.problem) for answer in found):
+        if any(answer.unavailable for answer in found):
             rest = [probe for probe in rest if probe[0] != "implementation"]
-        if rest:
+        if rest and late and patient and not preload and importlib.util.find_spec("torch") is not None:
+            preload = True
+        elif rest:
             kind, subject, target = rest.pop(0)
             problem = ending or "ended its process without an answer"
-            answers.append(Answer(kind, subject.partition("=")[2] or subject, problem=problem))
+            answers.append(Answer(kind, _shown(subject), problem=problem, returned=False, ended=True))
             if kind == "implementation":
                 # The module's other implementations would only kill further children.
                 module = target.partition(":")[0]
                 rest = [probe for probe in rest if probe[2].partition(":")[0] != module]
+            elif kind == "unavailable":
+                rest = [probe for probe in rest if probe[0] != "implementation"]
     return answers
 
 
-def _one_child(probes: Sequence[tuple[str, str, str]], time_limit: float) -> tuple[list[Answer], str | None]:
-    """The answers of one child, and how it ended if it did not get through."""
-    request = json.dumps(list(probes))
+def _shown(subject: str) -> str:
+    return subject.partition("=")[2] or subject
+
+
+def _one_child(
+    probes: Sequence[Probe], time_limit: float, manifest: Manifest | None, preload: bool
+) -> tuple[list[Answer], str | None, bool]:
+    """The answers of one child, how it ended if it did not get through, and whether it was stopped for its time."""
+    request = {
+        "probes": list(probes),
+        "preload": preload,
+        "vendors": list(manifest.vendors) if manifest else [],
+        "archs": {vendor: list(rows) for vendor, rows in manifest.archs.items()} if manifest else {},
+    }
     # The caller's path, which it may have changed since it started.
     program = "import sys; sys.path[:] = sys.argv[1:]; from te_dispatch.cli import probing; probing.child()"
     command = [sys.executable, "-c", program, *sys.path]
     child = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
     )
+    assert child.stdin is not None
+    lines: queue.Queue[str | None] = queue.Queue()
+    noise: list[str] = []
+    for follow in (lambda: _follow(child.stdout, lines.put, None), lambda: _follow(child.stderr, noise.append, "")):
+        threading.Thread(target=follow, daemon=True).start()
+    answers: list[Answer] = []
+    # The interpreter's start is nobody's fault.
+    limit = max(time_limit, TIME_LIMIT)
     try:
-        answered, noise = child.communicate(request, timeout=time_limit)
-        ending = _ending(child.returncode, noise)
-    except subprocess.TimeoutExpired:
+        child.stdin.write(json.dumps(request))
+        child.stdin.close()
+        while True:
+            line = lines.get(timeout=limit)
+            if line is None:
+                return answers, _ending(child.wait(), "".join(noise)), False
+            limit = time_limit
+            said = json.loads(line)
+            if said == "done":
+                return answers, None, False
+            if said != "ready":
+                answers.append(Answer(**said))
+    except queue.Empty:
+        return answers, f"did not answer within {time_limit:g} s and was stopped", True
+    except (OSError, ValueError):  # it died before it read its request, or in the middle of a line
+        return answers, _ending(child.wait(), "".join(noise)), False
+    finally:
         child.kill()
-        answered, _ = child.communicate()
-        ending = f"did not answer within {time_limit:g} s and was stopped"
-    answers = []
-    for line in answered.splitlines():
-        try:
-            answers.append(Answer(**json.loads(line)))
-        except (ValueError, TypeError):
-            break  # cut off in the middle of an answer
-    return answers, ending
+        child.wait()
+
+
+def _follow(stream: Any, take: Any, end: str | None) -> None:
+    for line in stream:
+        take(line)
+    take(end)
 
 
 def _ending(code: int, noise: str) -> str | None:
-    last = next((line.strip() for line in reversed(noise.splitlines()) if line.strip()), "")
+    own = noise.rpartition(_BEGIN)[2]
+    last = next((line.strip() for line in reversed(own.split("\n")) if line.strip()), "")
     said = f" (last words: {last[:200]})" if last else ""
     if code == 0:
         return None
@@ -126,29 +196,67 @@ def _ending(code: int, noise: str) -> str | None:
 # -- the child -------------------------------------------------------------------------------------------------------
 
 
+class _Malformed(Exception):
+    """A probe that returned what it must not.
+
+    Attributes:
+        value: what of it can be used all the same.
+    """
+
+    def __init__(self, problem: str, value: Any = None) -> None:
+        super().__init__(problem)
+        self.value = value
+
+
 def child() -> None:
     """Answer the request on standard input, one JSON line per probe."""
-    probes = json.loads(sys.stdin.read())
+    request = json.loads(sys.stdin.read())
     # What probes print must not land among the answers.
     channel = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    if request["preload"]:
+        _preload()
+
+    def say(what: Any) -> None:
+        channel.write(json.dumps(what) + "\n")
+        channel.flush()
+
+    say("ready")
     unavailable = False
-    for kind, subject, target in probes:
+    for kind, subject, target in request["probes"]:
         if unavailable and kind == "implementation":
             break
-        shown = subject.partition("=")[2] or subject
-        try:
-            answer = Answer(kind, shown, _ask(kind, subject, target))
-        except (Exception, SystemExit) as error:
-            answer = Answer(kind, shown, problem=f"raised {type(error).__name__}: {error}")
-        unavailable = unavailable or (kind == "unavailable" and bool(answer.value or answer.problem))
-        channel.write(json.dumps(answer.__dict__) + "\n")
-        channel.flush()
+        sys.stdout.flush()
+        sys.stderr.write(_BEGIN)
+        sys.stderr.flush()
+        answer = _answer(kind, subject, target, request)
+        unavailable = unavailable or answer.unavailable
+        say(answer.__dict__)
+    say("done")
     # Without the interpreter's shutdown: a library that crashes there has already answered.
     os._exit(0)
 
 
-def _ask(kind: str, subject: str, target: str) -> Any:
+def _preload() -> None:
+    try:
+        import torch  # noqa: F401
+    except Exception:
+        return  # whoever needs it will say so
+
+
+def _answer(kind: str, subject: str, target: str, request: Mapping[str, Any]) -> Answer:
+    shown = _shown(subject)
+    try:
+        return Answer(kind, shown, _ask(kind, subject, target, request))
+    except _Malformed as error:
+        return Answer(kind, shown, error.value, str(error))
+    except KeyboardInterrupt:
+        raise  # the user's; one that a plugin raises ends this process, which names it
+    except BaseException as error:
+        return Answer(kind, shown, problem=f"raised {phrase(error)}", returned=False, traceback=traceback_text(error))
+
+
+def _ask(kind: str, subject: str, target: str, request: Mapping[str, Any]) -> Any:
     from te_dispatch.core.bind import import_target, load
 
     if kind == "implementation":
@@ -159,21 +267,43 @@ def _ask(kind: str, subject: str, target: str) -> Any:
         load(OPERATORS[operator], candidate, target)
         return None
     function = import_target(target)
+    if kind == "manifest":
+        return None
     if kind == "devices":
-        return _devices(function, subject)
+        return _devices(function, subject, request)
     if kind == "doctor":
-        return [[str(part) for part in row] for row in function()]
-    reason = function()
-    return None if reason is None else str(reason)
+        return _rows(function())
+    reason, problem = read_reason(function())
+    if problem is not None:
+        raise _Malformed(problem, reason)
+    return reason
 
 
-def _devices(probe: Any, type_: str) -> list[dict[str, Any]]:
-    found = []
+def _rows(answer: Any) -> list[list[str]]:
+    if not isinstance(answer, (list, tuple)):
+        raise _Malformed(f"returned {answer!r}, not a list of (subject, state, reason)")
+    for row in answer:
+        if not isinstance(row, (list, tuple)) or len(row) != 3 or not all(isinstance(part, str) for part in row):
+            raise _Malformed(f"returned the row {row!r}, not (subject, state, reason)")
+        if row[1] not in _STATES:
+            raise _Malformed(f"returned the state {row[1]!r}; known: {', '.join(_STATES)}")
+    return [list(row) for row in answer]
+
+
+def _devices(probe: Any, type_: str, request: Mapping[str, Any]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    unlisted = None
     for index in range(1 if type_ == "cpu" else _MOST_DEVICES):
         facts = probe(index)
+        problem = None if facts is None else facts_problem(facts, type_, request["vendors"])
+        if problem is not None:
+            raise _Malformed(problem, found)
         if facts is None or facts.index not in (None, index):
             break
+        unlisted = unlisted or unlisted_arch(facts, request["vendors"], request["archs"])
         found.append({"index": index, "facts": {name: plain(facts[name]) for name in facts}})
+    if unlisted is not None:
+        raise _Malformed(unlisted, found)
     return found
 
 

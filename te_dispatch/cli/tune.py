@@ -169,7 +169,8 @@ def _tunable(names: Sequence[str]) -> list[tuple[InstalledBackend, ModuleType]]:
     snapshot = MANAGER.snapshot
     unknown = [name for name in names if name not in snapshot.backends]
     if unknown:
-        raise CommandError(f"backend {unknown[0]!r} is not installed; installed: {', '.join(snapshot.backends)}")
+        why, there = snapshot.absence(unknown[0]), ", ".join(snapshot.backends)
+        raise CommandError(f"backend {unknown[0]!r} is {why}; installed: {there}")
     found, reasons = [], []
     for backend in snapshot.backends.values():
         if names and backend.name not in names:

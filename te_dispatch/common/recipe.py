@@ -40,8 +40,16 @@ __all__ = [
 _FAST, _SPLIT = MMParams(use_split_accumulator=False), MMParams(use_split_accumulator=True)
 
 
-def _flag(name: str, default: str = "0") -> Callable[[], bool]:
-    return lambda: os.getenv(name, default) == "1"
+def _flag(name: str) -> Callable[[], bool]:
+    """The default of a field: False, or what the variable says."""
+
+    def read() -> bool:
+        value = os.getenv(name, "").strip()
+        if value not in ("", "0", "1"):
+            raise ValueError(f"{name}={value}: expected 0 or 1, got {value!r}")
+        return value == "1"
+
+    return read
 
 
 def _override() -> str | None:
@@ -301,6 +309,7 @@ class NVFP4BlockScaling(Recipe):
         nvfp4_4over6_e4m3_use_256: for which of them block scales span 256 instead of 448.
         nvfp4_4over6_err_mode: how their candidates compare: ``MAE`` or ``MSE``.
         fp4_format, fp8_format: of values and of block scales; fixed.
+        fp4_quant_fwd_inp, fp4_quant_fwd_weight, fp4_quant_bwd_grad: derived: how inputs, weights, gradients are cast.
         fp8_dpa, fp8_mha, backward_override: as in `DelayedScaling`.
     """
 
@@ -327,6 +336,20 @@ class NVFP4BlockScaling(Recipe):
         for name in ("nvfp4_4over6", "nvfp4_4over6_e4m3_use_256"):
             require_choice(self, name, ("none", "weights", "activations", "all"))
         require_choice(self, "nvfp4_4over6_err_mode", ("MAE", "MSE"))
+
+    @property
+    def fp4_quant_fwd_inp(self) -> QParams:
+        return QParams(random_hadamard_transform=not self.disable_rht)
+
+    @property
+    def fp4_quant_fwd_weight(self) -> QParams:
+        return QParams(fp4_2d_quantization=not self.disable_2d_quantization)
+
+    @property
+    def fp4_quant_bwd_grad(self) -> QParams:
+        return QParams(
+            random_hadamard_transform=not self.disable_rht, stochastic_rounding=not self.disable_stochastic_rounding
+        )
 
     def unsupported_knob(self) -> str | None:
         if not self.disable_rht:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -151,6 +151,7 @@ def cover(
         planned.append(found)
     claimed = _filled(filler, goals, planned)
     _add_triples(filler, planned, int(TRIPLES * len(planned)))
+    _add_plain(space, refusal, planned)
     return Coverage(claims.subjects[subject].id, space.id, tuple(claimed), tuple(planned), tuple(excluded))
 
 
@@ -219,6 +220,25 @@ def _add_triples(filler: Filler, planned: list[Values], count: int) -> None:
         planned.append(best)
         known.add(tuple(best.values()))
         covered.update(_triples(best))
+
+
+def _add_plain(space: Space, refusal: Callable[[Values], str | None], planned: list[Values]) -> None:
+    """Add each ``once`` value to the plainest combination that takes it.
+
+    Its other case has whatever values of the other axes are due, among which may be one that leaves nothing to see: a
+    flag that stops the operator, an output that is only a cast.
+    """
+    plain, known = planned[0], {tuple(values.values()) for values in planned}
+    for axis in space.axes:
+        for value in axis.once:
+            wanted = {**plain, axis.name: value}
+            others = ({**wanted, o.name: v} for o in space.axes if o is not axis for v in o.values)
+            for values in itertools.chain((wanted,), others):
+                if space.valid(values) and refusal(values) is None:
+                    if tuple(values.values()) not in known:
+                        planned.append(values)
+                        known.add(tuple(values.values()))
+                    break
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@
 | huge | 2^-24 .. 2^-10 of the dtype's largest (fp16: 2^10 .. 2^15) | 0 times an overflow in a saturated function |
 | late | normal, but for 2^-14 as large before the last 16 rows, or elements of a vector | long sums that end early |
 | special_rows | rows in turn: normal; one NaN; one Inf; one -Inf; all -Inf | special values that leave their row |
+| half_infinite | one half of every row is -Inf, in turn | running maxima that start with nothing but -Inf |
 """
 
 from __future__ import annotations
@@ -209,6 +210,14 @@ def _special_rows(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.G
     return matrix.reshape(shape)
 
 
+def _half_infinite(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    x = torch.randn(shape, generator=generator)
+    if not shape:
+        return x
+    first = torch.arange(shape[-1]) < shape[-1] // 2
+    return torch.where(first ^ _in_turn(shape, 2, torch.Tensor.bool), -torch.inf, x)
+
+
 #: Name -> what makes values of a shape, exact in fp32 or to be rounded to the dtype.
 KINDS: dict[str, Fill] = {
     "normal": _normal,
@@ -233,9 +242,10 @@ KINDS: dict[str, Fill] = {
     "huge": _between(104, 118, 10, 15),
     "late": _late,
     "special_rows": _special_rows,
+    "half_infinite": _half_infinite,
 }
 #: Kinds that hold NaN or Inf.
-SPECIAL = ("nan", "inf", "special_rows")
+SPECIAL = ("nan", "inf", "special_rows", "half_infinite")
 
 
 def fill(kind: str, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:

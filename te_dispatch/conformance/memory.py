@@ -108,8 +108,9 @@ def overlapping(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def as_bytes(x: torch.Tensor) -> torch.Tensor:
-    """The bytes of a tensor, flat. Flat first: a dimension of size 1 may have any stride, which a view would refuse."""
-    return x.contiguous().reshape(-1).view(torch.uint8)
+    """The bytes of a tensor, flat. A dimension of size 1 may have any stride, which a view as bytes would refuse."""
+    flat = x.contiguous().reshape(-1)
+    return flat.as_strided(flat.shape, (1,)).view(torch.uint8)
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:

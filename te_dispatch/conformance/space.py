@@ -32,9 +32,9 @@ class Axis:
         values: all that level ``full`` covers; the first is the plainest.
         smoke: those that level ``smoke`` covers; empty for all of them.
         soak: those that only level ``soak`` adds (sizes beyond 2^31 elements).
-        once: values that level ``full`` adds in at least one case each, not in every pair: sizes beyond the thresholds
-            at which kernels change strategy, which would make every pair expensive. The other axes' values of such
-            cases rotate through what the implementation claims.
+        once: values that level ``full`` adds in two cases each, not in every pair: sizes beyond the thresholds at which
+            kernels change strategy, which would make every pair expensive. In one case the other axes have their
+            plainest values, in the other they rotate through what the implementation claims.
     """
 
     name: str

@@ -172,10 +172,14 @@ def spread(arguments: Mapping[str, Any]) -> Spread:
         learned = given["softmax_offset"]
         sink = (torch.zeros(heads) if learned is None else learned).double().view(heads, 1, 1)
     scale = given["softmax_scale"]
+    hidden = _hidden(mask, given["window"], given["attn_mask"], queries, keys, offset)
+    if bias is not None and bool((bias == -torch.inf).any()):
+        hidden = hidden | (bias == -torch.inf)  # weight 0, gradient 0: what a mask does
+        bias = torch.where(bias == -torch.inf, 0.0, bias)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
     return Spread(
-        queries.read(_rows(q)), keys.read(_rows(k)), keys.read(_rows(v)), queries, keys,
-        _hidden(mask, given["window"], given["attn_mask"], queries, keys, offset), bias, bias_type == "pre_scale",
-        q.shape[-1] ** -0.5 if scale is None else scale, sink, given["softcap"], given["dropout_p"], layout,
+        queries.read(_rows(q)), keys.read(_rows(k)), keys.read(_rows(v)), queries, keys, hidden, bias,
+        bias_type == "pre_scale", scale, sink, given["softcap"], given["dropout_p"], layout,
     )  # fmt: skip
 
 

@@ -39,8 +39,8 @@ class Announcements:
             _log.warning("%s", decision.table() if level >= 2 else f"{decision.operator}: {chosen.id}")
         if decision.tie and self._once("tie", *decision.tie, where):
             _log.warning(
-                "%s on %s: %s are equally placed and %s was taken by name; set `prefer` in a policy to choose",
-                decision.operator, where, " and ".join(decision.tie), chosen.id,
+                "%s on %s: %s are equally placed and %s was taken by name; %s",
+                decision.operator, where, " and ".join(decision.tie), chosen.id, decision.cure_of_tie(),
             )  # fmt: skip
 
     def _once(self, *what: str) -> bool:

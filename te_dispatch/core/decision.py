@@ -85,6 +85,11 @@ class Decision:
     def chosen(self) -> Accepted | None:
         return self.accepted[0] if self.accepted else None
 
+    def cure_of_tie(self) -> str:
+        """What decides a tie: a policy between backends, their own ranks within one."""
+        backends = {name.partition(".")[0] for name in self.tie}
+        return "set `rank` in its manifest" if len(backends) == 1 else "set `prefer` in a policy to choose"
+
     def table(self) -> str:
         """The whole decision as text: the message of `NoImplementation` and of logs."""
         facts = ", ".join(

@@ -97,7 +97,7 @@ def facts_problem(facts: object, type: str, vendors: Collection[str]) -> str | N
     return None
 
 
-def unlisted_arch(facts: DeviceFacts, vendors: Collection[str], archs: Mapping[str, Mapping[str, Arch]]) -> str | None:
+def unlisted_arch(facts: DeviceFacts, vendors: Collection[str], archs: Mapping[str, Collection[str]]) -> str | None:
     """What to say of an arch that the table of a native backend does not list, which is no reason to disbelieve it."""
     rows = next((rows for vendor, rows in archs.items() if vendor.lower() == facts.vendor), None)
     if facts.vendor not in vendors or not rows or facts.arch in rows:

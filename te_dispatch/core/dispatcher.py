@@ -26,6 +26,7 @@ from te_dispatch.core.facts import UNKNOWN, DeviceFacts, FactValue
 from te_dispatch.core.operator import OPERATORS, Operator
 from te_dispatch.core.policy import COMPOSITE
 from te_dispatch.core.resolve import resolve, resolve_recorded
+from te_dispatch.core.results import check_class
 from te_dispatch.core.tables import NO_DEVICE, Atom, Table
 
 if TYPE_CHECKING:
@@ -62,9 +63,11 @@ class Dispatcher:
             return self.operator.shape(**dict(zip(self.operator.signature.parameters, args)))
         entry = self.entry(args, device)
         try:
-            return entry.bound(*args)
+            result = entry.bound(*args)
         except Declined as declined:
             return self.declined(declined, *args)
+        check_class(self.operator, entry.chosen.id, result)
+        return result
 
     def entry(self, args: tuple[Any, ...], device: Any = None) -> Entry:
         """The entry a call belongs to, resolved if need be."""
@@ -130,14 +133,17 @@ class Dispatcher:
         """A callable for a candidate that takes every argument by position.
 
         Args:
-            sampled: whether a policy with `shadow` may compare some of its calls. Not what a graph is traced from.
+            sampled: whether a policy with `shadow` may compare some of its calls, and results may be checked. Not what
+                a graph is traced from.
 
         Raises:
             BindError: after recording the failure in a new snapshot.
         """
         if not accepted.id.startswith(f"{COMPOSITE}."):
             bound = self.manager.bound(self.operator, accepted.id)
-            return self._sample(accepted.id, bound) if sampled else bound
+            if not sampled:
+                return bound
+            return self._sample(accepted.id, self.manager.checked(self.operator, accepted.id, bound))
         name = accepted.id.partition(".")[2]
         decomposition = next(d for d in self.operator.decompositions if d.name == name)
         pieces = {}

@@ -8,6 +8,9 @@ from te_dispatch.core.policy.view import PolicyView, candidate_id
 from te_dispatch.core.requirements import DEVICE_PREFIX, Condition, OneOf
 from te_dispatch.core.snapshot import InstalledBackend
 
+#: How the assumption begins that a backend which is unavailable here is available on a described device.
+ELSEWHERE = "backend "
+
 
 def unmet(
     view: PolicyView, backend: InstalledBackend, implementation: Implementation
@@ -20,7 +23,8 @@ def unmet(
     if backend.name in view.snapshot.unavailable:
         if not view.device.described:
             return ("backend", view.snapshot.unavailable[backend.name]), []
-        assumed.append(f"backend {backend.name} works there, as it does not here")
+        why = view.snapshot.unavailable[backend.name]
+        assumed.append(f"{ELSEWHERE}{backend.name} works there, as it does not here ({why})")
     try:
         return _unmet_conditions(view, candidate, implementation, assumed)
     except Exception as error:

@@ -19,7 +19,8 @@ from te_dispatch.core.requirements import Compare, Condition, OneOf
 PREFER = "TE_DISPATCH_PREFER"
 POLICY = "TE_DISPATCH_POLICY"
 
-#: Transformer Engine's switch -> the trait that 0 takes out of attention. 1, its default, takes nothing out.
+#: Transformer Engine's switch -> the trait that it stands for. 0 takes an implementation out of attention unless that
+#: has the trait of a switch that is not 0; 1, the default, takes nothing out.
 ATTENTION_SWITCHES = {
     "NVTE_FLASH_ATTN": "flash",
     "NVTE_FUSED_ATTN": "fused",
@@ -174,10 +175,12 @@ def _policy_layer(environ: Mapping[str, str], known: Known) -> Policy | None:
 def _transformer_engine_layer(environ: Mapping[str, str], known: Known) -> Policy | None:
     rules: list[Rule] = []
     switches = {variable: _one_of(environ, variable, ("0", "1")) for variable in ATTENTION_SWITCHES}
+    off = frozenset(trait for variable, trait in ATTENTION_SWITCHES.items() if switches[variable] == "0")
     for variable, trait in ATTENTION_SWITCHES.items():
-        if switches[variable] == "0":
+        denied = _switched_off(trait, off, known) if trait in off else []
+        if denied:
             origin = Origin(f"{variable}=0")
-            rules.append(Rule(_ATTENTION, deny=(Selector(TRAIT_PREFIX + trait, origin),), origin=origin))
+            rules.append(Rule(_ATTENTION, deny=tuple(Selector(text, origin) for text in denied), origin=origin))
     number = _one_of(environ, FUSED_BACKEND, tuple(FUSED_BACKENDS))
     if number is not None and switches["NVTE_FUSED_ATTN"] != "0":
         origin = Origin(f"{FUSED_BACKEND}={number}")
@@ -189,6 +192,16 @@ def _transformer_engine_layer(environ: Mapping[str, str], known: Known) -> Polic
         return None
     source = ", ".join(dict.fromkeys(str(rule.origin) for rule in rules))
     return Policy(name="Transformer Engine's variables", rules=tuple(rules), origin=Origin(source))
+
+
+def _switched_off(trait: str, off: frozenset[str], known: Known) -> list[str]:
+    """What to deny of the implementations with a trait that is off: by id where others have a trait that is on."""
+    of_attention = set(known.families.get(_ATTENTION, ()))
+    having = {name: traits for name, traits in known.traits_of.items() if trait in traits}
+    kinds = frozenset(ATTENTION_SWITCHES.values())
+    denied = [name for name, traits in having.items() if not traits & kinds - off and known.serves[name] & of_attention]
+    spared = any(traits & kinds - off and known.serves[name] & of_attention for name, traits in having.items())
+    return denied if spared else [TRAIT_PREFIX + trait]
 
 
 def _deterministic_attention(known: Known) -> list[Rule]:

@@ -40,6 +40,7 @@ from te_dispatch.core.layers import ProcessLayers, Sources
 from te_dispatch.core.mirror import Mirror
 from te_dispatch.core.operator import OPERATORS, Operator
 from te_dispatch.core.policy import Policy
+from te_dispatch.core.results import checked, checking_results
 from te_dispatch.core.scope import Scope
 from te_dispatch.core.shadow import Shadows
 from te_dispatch.core.snapshot import Snapshot
@@ -78,11 +79,15 @@ class OpManager:
         self._snapshot: Snapshot | None = None
         #: How many registries there were before it.
         self._registry = 0
+        self._environ = environ
         self._layers = ProcessLayers(Sources(environ, self.known))
         self._devices: dict[tuple[str, int | None], DeviceFacts] = {}
         self._several: bool | None = None
         self._known: Known | None = None
         self._bound: dict[str, Callable[..., Any]] = {}
+        #: Whether every result is checked, None until the environment is read; candidate -> as bound, and checked.
+        self._checking: bool | None = None
+        self._checked: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {}
         self._readers: dict[str, dict[str, Callable[..., Any]]] = {}
         self._announcements = Announcements()
         #: token -> bindings, least recently asked for first.
@@ -164,6 +169,20 @@ class OpManager:
             if lacking and candidate not in self.snapshot.lacking:
                 self._snapshot = self.snapshot.with_lacking(candidate, lacking)
             return self._bound.setdefault(candidate, positional(operator, function, lacking))
+
+    def checked(self, operator: Operator, candidate: str, bound: Callable[..., Any]) -> Callable[..., Any]:
+        """`bound`, or where the environment asks for it the same with every result checked."""
+        if self._checking is None:
+            self._checking = self._reads_checking()
+        if not self._checking:
+            return bound
+        found = self._checked.get(candidate)
+        if found is None or found[0] is not bound:
+            found = self._checked[candidate] = (bound, checked(operator, candidate, bound))
+        return found[1]
+
+    def _reads_checking(self) -> bool:
+        return checking_results(os.environ if self._environ is None else self._environ)
 
     def attribute(self, operator: Operator, candidate: str, name: str) -> Any:
         """An attribute of an implementation's function, e.g. a GEMM's ``operand_format``; None if it has none."""
@@ -284,14 +303,16 @@ class OpManager:
         refuse_while_importing("reload_environment")
         with self.lock:
             sources = self._layers.sources.again()
-            said = sources.read().digest()  # may let other threads have the lock
+            checking, checked_before = self._reads_checking(), self._checking
+            said = f"{sources.read().digest()} {checking}"  # may let other threads have the lock
             before = self._layers.sources.contents
             if before is not None:
-                self._environments.setdefault(before.digest(), self._layers.generation)
+                self._environments.setdefault(f"{before.digest()} {bool(checked_before)}", self._layers.generation)
             generation = self._environments.get(said)
             if generation is None:
                 generation = self._environments[said] = next(self._generations)
-            self._change(dataclasses.replace(self._layers, sources=sources, generation=generation))
+            layers = dataclasses.replace(self._layers, sources=sources, generation=generation)
+            self._change(layers, (self, "_checking", checking))
 
     def replace_snapshot(self, snapshot: Snapshot | None = None) -> None:
         """Take another registry into use, at once and for cached calls too; None discovers what is installed now.
@@ -356,7 +377,8 @@ class OpManager:
             self.namespace.__dict__["_scoped"] = bool(self._open)
 
     def scope(self, layer: Policy, observer: Observer | None = None) -> Bindings:
-        """Bindings of the current scope with one more layer on top."""
+        """Bindings of the current scope with one more layer on top. Equal scopes share theirs, and what they bound."""
+        refuse_while_importing("a scoped policy")
         outer = self.current.get()
         layers = (layer, *(outer.layers if outer is not None else ()))
         if observer is None and outer is not None:

@@ -192,11 +192,12 @@ def _implementation_problems(implementation: Implementation) -> Iterator[str]:
 
 
 def _is_condition(value: object) -> bool:
-    if isinstance(value, (All, AnyOf)):
-        return all(_is_condition(part) for part in value.parts)
-    if isinstance(value, OnVendor):
+    # A subclass could raise, or compile to an expression of its own, in calls of everybody.
+    if type(value) in (All, AnyOf):
+        return all(_is_condition(part) for part in value.parts)  # type: ignore[attr-defined]
+    if type(value) is OnVendor:
         return isinstance(value.vendor, str) and _is_condition(value.condition)
-    return isinstance(value, (OneOf, NoneOf, Compare, MultipleOf))
+    return type(value) in (OneOf, NoneOf, Compare, MultipleOf)
 
 
 # -- against the operators of this te_dispatch ------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from te_dispatch.core.facts import UNKNOWN, CallFacts, FactValue
+from te_dispatch.core.memory import forms_of
 from te_dispatch.numerics.quantized import SCALINGS
 
 _DTYPE_NAMES = {
@@ -124,6 +125,7 @@ class Operator:
             in the interface are all that the backward needs.
         decompositions: in order of preference.
         mutates: parameters an implementation writes.
+        memory: form of each parameter that holds tensors, see `te_dispatch.core.memory`.
     """
 
     name: str
@@ -140,6 +142,7 @@ class Operator:
     saved: str | None = None
     decompositions: list[Decomposition] = field(default_factory=list)
     mutates: tuple[str, ...] = ()
+    memory: Mapping[str, str] = field(default_factory=dict)
 
     def __hash__(self) -> int:
         return hash((self.name, self.version))
@@ -233,6 +236,7 @@ def operator(
     saved: str | None = None,
     mutates: Sequence[str] = (),
     words: Mapping[str, Sequence[str]] | None = None,
+    memory: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare an operator. Its name is the stub's.
 
@@ -247,6 +251,7 @@ def operator(
         sizes: derived integer facts, name -> expression; facts: anything else.
         companion, backward, companion_facts, saved, mutates: see `Operator`.
         words: option -> the values it can have beside None.
+        memory: forms of parameters that differ from what `te_dispatch.core.memory.forms_of` takes them to be.
     """
     roles = _Roles(operands, tensors, quantizers, options, dtypes, sizes or {})
 
@@ -271,6 +276,7 @@ def operator(
             companion_facts=companion_facts,
             saved=saved,
             mutates=tuple(mutates),
+            memory=forms_of(name, signature, mutates, memory or {}),
         )
         if OPERATORS.setdefault(name, declared) is not declared:
             raise ValueError(f"operator {name} is declared twice")

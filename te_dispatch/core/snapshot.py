@@ -78,6 +78,11 @@ class Snapshot:
                 return backend, implementation
         raise KeyError(candidate_id)
 
+    def absence(self, backend: str) -> str:
+        """Why a backend that is not registered is not: nobody installed it, or it was refused."""
+        refused = [failure.reason for failure in self.failures if failure.name == backend]
+        return f"installed, but refused: {'; '.join(dict.fromkeys(refused))}" if refused else "not installed"
+
     def archs(self) -> dict[str, dict[str, Arch]]:
         """Vendor -> arch -> table row, over all manifests; a backend native to the vendor has the last word."""
         found: dict[str, dict[str, Arch]] = {}

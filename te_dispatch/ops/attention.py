@@ -21,6 +21,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from te_dispatch.core.facts import CallFacts, Derived, FactValue, fact
+from te_dispatch.core.memory import ROWS, SAVED
 from te_dispatch.core.operator import Fact, operator
 from te_dispatch.ops.results import AttentionBackward, AttentionForward, Saved
 from te_dispatch.ops.shapes import empty_quantized
@@ -156,6 +157,7 @@ def _backward_facts(call: CallFacts) -> CallFacts:
     companion="attention_bwd",
     companion_facts=_backward_facts,
     mutates=("s_quantizer.amax", "out_quantizer.amax"),
+    memory={"q": ROWS, "k": ROWS, "v": ROWS},
 )  # fmt: skip
 def attention_fwd(
     q: Operand,
@@ -272,6 +274,7 @@ def _backward_shape(
     backward=True,
     saved="saved.implementation",
     mutates=("s_quantizer.amax", "dp_quantizer.amax", "dqkv_quantizer.amax"),
+    memory={"dout": ROWS, "q": ROWS, "k": ROWS, "v": ROWS, "out": SAVED, "lse": SAVED},
 )  # fmt: skip
 def attention_bwd(
     dout: Operand,

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from te_dispatch.core.memory import ROWS
 from te_dispatch.core.operator import Fact, operator
 from te_dispatch.ops.quantize_forms import convert_encoding, relayout_scales, transpose_quantized
 from te_dispatch.ops.quantize_scales import compute_amax, partial_amax, partial_cast, update_delayed_scales
@@ -59,6 +60,7 @@ def _quantize_shape(x: Any, quantizer: Quantizer, *, usage: str, out: Any = None
     sizes={"k": "x.shape[-1]"},
     facts=(Fact("out", "(out is not None)"),),
     mutates=("out", "quantizer.amax"),
+    memory={"x": ROWS},
 )
 def quantize(
     x: torch.Tensor,
@@ -112,6 +114,7 @@ def _quantize_dbias_shape(
     dtypes=("bias_dtype",),
     sizes={"k": "x.shape[-1]"},
     mutates=("quantizer.amax",),
+    memory={"x": ROWS},
 )
 def quantize_dbias(
     x: torch.Tensor, quantizer: Quantizer, *, usage: str, bias_dtype: torch.dtype | None = None

@@ -119,7 +119,7 @@ def multi_tensor_adam(
             grads of one dtype each, moments float32.
         lr, beta1, beta2, eps, step (from 1), weight_decay: as in the papers.
         adam_w: decoupled weight decay; else it is added to the gradient.
-        bias_correction: divide the moments by 1 - beta^step.
+        bias_correction: divide the moments by 1 - beta^step, computed in float64 and rounded to fp32.
         master: float32 copies to update instead; params then receive their rounded values.
         noop_flag: float32 (1,): nonzero skips the step (an overflow was found).
     """

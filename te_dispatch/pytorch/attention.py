@@ -22,7 +22,13 @@ from te_dispatch.pytorch.attention_function import (
     run_attention,
 )
 from te_dispatch.pytorch.attention_inputs import Operands, as_given, call_key, check_operands, gather_operands
-from te_dispatch.pytorch.attention_lowering import AttentionMask, arbitrary_mask, operator_bias_type, spell_out
+from te_dispatch.pytorch.attention_lowering import (
+    AttentionMask,
+    arbitrary_mask,
+    of_every_query,
+    operator_bias_type,
+    spell_out,
+)
 from te_dispatch.pytorch.attention_masks import (
     UNBOUNDED,
     Masking,
@@ -274,6 +280,7 @@ class DotProductAttention(torch.nn.Module):
             alibi_slopes=alibi_slopes,
         )
         bias_type = operator_bias_type(core_attention_bias_type, core_attention_bias)
+        core_attention_bias = of_every_query(core_attention_bias, operands, layout)
         options = self._options(operands, layout, masking, bounds, bias_type, softcap)
         options, tensors, bias = spell_out(options, tensors, operands, core_attention_bias, masking.bottom_right)
         call = AttentionCall(options, tensors)

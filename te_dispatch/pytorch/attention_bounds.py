@@ -23,12 +23,17 @@ class Bounds(NamedTuple):
     max_seqlen_kv: int | None
 
     def padded_between(self, padded: bool, layout: str) -> Bounds:
-        """With `pad_between_seqs` applied: False leaves the padded bounds out, True needs them for thd."""
+        """With `pad_between_seqs` applied: False leaves the padded bounds out; for thd, bounds that are not given are
+        those without padding."""
         if not padded:
             return self._replace(cu_seqlens_q_padded=None, cu_seqlens_kv_padded=None)
-        if layout == "thd" and (self.cu_seqlens_q_padded is None or self.cu_seqlens_kv_padded is None):
-            raise ValueError("pad_between_seqs=True needs cu_seqlens_q_padded and cu_seqlens_kv_padded, got None")
-        return self
+        if layout != "thd" or (self.cu_seqlens_q_padded is None and self.cu_seqlens_kv_padded is None):
+            return self
+        q, kv = self.cu_seqlens_q_padded, self.cu_seqlens_kv_padded
+        return self._replace(
+            cu_seqlens_q_padded=self.cu_seqlens_q if q is None else q,
+            cu_seqlens_kv_padded=self.cu_seqlens_kv if kv is None else kv,
+        )
 
 
 def sequence_bounds(

@@ -29,6 +29,13 @@ def operator_bias_type(name: str, bias: torch.Tensor | None) -> str:
     return BIAS_TYPES[name]
 
 
+def of_every_query(bias: torch.Tensor | None, operands: Operands, layout: str) -> torch.Tensor | None:
+    """A bias with a row for each query, made of one that has a row for all of them: (.., 1, s_kv)."""
+    if bias is None or bias.dim() != 4 or bias.shape[2] != 1 or "s" not in layout:
+        return bias
+    return bias.expand(-1, -1, operands.q_shape[layout.index("s")], -1).contiguous()
+
+
 def arbitrary_mask(operands: Operands, layout: str, mask_type: str, mask: AttentionMask | None) -> torch.Tensor | None:
     """The operators' `attn_mask`, its dtype and shape checked; None for other masks, which do not read it."""
     if mask_type != "arbitrary":

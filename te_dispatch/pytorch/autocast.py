@@ -18,8 +18,9 @@ from te_dispatch.pytorch.compile.recipes import default_name, intern_group, inte
 
 
 class AutocastState:
-    """What modules read: immutable, and in eager one for all `autocast` of the same arguments, so that it is compared
-    with ``is`` (`_states`)."""
+    """What modules read: immutable, and in eager one for all `autocast` of a thread with the same arguments, so that
+    it is compared with ``is`` (`_Thread.states`).
+    """
 
     __slots__ = ("enabled", "calibrating", "recipe", "process_group", "names")
 
@@ -38,6 +39,10 @@ class _Thread(threading.local):
         self.state: AutocastState | None = None
         #: Plans that a graph with the outermost autocast inside has run so far, None elsewhere.
         self.traced: list[Any] | None = None
+        #: What autocasts were given, in eager: enabled, calibrating, the ids of recipe and process group. Both live as
+        #: long as the state, so no others get their ids; recipes are immutable. Per thread, so that a module sees by
+        #: the state whether the thread that trains it is another one.
+        self.states: dict[tuple[bool, bool, int, int], AutocastState] = {}
 
 
 thread = _Thread()
@@ -47,10 +52,6 @@ register_call(_LEFTOVERS, scale_update.update_leftover_backward_scales)
 
 #: Names of recipes that this version can carry out.
 _usable: set[str] = set()
-
-#: What autocasts were given, in eager: enabled, calibrating, the ids of recipe and process group. Both live as long as
-#: the state, so no others get their ids; recipes are immutable.
-_states: dict[tuple[bool, bool, int, int], AutocastState] = {}
 
 
 def _require_usable(recipe: Recipe) -> None:
@@ -70,6 +71,14 @@ def current_state() -> AutocastState | None:
     return thread.state
 
 
+def trains() -> bool:
+    """Whether a forward that is called now may have a backward: it then records amaxes.
+
+    A reentrant checkpoint runs its first forward without gradients although it will have a backward.
+    """
+    return torch.is_grad_enabled() or (not torch.is_inference_mode_enabled() and regions.in_reentrant_forward())
+
+
 @contextmanager
 def restored(state: AutocastState | None) -> Iterator[None]:
     """Be inside the autocast that `state` came from; leaving it updates nothing."""
@@ -84,11 +93,13 @@ class autocast:
     """Context manager: modules inside quantize the operands of their GEMMs as `recipe` says.
 
     It nests; the innermost decides. Leaving the outermost one normally, with gradients enabled, updates the forward
-    scales of delayed scaling.
+    scales of delayed scaling. It belongs to the thread, like torch.autocast: asyncio tasks that are in different ones
+    at the same time must not await inside them, or must run in threads of their own.
 
     Args:
         enabled: False computes in high precision.
-        calibrating: with ``enabled=False`` and delayed scaling, record amaxes while computing in high precision.
+        calibrating: with ``enabled=False`` and delayed scaling, record amaxes while computing in high precision. Scales
+            change when an autocast ends with gradients enabled; so calibrate with gradients, without a backward.
         recipe: a recipe of `te_dispatch.common.recipe`; None for `get_default_recipe()`.
         amax_reduction_group: process group over which amaxes are reduced; None for the default group.
         _graph: reserved for CUDA graph capture; must be False.
@@ -108,7 +119,7 @@ class autocast:
     ) -> None:
         self._previous: list[AutocastState | None] = []
         if not torch.compiler.is_dynamo_compiling() and not _graph:
-            found = _states.get((bool(enabled), bool(calibrating), id(recipe), id(amax_reduction_group)))
+            found = thread.states.get((bool(enabled), bool(calibrating), id(recipe), id(amax_reduction_group)))
             if found is not None:
                 self._state = found
                 return
@@ -128,7 +139,7 @@ class autocast:
         state = AutocastState(bool(enabled), bool(calibrating), name, amax_reduction_group)
         if not torch.compiler.is_compiling():
             key = (state.enabled, state.calibrating, id(state.recipe), id(amax_reduction_group))
-            state = _states.setdefault(key, state)
+            state = thread.states.setdefault(key, state)
         self._state = state
 
     def __enter__(self) -> None:
@@ -160,11 +171,9 @@ class autocast:
         # Inside a backward this is a checkpoint's recomputation, whose first forward has updated already.
         if torch._C._current_graph_task_id() != -1:
             return
-        groups = scale_update.dirty_forward_groups()
-        # A reentrant checkpoint runs its first forward without gradients although it will have a backward.
-        if groups and (torch.is_grad_enabled() or regions.in_reentrant_forward()):
-            for group in groups:
-                group.update()
+        trainer = scale_update.trainer()
+        if trainer.has_forward_updates() and trains():
+            trainer.update(forward=True)
 
 
 def fp8_autocast(

@@ -85,8 +85,17 @@ class Boundary:
         if self.forward is None:
             return self
         (scale,) = self.forward.frozen_scales()
-        frozen = DelayedQuantizer(self.output.encoding, self.output.common, scale, None)
-        return Boundary(frozen, self.input_grad, self.forward, self.backward)
+        return self._recording_nothing(scale)
+
+    def evaluation(self) -> Boundary:
+        """One for a forward that will have no backward: it uses the scale in force, and records nothing."""
+        if self.forward is None:
+            return self
+        return self._recording_nothing(self.forward.scale_views[0])
+
+    def _recording_nothing(self, scale: torch.Tensor) -> Boundary:
+        output = DelayedQuantizer(self.output.encoding, self.output.common, scale, None)
+        return Boundary(output, self.input_grad, self.forward, self.backward)
 
 
 def _canonical(quantizer: Quantizer) -> Quantizer:

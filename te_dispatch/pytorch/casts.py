@@ -31,12 +31,14 @@ from te_dispatch.numerics.quantizers import (
     NVFP4Quantizer,
     Quantizer,
 )
+from te_dispatch.pytorch import scale_update
 from te_dispatch.pytorch.delayed_scales import DelayedScales
-from te_dispatch.pytorch.scale_update import ScaleGroup
 
 if TYPE_CHECKING:
     from te_dispatch.numerics.quantized import Quantized
     from te_dispatch.pytorch.boundary import Boundary
+    from te_dispatch.pytorch.scale_group import ScaleGroup
+    from te_dispatch.pytorch.scale_update import Trainer
 
 
 def _union(*usages: str) -> str:
@@ -102,17 +104,19 @@ class Plan:
         recipe, scope, device, process_group: what it was built for.
         gemms: one per weight, in the order of the forward.
         forward, backward: states of delayed scaling, None for other recipes.
-        backward_group: of `backward`.
+        forward_group, backward_group: that update them, None before a training step.
+        trainer: whose groups they are.
         replay: whether this plan repeats an earlier forward: fixed scales, no amax.
         root: of a replay: the graph task whose end updates the backward scales (`scale_update.note_backward_cast`).
         weights: of a replay: the quantized weights of the first forward where it had them cached.
         boundary: the casts of what enters and leaves the module quantized; None until a call asks for that.
         aligned: shape of the last input whose dimensions were found to suit the recipe.
+        source: of what `evaluation` gives, the plan that it was made of; else the plan itself.
     """
 
     __slots__ = (
         "recipe", "scope", "device", "process_group", "gemms", "forward", "backward", "forward_group",
-        "backward_group", "replay", "root", "weights", "boundary", "aligned",
+        "backward_group", "trainer", "replay", "root", "weights", "boundary", "aligned", "source", "_evaluation",
     )  # fmt: skip
 
     def __init__(
@@ -132,13 +136,49 @@ class Plan:
         self.gemms = tuple(gemms)
         self.forward = forward
         self.backward = backward
-        self.forward_group: ScaleGroup | None = None if forward is None else forward.group
-        self.backward_group: ScaleGroup | None = None if backward is None else backward.group
+        self.forward_group: ScaleGroup | None = None
+        self.backward_group: ScaleGroup | None = None
+        self.trainer: Trainer | None = None
         self.replay = False
         self.root: int | None = None
         self.weights: list[Quantized | None] | None = None
         self.boundary: Boundary | None = None
         self.aligned: tuple[int, ...] | None = None
+        self.source = self
+        self._evaluation: Plan | None = None
+
+    def join(self) -> bool:
+        """Have this thread's groups update the states; whether others did before, or none."""
+        trainer = scale_update.trainer()
+        if self.trainer is trainer and self.forward is not None and self.forward.group is self.forward_group:
+            return False
+        assert self.forward is not None and self.backward is not None and isinstance(self.recipe, DelayedScaling)
+        properties = self.recipe, self.process_group, self.device
+        forward = trainer.group(*properties, True)
+        moved = self.forward.group is not forward
+        for state in self.forward_states():
+            forward.add(state)
+        backward = trainer.group(*properties, False)
+        backward.add(self.backward)
+        if self.boundary is not None and self.boundary.backward is not None:
+            backward.add(self.boundary.backward)
+        self.forward_group, self.backward_group, self.trainer = forward, backward, trainer
+        return moved
+
+    def add_boundary(self, boundary: Boundary) -> None:
+        self.boundary, self.trainer, self._evaluation = boundary, None, None
+
+    def evaluation(self) -> Plan:
+        """The plan for a forward that will have no backward: it uses the scales in force, and records nothing."""
+        if self.forward is None:
+            return self
+        if self._evaluation is None:
+            gemms = [casts.replaced(_silent(casts.input), _silent(casts.weight)) for casts in self.gemms]
+            plan = Plan(self.recipe, self.scope, self.device, self.process_group, gemms, self.forward, self.backward)
+            plan.source = self
+            plan.boundary = None if self.boundary is None else self.boundary.evaluation()
+            self._evaluation = plan
+        return self._evaluation
 
     def forward_states(self) -> list[DelayedScales]:
         """All states that this plan's forwards record amaxes in."""
@@ -163,6 +203,7 @@ class Plan:
                 for i, casts in enumerate(gemms)
             ]
         plan = Plan(self.recipe, self.scope, self.device, self.process_group, gemms, self.forward, self.backward)
+        plan.forward_group, plan.backward_group = self.forward_group, self.backward_group
         plan.replay = True
         plan.weights = self.weights
         if self.boundary is not None:
@@ -172,6 +213,12 @@ class Plan:
 
 def _frozen(quantizer: Quantizer, scale: torch.Tensor) -> DelayedQuantizer:
     return DelayedQuantizer(quantizer.encoding, quantizer.common, scale, None)
+
+
+def _silent(quantizer: Quantizer) -> Quantizer:
+    """The quantizer of delayed scaling without the amax that it records."""
+    assert isinstance(quantizer, DelayedQuantizer)
+    return _frozen(quantizer, quantizer.scale)
 
 
 def device_encodings(device: torch.device) -> tuple[str, ...]:
@@ -233,7 +280,7 @@ def build_plan(
     Args:
         gemm_count: weights of the module.
         forward, backward: for delayed scaling, states of two tensors (input, weight) and one tensor (gradient) per
-            weight, already in their groups; else None.
+            weight; else None.
     """
     scope = scopes.capture()
     common = ops.policy_numerics().fp8_portability == "common"

@@ -7,6 +7,7 @@ must not shard it. Modules keep it as a plain attribute, move it with their para
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,10 @@ from te_dispatch.pytorch.compile import keep_static
 
 if TYPE_CHECKING:
     from te_dispatch.pytorch.scale_update import ScaleGroup
+
+
+class StateError(RuntimeError):
+    """A saved state that cannot be loaded."""
 
 
 class DelayedScales:
@@ -33,12 +38,13 @@ class DelayedScales:
             below it; () and 0 until a recipe is bound.
         amax_views, scale_views: float32 (1,) each: row 0 and the scales by tensor. They are made once, because
             indexing on every cast costs more than the cast's launch.
-        group: the `ScaleGroup` that updates them, None until a recipe is bound.
+        group: the `ScaleGroup` that updates them, None until a training step.
+        label: what the ranks of an amax reduction call this state: the module's origin, ``/``, which of its states.
     """
 
     __slots__ = (
-        "history", "scale", "scale_amax", "_max_values", "margin", "amax_views", "scale_views", "group", "_frozen",
-        "_frozen_at", "__weakref__",
+        "history", "scale", "scale_amax", "_max_values", "margin", "amax_views", "scale_views", "group", "label",
+        "_frozen", "_frozen_at", "__weakref__",
     )  # fmt: skip
 
     def __init__(
@@ -50,6 +56,7 @@ class DelayedScales:
         margin: int = 0,
     ) -> None:
         self.group: ScaleGroup | None = None
+        self.label = ""
         self.max_values = tuple(max_values)
         self.margin = margin
         self._adopt(history, scale, scale_amax)
@@ -187,29 +194,56 @@ class DelayedScales:
         self.max_values, self.margin = other.max_values, other.margin
 
     @classmethod
-    def from_data(cls, data: dict[str, Any], count: int, where: str) -> DelayedScales:
+    def from_data(cls, data: Any, count: int, where: str) -> DelayedScales:
         """Read what `as_data` wrote, or a state from before `scale_amax` was saved: its amaxes are then unknown.
 
         Raises:
-            RuntimeError: shapes that are not a state of `count` tensors; `where` starts the message.
+            StateError: not a state of `count` tensors, or values that no update leaves; `where` starts the message.
         """
-        history, scale = data["amax_history"], data["scale"]
-        scale_amax = data.get("scale_amax")
-        if scale_amax is None:
-            scale_amax = scale_amax_unknown(scale)
+        if not isinstance(data, dict):
+            raise StateError(f"{where} must be a dict, got {type(data).__name__}")
+        history = _loaded(data, "amax_history", where)
         if history.dim() != 2 or history.shape[0] < 1 or history.shape[1] != count:
-            raise RuntimeError(f"{where}: amax_history must be (length, {count}), got {tuple(history.shape)}")
+            raise StateError(f"{where}, amax_history must be (length, {count}), got shape {tuple(history.shape)}")
+        scale = _loaded(data, "scale", where)
+        unknown = data.get("scale_amax") is None
+        scale_amax = scale_amax_unknown(scale) if unknown else _loaded(data, "scale_amax", where)
         for name, tensor in (("scale", scale), ("scale_amax", scale_amax)):
             if tuple(tensor.shape) != (count,):
-                raise RuntimeError(f"{where}: {name} must be ({count},), got {tuple(tensor.shape)}")
+                raise StateError(f"{where}, {name} must be ({count},), got shape {tuple(tensor.shape)}")
+        for name, tensor, wanted, wrong in (
+            ("amax_history", history, "not negative", history < 0),  # a NaN is ignored by updates
+            ("scale", scale, "finite and above 0", ~(scale.isfinite() & (scale > 0))),
+            ("scale_amax", scale_amax, "finite and not negative, or NaN", scale_amax.isinf() | (scale_amax < 0)),
+        ):
+            if not tensor.is_meta and bool(wrong.any()):
+                raise StateError(f"{where}, {name} must be {wanted}, got {tensor[wrong][0].item()}")
+        max_values, margin = data.get("max_values", ()), data.get("margin", 0)
+        if not (isinstance(max_values, (list, tuple)) and len(max_values) in (0, count)):
+            raise StateError(f"{where}, max_values must be {count} numbers, got {max_values!r}")
+        for value in max_values:
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+                raise StateError(f"{where}, max_values must be finite and above 0, got {value!r}")
+        if isinstance(margin, bool) or not isinstance(margin, int):
+            raise StateError(f"{where}, margin must be an int, got {margin!r}")
         with torch.inference_mode(False):
             history, scale, scale_amax = (t.detach().to(torch.float32, copy=True) for t in (history, scale, scale_amax))
-            return cls(history, scale, scale_amax, data.get("max_values", ()), data.get("margin", 0))
+            return cls(history, scale, scale_amax, max_values, margin)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Copies and pickles get their own views; the group binds anew at the next use.
         tensors = (self.history.clone(), self.scale.clone())
         return _restore, (*tensors, self.max_values, self.scale_amax.clone(), self.margin)
+
+
+def _loaded(data: dict[str, Any], name: str, where: str) -> torch.Tensor:
+    tensor = data.get(name)
+    if not isinstance(tensor, torch.Tensor):
+        got = f"{type(tensor).__name__}" if name in data else f"none among {', '.join(map(str, data))}"
+        raise StateError(f"{where}, {name} must be a tensor, got {got}")
+    if not tensor.is_floating_point():
+        raise StateError(f"{where}, {name} must be float32, got {tensor.dtype}")
+    return tensor
 
 
 def scale_amax_unknown(scale: torch.Tensor) -> torch.Tensor:

@@ -12,21 +12,31 @@ import torch
 _transforms_active: Any = getattr(torch._C, "_are_functorch_transforms_active", None)
 _unwrap_if_dead: Any = getattr(getattr(torch._C, "_functorch", None), "unwrap_if_dead", None)
 
+_TRANSFORMS = (
+    "modules and functions of te_dispatch.pytorch do not support the transforms of torch.func (grad, vjp, vmap, jvp, "
+    "jacrev, hessian): operators record no graph to transform; use backward() or torch.autograd.grad"
+)
+
 
 def applied(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     """`function.apply` for positional arguments of which the first is the only one that a user computed.
 
     `torch.autograd.Function.apply` looks through all arguments for tensors that outlived a functorch transform, after
     tests for what our Functions do not have (keywords, ``setup_context``). That is a tenth of what a Function costs.
-    Traced, and inside a functorch transform, it is `function.apply`.
+    Traced it is `function.apply`.
+
+    Raises:
+        NotImplementedError: inside a transform of torch.func.
     """
     if _transforms_active is None or _unwrap_if_dead is None:
         return function.apply
     direct = super(torch.autograd.Function, function).apply  # type: ignore[misc]
 
     def apply(x: Any, *rest: Any) -> Any:
-        if torch.compiler.is_dynamo_compiling() or _transforms_active():
+        if torch.compiler.is_dynamo_compiling():
             return function.apply(x, *rest)
+        if _transforms_active():
+            raise NotImplementedError(_TRANSFORMS)
         return direct(_unwrap_if_dead(x), *rest)
 
     return apply

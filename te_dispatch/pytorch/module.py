@@ -15,7 +15,7 @@ from te_dispatch.core import scopes
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.ops.checks.likeness import Likeness, alike
 from te_dispatch.pytorch import regions, scale_update
-from te_dispatch.pytorch.autocast import AutocastState, thread
+from te_dispatch.pytorch.autocast import AutocastState, thread, trains
 from te_dispatch.pytorch.boundary import Boundary, operand
 from te_dispatch.pytorch.casts import Plan, build_plan
 from te_dispatch.pytorch.compile import call_outside_graph, constant, refuse_recomputation, register_call
@@ -68,6 +68,7 @@ class GemmModule(KnowingModule):
         self._traced_plans = TracedPlans()
         self._cached_weights: list[Quantized | None] | None = None
         self._cached_for: Plan | None = None
+        self._cached_of: tuple[torch.Tensor, ...] = ()
         self._ran_unowned = False
         #: What `_familiar` knows: comparisons, and the number of features each was checked for.
         self._looks: tuple[tuple[Likeness, int], ...] = ()
@@ -92,9 +93,12 @@ class GemmModule(KnowingModule):
         if state is None or not (state.enabled or state.calibrating):
             return None, None
         plan = self._current_plan(state, x.device, boundary)
-        group = plan.forward_group
-        if group is not None:
-            group.dirty = True
+        if plan.forward is not None:
+            if trains():
+                self._join(plan)
+                plan.forward_group.dirty = True  # type: ignore[union-attr]
+            else:
+                plan = plan.evaluation()
         if not state.enabled:
             return None, None
         if not regions.maybe_checkpointed():
@@ -107,9 +111,9 @@ class GemmModule(KnowingModule):
         if state is None or not (state.enabled or state.calibrating):
             return None
         plan = self._traced_plan(state, x.device, boundary)
-        if plan.forward_group is not None:
+        if plan.forward is not None and torch.is_grad_enabled():
             if thread.traced is None:
-                call_outside_graph(plan.forward_group.cast_call)
+                call_outside_graph(plan.forward_group.cast_call)  # type: ignore[union-attr, arg-type]
             else:
                 call_outside_graph(_DELAYED_FORWARD)
                 thread.traced.append(plan)
@@ -117,12 +121,13 @@ class GemmModule(KnowingModule):
 
     def _traced_plan(self, state: AutocastState, device: torch.device, boundary: bool = False) -> Plan:
         """The plan of a call in a compiled program; made outside of it, because a graph cannot make state."""
-        name = self._prepare(*state.names, scopes.capture().token, device.type, device.index, boundary)
+        trains = torch.is_grad_enabled()
+        name = self._prepare(*state.names, scopes.capture().token, device.type, device.index, boundary, trains)
         return getattr(self._traced_plans, name)  # type: ignore[no-any-return]
 
     @constant
     def _prepare(
-        self, recipe: str, group: int, policy: str, device_type: str, index: int | None, boundary: bool
+        self, recipe: str, group: int, policy: str, device_type: str, index: int | None, boundary: bool, trains: bool
     ) -> str:
         """Have a plan under the bindings with the token `policy`, and return its name in `_traced_plans`.
 
@@ -136,10 +141,20 @@ class GemmModule(KnowingModule):
                 plan = self._build_plan(found[0], device, found[3])
         if boundary:
             self._add_boundary(plan)
+        if plan.forward is not None and trains:
+            self._join(plan)
+            for found_group in (plan.forward_group, plan.backward_group):
+                scale_update.prepare_compiled(found_group)  # type: ignore[arg-type]
         where = _policy_numbers.setdefault(policy, len(_policy_numbers))
-        name = f"{recipe}_{group + 1}_{device_type}_{index}_{where}"
-        setattr(self._traced_plans, name, plan)
+        name = f"{recipe}_{group + 1}_{device_type}_{index}_{where}_{'trains' if trains else 'evaluates'}"
+        setattr(self._traced_plans, name, plan if trains else plan.evaluation())
         return name
+
+    def _join(self, plan: Plan) -> None:
+        """Have this thread's groups update the plan's states; what was made for others is forgotten."""
+        if plan.join():
+            self._known = ()
+            self._traced_plans = TracedPlans()
 
     def _record(self, plan: Plan, targets: Sequence[regions.Region]) -> Plan | None:
         if not targets:
@@ -168,17 +183,13 @@ class GemmModule(KnowingModule):
             plan.boundary = Boundary(casts.input, casts.grad)
             return
         forward, backward = self._boundary_scales_for(recipe, plan.device)
-        scale_update.scale_group(recipe, plan.process_group, plan.device, True).add(forward)
-        scale_update.scale_group(recipe, plan.process_group, plan.device, False).add(backward)
-        plan.boundary = Boundary.delayed(casts.input, casts.grad, recipe.margin, forward, backward)
+        plan.add_boundary(Boundary.delayed(casts.input, casts.grad, recipe.margin, forward, backward))
 
     def _build_plan(self, recipe: Recipe, device: torch.device, process_group: Any) -> Plan:
         forward = backward = None
         before = self._scales_identity()
         if isinstance(recipe, DelayedScaling):
             forward, backward = self._scales_for(recipe, device)
-            scale_update.scale_group(recipe, process_group, device, True).add(forward)
-            scale_update.scale_group(recipe, process_group, device, False).add(backward)
         self._known = ()
         self._plan = plan = build_plan(recipe, device, process_group, self.gemm_count, forward, backward)
         if self._scales_identity() != before:
@@ -248,13 +259,15 @@ class GemmModule(KnowingModule):
             return plan.weights
         if is_first_microbatch is None:
             return None
-        if is_first_microbatch or self._cached_weights is None or self._cached_for is not plan:
+        # An evaluation takes what a training step has cached; not the other way round, because it records no amaxes.
+        fits = self._cached_weights is not None and self._cached_for in (plan, plan.source)
+        if is_first_microbatch or not fits or _replaced(weights, self._cached_of):
             with torch.no_grad():
                 self._cached_weights = [
                     operand(w.detach().contiguous(), casts.weight, casts.weight_usage[1])
                     for w, casts in zip(weights, plan.gemms)
                 ]
-            self._cached_for = plan
+            self._cached_for, self._cached_of = plan, tuple(weights)
         if record is not None:
             record.weights = self._cached_weights
         return self._cached_weights
@@ -341,11 +354,23 @@ class GemmModule(KnowingModule):
     def _forget_weights(self) -> None:
         self._cached_weights = None
         self._cached_for = None
+        self._cached_of = ()
 
     def __getstate__(self) -> dict[str, Any]:
         # Copies and pickles bind anew: a plan refers to a policy and a process group of this process.
         state = dict(self.__dict__)
         state.update(
-            _plan=None, _traced_plans=TracedPlans(), _cached_weights=None, _cached_for=None, _looks=(), _known=()
+            _plan=None,
+            _traced_plans=TracedPlans(),
+            _cached_weights=None,
+            _cached_for=None,
+            _cached_of=(),
+            _looks=(),
+            _known=(),
         )
         return state
+
+
+def _replaced(weights: Sequence[torch.Tensor], before: Sequence[torch.Tensor]) -> bool:
+    """Whether a weight is another Parameter than before; views and what parametrizations compute always are."""
+    return any(isinstance(w, torch.nn.Parameter) and w is not old for w, old in zip(weights, before, strict=True))

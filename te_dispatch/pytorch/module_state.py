@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from te_dispatch.common.recipe import DelayedScaling
-from te_dispatch.pytorch.delayed_scales import DelayedScales
+from te_dispatch.pytorch.amax_reduction import Origin
+from te_dispatch.pytorch.delayed_scales import DelayedScales, StateError
 
 _EXTRA_STATE_FORMAT = 1
 
@@ -27,6 +28,7 @@ class ScaledModule(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        self._origin = Origin(type(self).__name__)
         self._forward_scales: DelayedScales | None = None
         self._backward_scales: DelayedScales | None = None
         self._output_scales: DelayedScales | None = None
@@ -67,6 +69,7 @@ class ScaledModule(torch.nn.Module):
         if scales is None:
             scales = DelayedScales.fresh(recipe.amax_history_len, count, device)
             setattr(self, attribute, scales)
+        scales.label = f"{self._origin.name}/{key}"
         scales.move(device)
         scales.resize(recipe.amax_history_len)
         return scales
@@ -93,8 +96,8 @@ class ScaledModule(torch.nn.Module):
     def get_extra_state(self) -> dict[str, Any] | None:
         """The delayed-scaling state as plain data, None before the first use of delayed scaling."""
         live = self._live()
-        if not live:
-            return None
+        if "forward" not in live or "backward" not in live:
+            return None  # before the first use, or in the middle of one that was interrupted
         data = {key: scales.as_data() for key, scales in live.items()}
         return {"format": _EXTRA_STATE_FORMAT, "recipe": "delayed", **data}
 
@@ -104,23 +107,31 @@ class ScaledModule(torch.nn.Module):
         Another history length than the recipe's is adapted at the next use: the newest steps are kept.
 
         Raises:
-            RuntimeError: a state that is not one of this module's.
+            RuntimeError: a state that is not one of this module's, or with values that no training leaves, such as a
+                scale of 0. Nothing is changed then.
         """
         if state is None:
             return
         name = type(self).__name__
         if not isinstance(state, dict) or state.get("format") != _EXTRA_STATE_FORMAT:
             found = state.get("format") if isinstance(state, dict) else type(state).__name__
-            raise RuntimeError(f"{name}: extra state must have format {_EXTRA_STATE_FORMAT}, got {found!r}")
-        for key, (attribute, count) in self._states().items():
-            if key not in state and key in ("output", "input_grad"):
-                continue  # nothing left the module quantized
-            loaded = DelayedScales.from_data(state[key], count, f"{name}: extra state, {key}")
+            raise StateError(f"{name}: extra state must have format {_EXTRA_STATE_FORMAT}, got {found!r}")
+        known = self._states()
+        unknown = [key for key in state if key not in (*known, "format", "recipe")]
+        if unknown:
+            raise StateError(f"{name}: extra state has no {unknown[0]!r}, only {', '.join(known)}")
+        loaded = {}
+        for key, (attribute, count) in known.items():
+            if key in state:
+                loaded[attribute] = DelayedScales.from_data(state[key], count, f"{name}: extra state, {key}")
+            elif key in ("forward", "backward"):  # the others are there where something left the module quantized
+                raise StateError(f"{name}: extra state must have {key!r}, got {', '.join(map(str, state))}")
+        for attribute, scales in loaded.items():
             live = getattr(self, attribute)
             if live is None:
-                setattr(self, attribute, loaded)
+                setattr(self, attribute, scales)
             else:
-                live.load(loaded)
+                live.load(scales)
         self._forget_plan()
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
@@ -140,10 +151,13 @@ class ScaledModule(torch.nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )
         key = f"{prefix}_extra_state"
+        try:
+            super()._load_from_state_dict(
+                state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+            )
+        except StateError as error:
+            error_msgs.append(f"{key}: {error}")
         if key in missing_keys:
             # Checkpoints of high-precision training have none; scales then start as in a new model.
             missing_keys.remove(key)

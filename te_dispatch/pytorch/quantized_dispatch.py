@@ -111,7 +111,13 @@ def _mapped(x: QuantizedTensor, function: Callable[[torch.Tensor], torch.Tensor]
     """x with `function` done to each of its tensors."""
     names, metadata = x.__tensor_flatten__()
     inner = {name: function(getattr(x, name)) for name in names}
-    return QuantizedTensor.__tensor_unflatten__(inner, metadata, x.shape, None)
+    return _of_class(x, QuantizedTensor.__tensor_unflatten__(inner, metadata, x.shape, None))
+
+
+def _of_class(x: QuantizedTensor, made: QuantizedTensor) -> QuantizedTensor:
+    """What was made of x, of x's class, as PyTorch demands of ``detach`` and views."""
+    made.__class__ = x.__class__
+    return made
 
 
 def _reshaped(x: QuantizedTensor, shape: Any) -> QuantizedTensor:
@@ -122,7 +128,7 @@ def _reshaped(x: QuantizedTensor, shape: Any) -> QuantizedTensor:
         x._scale_layout, shape, x.dtype,
     )  # fmt: skip
     made._whole = x._whole
-    return made
+    return _of_class(x, made)
 
 
 @_handles(_aten.detach.default, _aten.alias.default, _aten.view_as.default)
@@ -216,7 +222,7 @@ def _rows(x: QuantizedTensor, start: int, stop: int) -> QuantizedTensor | None:
         (stop - start, *x.shape[1:]), x.dtype,
     )  # fmt: skip
     made._whole = False
-    return made
+    return _of_class(x, made)
 
 
 @_handles(_aten.slice.Tensor)
@@ -258,27 +264,40 @@ def format_quantizer(x: Quantized) -> Quantizer:
     return MXFP8Quantizer(x.encoding) if x.scaling == "mxfp8" else NVFP4Quantizer(x.encoding)
 
 
-def _overwrite(target: QuantizedTensor, source: torch.Tensor) -> None:
-    """Quantize `source`, broadcast to the target's shape, into the target's memory."""
+def _require_writable(target: QuantizedTensor) -> None:
     if not target._whole:
         raise RuntimeError(
             f"cannot write to a slice of a QuantizedTensor, {target!r}: its scales are those of other rows too; "
             "clone() it, or write to the whole"
         )
-    record = record_of(target)
-    data = record.row_data if record.row_data is not None else record.col_data
+    data = target._row_data if target._row_data is not None else target._col_data
     if type(data) is not torch.Tensor:
         raise NotImplementedError("writing to a QuantizedTensor inside a compiled region: write to it outside")
-    if record.scale_layout != CANONICAL_SCALES:
+    if target._scale_layout != CANONICAL_SCALES:
         raise NotImplementedError(
-            f"writing to a QuantizedTensor with {record.scale_layout} scales: only canonical scales can be written"
+            f"writing to a QuantizedTensor with {target._scale_layout} scales: only canonical scales can be written"
         )
+
+
+def requantized(target: QuantizedTensor, source: torch.Tensor) -> QuantizedTensor:
+    """`source`, of the target's shape, dtype and device, in the target's format.
+
+    Raises:
+        RuntimeError, NotImplementedError: the target is one that cannot be written.
+    """
+    _require_writable(target)
+    record = record_of(target)
+    usage = "both" if record.row_data is not None and record.col_data is not None else "row"
+    usage = "column" if record.row_data is None else usage
+    return as_tensor(ops.quantize(source.contiguous(), format_quantizer(record), usage=usage))
+
+
+def _overwrite(target: QuantizedTensor, source: torch.Tensor) -> None:
+    """Quantize `source`, broadcast to the target's shape, into the target's memory."""
+    _require_writable(target)
     if target.is_meta or not target.numel():
         return
-    source = source.to(device=target.device, dtype=target.dtype).expand(target.shape).contiguous()
-    usage = "both" if record.row_data is not None and record.col_data is not None else "row"
-    made = ops.quantize(source, format_quantizer(record), usage="column" if record.row_data is None else usage)
-    fresh = as_tensor(made)
+    fresh = requantized(target, source.to(device=target.device, dtype=target.dtype).expand(target.shape))
     for name in target.__tensor_flatten__()[0]:
         getattr(target, name).copy_(getattr(fresh, name))
 

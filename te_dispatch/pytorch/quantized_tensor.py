@@ -121,6 +121,33 @@ class QuantizedTensor(torch.Tensor):
         """
         return _dequantized(self, dtype)
 
+    @property
+    def data(self) -> torch.Tensor:
+        """This tensor out of autograd's sight.
+
+        Assigning a `QuantizedTensor` of the same shape, dtype and device takes over its tensors and its format;
+        assigning an ordinary tensor quantizes it in the format here, into new memory, as `copy_` does in place.
+
+        Raises:
+            RuntimeError: another shape, dtype or device is assigned.
+        """
+        return torch.Tensor.data.__get__(self)  # type: ignore[attr-defined, no-any-return]
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        for name in ("shape", "dtype", "device"):
+            if getattr(value, name) != getattr(self, name):
+                raise RuntimeError(
+                    f"data of {self!r} cannot become a tensor with {name} {getattr(value, name)}: expected "
+                    f"{getattr(self, name)}; make a new QuantizedTensor instead"
+                )
+        if not isinstance(value, QuantizedTensor):
+            from te_dispatch.pytorch.quantized_dispatch import requantized
+
+            value = requantized(self, value.detach())
+        for name in (*_PARTS, "_encoding", "_scaling", "_scale_layout", "_whole"):
+            setattr(self, name, getattr(value, name))
+
     def data_ptr(self) -> int:
         """Refused: a kernel that is given this tensor must be given its record or its values instead.
 

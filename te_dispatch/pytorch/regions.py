@@ -162,8 +162,9 @@ def in_reentrant_forward() -> bool:
     """Whether the caller runs in a reentrant checkpoint's first forward that will have a backward."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if _marks.get(id(frame.f_code)) == _FORWARD_REENTRANT:
-            # Under an outer no_grad the node has no edges, and there will be no backward.
-            return bool(frame.f_locals["ctx"].next_functions)
+        # Under an outer no_grad the node has no edges, and there will be no backward. A checkpoint in a checkpoint has
+        # none either, but the outer one has.
+        if _marks.get(id(frame.f_code)) == _FORWARD_REENTRANT and frame.f_locals["ctx"].next_functions:
+            return True
         frame = frame.f_back
     return False

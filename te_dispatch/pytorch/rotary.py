@@ -110,16 +110,16 @@ class _RopeFunction(torch.autograd.Function):
         ctx.save_for_backward(freqs, cu_seqlens, offsets)
         ctx.options = options
         ctx.scope = scopes.capture()
-        return returned(
-            ops.rope_fwd(
-                x,
-                freqs,
-                layout=options.layout,
-                interleaved=options.interleaved,
-                cu_seqlens=cu_seqlens,
-                offsets=offsets,
-            )
+        out = ops.rope_fwd(
+            x,
+            freqs,
+            layout=options.layout,
+            interleaved=options.interleaved,
+            cu_seqlens=cu_seqlens,
+            offsets=offsets,
         )
+        # An implementation may keep x's strides; callers view the result whatever runs.
+        return returned(out.contiguous())
 
     @staticmethod
     @in_forward_scope
@@ -159,7 +159,7 @@ def apply_rotary_pos_emb(
         cp_size, cp_rank: context parallelism is not supported yet.
 
     Returns:
-        Like t.
+        Like t, contiguous.
 
     Raises:
         ValueError: shapes that do not fit, or cu_seqlens missing.

@@ -238,7 +238,7 @@ class TransformerLayer(torch.nn.Module):
             The others: as in `MultiheadAttention.forward`, of both attentions.
 
         Returns:
-            Like hidden_states.
+            Like hidden_states; in the dtype of torch.autocast where that is on.
         """
         reject_in_call("TransformerLayer", inference_params, thd_attention_policies, thd_attention_policy_dispatch)
         shared = given(
@@ -253,6 +253,9 @@ class TransformerLayer(torch.nn.Module):
             pad_between_seqs=pad_between_seqs,
             softcap=softcap,
         )
+        if torch.is_autocast_enabled(hidden_states.device.type):
+            # The whole layer, its residual stream too, is in this dtype then, as its result is.
+            hidden_states = hidden_states.to(torch.get_autocast_dtype(hidden_states.device.type))
         decoder = self.layer_type == "decoder"
         keys = _key_bounds(cu_seqlens_kv, cu_seqlens_kv_padded, max_seqlen_kv)
         own_keys = _key_bounds(cu_seqlens_q, cu_seqlens_q_padded, max_seqlen_q) if decoder else keys
@@ -276,12 +279,7 @@ class TransformerLayer(torch.nn.Module):
         self, outputs: torch.Tensor | tuple[torch.Tensor, ...], x: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(output, residual) of what a part returned for x: the residual it returned beside its output, else x."""
-        if not isinstance(outputs, tuple):
-            return outputs, x
-        out, residual = outputs
-        # What a part passes on is what torch.autocast made of x: less precise, and no saving then.
-        passed = self.apply_residual_connection_post_layernorm or residual.dtype == x.dtype
-        return out, residual if passed else x
+        return outputs if isinstance(outputs, tuple) else (outputs, x)  # type: ignore[return-value]
 
     def _add(
         self, outputs: torch.Tensor | tuple[torch.Tensor, ...], x: torch.Tensor, cu_seqlens: torch.Tensor | None

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -106,6 +108,28 @@ def test_an_unknown_word_in_a_traced_scope_is_refused():
 
     with pytest.raises(Exception, match="reference"):
         compiler()(step)(torch.ones(16, 16, device=DEVICE))
+
+
+POLICIES_NEVER_READ = """
+import contextlib, sys, torch, te_dispatch, te_dispatch.pytorch as te
+
+how = sys.argv[1]
+attention = te.DotProductAttention(2, 16, attention_dropout=0.0)
+q, k, v = (torch.randn(8, 2, 2, 16) for _ in range(3))
+if how == "set_policy":
+    attention(q, k, v)
+    te_dispatch.set_policy("deterministic")
+scope = te_dispatch.using(softmax="reference") if how == "using" else contextlib.nullcontext()
+with scope:
+    found = torch.compile(attention, fullgraph=True, backend="aot_eager")(q, k, v)
+    assert torch.equal(found, attention(q, k, v))
+"""
+
+
+@pytest.mark.parametrize("how", ["fresh", "set_policy", "using"])
+def test_attention_compiles_under_a_policy_that_nothing_has_read(how):
+    run = subprocess.run([sys.executable, "-c", POLICIES_NEVER_READ, how], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
 
 
 def test_policies_do_not_share_a_cache_entry(monkeypatch, tmp_path):

@@ -57,10 +57,10 @@ ATTENTION_MISTAKES = {
     "another mask each time": (lambda: _Counting(), "equal rng_state"),
     "too many kept": (lambda: lambda r, a: r.call({**a, "dropout_p": a["dropout_p"] / 2}), "are kept"),
     "the offset is ignored": (
-        lambda: lambda r, a: _reseeded(r, a, lambda s: torch.stack((s[0], s[1] * 0))), "neighbouring offsets",
+        lambda: lambda r, a: _reseeded(r, a, lambda s: torch.stack((s[0], s[1] * 0))), "offsets that differ",
     ),
     "the seed is ignored": (
-        lambda: lambda r, a: _reseeded(r, a, lambda s: torch.stack((s[0] * 0, s[1]))), "neighbouring seeds",
+        lambda: lambda r, a: _reseeded(r, a, lambda s: torch.stack((s[0] * 0, s[1]))), "seeds that differ",
     ),
     "kept values are not scaled": (lambda: _without_scale, "out"),
     "one mask for two heads": (lambda: _one_head_for_all, "along axis 1"),

@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,22 @@ from te_dispatch.core.errors import Declined, ShadowMismatch
 from te_dispatch.core.manager import OpManager
 from te_dispatch.core.operator import OPERATORS
 from te_dispatch.core.policy import Policy, Selector, Shadow
+from te_dispatch.core.results import CHECK_RESULTS
 from te_dispatch.numerics.quantizers import CurrentQuantizer, DelayedQuantizer
 
 from .shadowing import RECIPES, of, product, shadowing, steps, totals
 
-pytestmark = pytest.mark.usefixtures("counts_from_zero")
+pytestmark = pytest.mark.usefixtures("counts_from_zero", "unchecked_results")
+
+
+@pytest.fixture
+def unchecked_results(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Shadow mode judges results itself, and these tests ask what it binds."""
+    monkeypatch.delenv(CHECK_RESULTS, raising=False)
+    scopes.MANAGER.reload_environment()
+    yield
+    monkeypatch.undo()
+    scopes.MANAGER.reload_environment()
 
 
 # -- no false alarm ----------------------------------------------------------------------------------------------------

@@ -255,8 +255,8 @@ TAMPERING = {
     "policy": ("import te_dispatch\nte_dispatch.set_policy('verify')\n", "set_policy is refused while"),
     "reload": ("import te_dispatch\nte_dispatch.reload_environment()\n", "reload_environment is refused while"),
     "scope": (
-        "import te_dispatch\nte_dispatch.using(gemm='reference').__enter__()\n",
-        "using operators or policies is refused while the manifest of backend",
+        "import te_dispatch\nfrom te_dispatch.core.policy import Policy\nte_dispatch.policy(Policy()).__enter__()\n",
+        "a scoped policy is refused while the manifest of backend",
     ),
     "registry": (
         "from te_dispatch.core.scopes import MANAGER\nMANAGER.replace_snapshot(None)\n",

@@ -402,6 +402,15 @@ def test_a_tie_is_told_once_and_names_the_key_to_set(caplog: pytest.LogCaptureFi
     assert not messages(caplog, "equally placed")
 
 
+def test_a_tie_within_a_backend_is_its_author_s_to_break(caplog: pytest.LogCaptureFixture) -> None:
+    kernels = (kernel("mix", name, answering("mix", name)) for name in ("one", "two"))
+    m = manager(backend("a", *kernels))
+    with caplog.at_level(logging.WARNING, "te_dispatch"):
+        assert m.ops.mix(T, T) == "one"
+    (message,) = messages(caplog, "equally placed")
+    assert "`rank`" in message and "`prefer`" not in message
+
+
 def test_deny_and_require_reach_the_call() -> None:
     m = manager(*answers("mix", ["a", "b", "c"]))
     with m.policy(Policy(name="x", deny=selectors("a"))):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,15 @@ import pytest
 from te_dispatch.core.environment import Debug, debug_setting, environment_layers, using_layer
 from te_dispatch.core.errors import PolicyError
 from te_dispatch.core.facts import DeviceFacts
+from te_dispatch.core.manifest import Implementation, Manifest
+from te_dispatch.core.operator import Operator
 from te_dispatch.core.policy import Origin, Policy, Rule, Selector
 from te_dispatch.core.policy.known import Known
 
+ATTENTION = Operator(
+    name="attention_fwd", version=1, family="attention", signature=inspect.Signature(), doc="", device="None", facts={},
+    shape=lambda: None, companion=None,
+)  # fmt: skip
 H100 = DeviceFacts("cuda", "nvidia", "sm_90")
 
 
@@ -68,6 +75,25 @@ def test_switches_take_a_trait_out_of_attention(known: Known, variable: str, tra
     assert rule == Rule("attention", deny=(Selector(f"trait:{trait}"),))
     assert rule.deny[0].origin == Origin(f"{variable}=0")
     assert rule.speaks_of("attention_fwd", "attention") and not rule.speaks_of("softmax_fwd", "softmax")
+
+
+def test_an_implementation_stays_while_one_of_its_kinds_is_on() -> None:
+    traits = {"both": {"fused", "flash"}, "flash": {"flash"}, "fused": {"fused"}, "plain": {"unfused"}}
+    implementations = [
+        Implementation("attention_fwd@1", name, "nowhere:nothing", traits=frozenset(of)) for name, of in traits.items()
+    ]
+    known = Known.of([Manifest("acme", 1, tuple(implementations))], {"attention_fwd": ATTENTION})
+
+    def denied(**switches: str) -> set[str]:
+        layers = environment_layers({f"NVTE_{name}_ATTN": value for name, value in switches.items()}, known)
+        return {text for layer in layers for rule in layer.rules for text in texts(rule.deny)}
+
+    assert denied(FLASH="0") == {"acme.flash"}
+    assert denied(FUSED="0") == {"acme.fused"}
+    # As Megatron sets them for its attention_backend flash, fused and unfused.
+    assert denied(FLASH="1", FUSED="0", UNFUSED="0") == {"acme.fused", "trait:unfused"}
+    assert denied(FLASH="0", FUSED="1", UNFUSED="0") == {"acme.flash", "trait:unfused"}
+    assert denied(FLASH="0", FUSED="0", UNFUSED="1") == {"trait:flash", "trait:fused"}
 
 
 @pytest.mark.parametrize(

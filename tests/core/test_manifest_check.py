@@ -169,6 +169,11 @@ class _Raises(OneOf):
         raise ZeroDivisionError("of my own")
 
 
+def test_a_condition_of_a_class_of_one_s_own_is_refused() -> None:
+    [failure] = registered(backend("zeta", gemm(AnyOf(_Raises("k", 1))))).failures
+    assert "which is no condition of te_dispatch.core.requirements" in failure.reason
+
+
 def test_a_condition_that_raises_costs_its_implementation_and_is_named() -> None:
     manifests = (backend("zeta", gemm(_Raises("k", 1))), backend("torch", kernel("gemm", "matmul")))
     snapshot = Snapshot({m.name: InstalledBackend(m, m.name, "1") for m in manifests})

@@ -14,7 +14,8 @@ from textwrap import dedent
 from .workshop import write_wheel
 
 _HEAD = (
-    "from te_dispatch.core.manifest import Implementation, Manifest\nfrom te_dispatch.core.requirements import OneOf\n"
+    "from te_dispatch.core.manifest import Implementation, Manifest\n"
+    "from te_dispatch.core.requirements import Compare, MultipleOf, OneOf\n"
 )
 
 
@@ -65,6 +66,14 @@ REFUSED = (
     Plugin("nomanifest", source="MANIFEST = 42\n"),
     Plugin("nocondition", implementation=_GEMM.format("nocondition") + ", requires=('sm_90 or newer',)"),
     Plugin("misclaims", implementation=_GEMM.format("misclaims") + ", claims={'fastest'}"),
+    Plugin("oneclaim", implementation=_GEMM.format("oneclaim") + ", claims='deterministic'"),
+    Plugin("skips", source="class Skipped(BaseException): pass\nraise Skipped('elsewhere')\n"),
+    Plugin("listing", manifest="devices=[1]"),
+    Plugin("numbered", manifest="archs={'cpu': {'cpu': 5}}"),
+    Plugin("endless", implementation=_GEMM.format("endless") + ", requires=(Compare('k', '<=', float('inf')),)"),
+    Plugin("boundless", implementation=_GEMM.format("boundless") + ", requires=(Compare('k', '>=', None),)"),
+    Plugin("zeroth", implementation=_GEMM.format("zeroth") + ", requires=(MultipleOf('k', 0),)"),
+    Plugin("ruler", source="import te_dispatch\nte_dispatch.set_policy('verify')\n"),
 )
 
 #: Backends with an implementation that cannot be used.
@@ -72,6 +81,8 @@ UNUSABLE = (
     Plugin("nextop", implementation="op='gemm@99', name='gemm', target='nextop_kernels:gemm'"),
     Plugin("newop", implementation="op='warp_drive@1', name='warp_drive', target='newop_kernels:engage'"),
     Plugin("oddfact", implementation=_GEMM.format("oddfact") + ", requires=(OneOf('a.colour', 'red'),)"),
+    Plugin("oddword", implementation=_GEMM.format("oddword") + ", requires=(OneOf('device.vender', 'cpu'),)"),
+    Plugin("longword", implementation=_GEMM.format("longword") + ", requires=(OneOf('a.dtype', 'float32'),)"),
     Plugin(
         "oddsign",
         implementation=_GEMM.format("oddsign"),
@@ -91,6 +102,11 @@ PROBES = (
         "badprobe",
         manifest="devices={'cpu': 'badprobe_kernels:probe'}",
         code="def probe(index): raise RuntimeError('the driver does not answer')\n",
+    ),
+    Plugin(
+        "dictprobe",
+        manifest="devices={'cpu': 'dictprobe_kernels:probe'}",
+        code="def probe(index): return {'vendor': 'cpu'}\n",
     ),
     Plugin(
         "badcheck",

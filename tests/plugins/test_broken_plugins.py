@@ -86,6 +86,14 @@ REFUSALS = {
     "nomanifest": "its entry point is int, not a te_dispatch.core.manifest.Manifest",
     "nocondition": "requires holds 'sm_90 or newer', which is no condition",
     "misclaims": "unknown claim 'fastest'",
+    "oneclaim": "claims holds several values, got 'deterministic' alone; write ('deterministic',)",
+    "skips": "raised Skipped: elsewhere while it was imported",
+    "listing": "devices is the list [1], not a dict",
+    "numbered": "archs['cpu']['cpu'] is the int 5, not an Arch",
+    "endless": "k: compares with a finite number, got inf",
+    "boundless": "k: compares with an int, a float or a str, got None",
+    "zeroth": "k: '% 0 == 0' divides by zero",
+    "ruler": "set_policy is refused while the manifest of backend 'ruler' is imported",
 }
 
 
@@ -110,6 +118,8 @@ UNUSABLES = {
     "nextop.gemm": "written for gemm@99, this te_dispatch has gemm@1",
     "newop.warp_drive": "operator 'warp_drive' does not exist in this te_dispatch",
     "oddfact.gemm": "requires a fact that gemm does not have: a.colour",
+    "oddword.gemm": "there is no device fact 'vender'; did you mean 'vendor'?",
+    "longword.gemm": "unknown word 'float32'; it is called 'fp32' here",
     "oddsign.gemm": "unknown parameter 'beta'",
     "nokernel.gemm": "No module named 'a_kernel_library_that_is_not_here'",
     "quits.gemm": "cannot be imported: SystemExit: no licence",
@@ -151,6 +161,13 @@ def test_a_probe_that_raises_costs_its_facts(broken: Seen) -> None:
     [failure] = broken.backend("badprobe")["probe_failures"]
     assert failure == {"probe": "devices cpu", "reason": reason}
     assert broken.calls["device"] == "cpu"
+
+
+def test_a_probe_that_returns_something_else_costs_its_facts(broken: Seen) -> None:
+    reason = "returned {'vendor': 'cpu'}, neither DeviceFacts nor None"
+    assert broken.stderr.count(f"backend 'dictprobe': its probe of cpu {reason}") == 1
+    [failure] = broken.backend("dictprobe")["probe_failures"]
+    assert failure == {"probe": "devices cpu", "reason": reason}
 
 
 def test_an_availability_check_that_raises_makes_its_backend_unavailable(broken: Seen) -> None:

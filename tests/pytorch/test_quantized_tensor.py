@@ -340,3 +340,47 @@ def test_compiler_protocol() -> None:
     again = te.QuantizedTensor.__tensor_unflatten__({n: getattr(x, n) for n in names}, metadata, x.shape, x.stride())
     assert _identical(again, x) and again._col_scale_inv is again._row_scale_inv
     hash(metadata)
+
+
+@every_format
+def test_data_takes_over_another_tensors_values(name: str) -> None:
+    x, other = _made(name), _made("block_1d" if name != "block_1d" else "mxfp8")
+    before = [part.clone() for part in _parts(x)]
+    shared = x.detach()
+    x.data = other
+    assert x._encoding == other._encoding and x._scaling == other._scaling
+    assert torch.equal(x.dequantize(), other.dequantize())
+    assert all(torch.equal(a, b) for a, b in zip(_parts(shared), before))
+
+
+@every_format
+def test_data_quantizes_an_ordinary_tensor_in_its_format(name: str) -> None:
+    x, new = _made(name), 3 * torch.randn(4, 64, 64)
+    shared = x.detach()
+    before, expected = shared.dequantize(), x.clone()
+    expected.copy_(new)
+    x.data = new
+    assert torch.equal(x.dequantize(), expected.dequantize()) and not torch.equal(x.dequantize(), before)
+    assert torch.equal(shared.dequantize(), before)
+    assert torch.equal(x.data.dequantize(), x.dequantize()) and not x.data.requires_grad
+
+
+@pytest.mark.parametrize("value", [torch.zeros(4, 64), torch.zeros(4, 64, 64, dtype=torch.bfloat16)])
+def test_data_of_another_shape_or_dtype_is_refused(value: torch.Tensor) -> None:
+    x = _made("current")
+    before = x.dequantize()
+    with pytest.raises(RuntimeError, match=r"cannot become a tensor with (shape|dtype)"):
+        x.data = value
+    assert x.shape == (4, 64, 64) and torch.equal(x.dequantize(), before)
+
+
+@every_format
+def test_what_is_made_of_a_subclass_is_of_the_subclass(name: str) -> None:
+    class Named(te.QuantizedTensor):
+        pass
+
+    x = _made(name, "row")
+    x.__class__ = Named
+    for made in (x.detach(), x.clone(), x.view(256, 64), torch.nn.Parameter(x, requires_grad=False)):
+        assert type(made) is Named
+    assert torch.equal(x.detach().dequantize(), _made(name, "row").dequantize())

@@ -229,3 +229,34 @@ def test_common_portability_makes_casts_common_and_accumulation_split() -> None:
         casts = build_plan(Float8CurrentScaling(), torch.device("cpu"), None, 1, None, None).gemms[0]
     assert casts.input.common and casts.weight.common and casts.grad.common
     assert casts.fprop_split and casts.dgrad_split and casts.wgrad_split
+
+
+FLAGS = {
+    "NVTE_FP8_CURRENT_SCALING_POWER_2_SCALES": (Float8CurrentScaling, "use_power_2_scales"),
+    "NVTE_FP8_BLOCK_SCALING_FP32_SCALES": (Float8BlockScaling, "use_f32_scales"),
+    "NVTE_NVFP4_DISABLE_RHT": (NVFP4BlockScaling, "disable_rht"),
+    "NVTE_NVFP4_DISABLE_STOCHASTIC_ROUNDING": (NVFP4BlockScaling, "disable_stochastic_rounding"),
+    "NVTE_NVFP4_DISABLE_2D_QUANTIZATION": (NVFP4BlockScaling, "disable_2d_quantization"),
+    "NVTE_NVFP4_ROW_SCALED_ACTIVATION": (NVFP4BlockScaling, "row_scaled_activation"),
+}
+
+
+@pytest.mark.parametrize("variable", FLAGS)
+def test_flags_are_0_or_1(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, field = FLAGS[variable]
+    for value, expected in ((" 1", True), ("1", True), ("0", False), ("", False), ("0 ", False)):
+        monkeypatch.setenv(variable, value)
+        assert getattr(recipe(), field) is expected
+    for value in ("true", "yes", "2", "on", "01"):
+        monkeypatch.setenv(variable, value)
+        with pytest.raises(ValueError, match=f"^{variable}={value}: expected 0 or 1, got '{value}'$"):
+            recipe()
+        assert getattr(recipe(**{field: True}), field) is True  # the variable is not read
+
+
+def test_nvfp4_says_how_it_casts() -> None:
+    default, plain = NVFP4BlockScaling(), NVFP4BlockScaling(True, True, True)
+    assert default.fp4_quant_fwd_inp == QParams(random_hadamard_transform=True)
+    assert default.fp4_quant_fwd_weight == QParams(fp4_2d_quantization=True)
+    assert default.fp4_quant_bwd_grad == QParams(random_hadamard_transform=True, stochastic_rounding=True)
+    assert plain.fp4_quant_fwd_inp == plain.fp4_quant_fwd_weight == plain.fp4_quant_bwd_grad == QParams()

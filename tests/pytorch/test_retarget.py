@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 import te_dispatch
 import te_dispatch.pytorch as te
 from te_dispatch.common.recipe import DelayedScaling
-from te_dispatch.pytorch import casts
+from te_dispatch.pytorch import casts, scale_update
 from te_dispatch.pytorch.delayed_scales import DelayedScales
-from te_dispatch.pytorch.scale_update import scale_group
 
 CPU = torch.device("cpu")
 LARGEST = torch.finfo(torch.float32).max
@@ -54,7 +53,7 @@ def _reloaded(state: DelayedScales) -> DelayedScales:
 
 def _bind(state: DelayedScales, target: tuple[list[float], int], algorithm: Any) -> None:
     recipe = DelayedScaling(amax_history_len=3, margin=target[1], amax_compute_algo=algorithm, reduce_amax=False)
-    scale_group(recipe, None, CPU, True).add(state)
+    scale_update.trainer().group(recipe, None, CPU, True).add(state)
     state.retarget(*target)
 
 
@@ -144,7 +143,7 @@ def test_a_users_formula_leaves_the_amax_unknown() -> None:
     recipe = DelayedScaling(amax_history_len=2, scaling_factor_compute_algo=_halved, reduce_amax=False)
     state = DelayedScales.fresh(2, 2, CPU)
     state.retarget([448.0, 448.0], 0)
-    scale_group(recipe, None, CPU, True).add(state)
+    scale_update.trainer().group(recipe, None, CPU, True).add(state)
     _update(state, [2.0, 0.0])
     assert state.scale.tolist() == [112, 1] and state.scale_amax.isnan().tolist() == [True, False]
     state.retarget([224.0, 224.0], 3)  # whether the user's formula reads the margin is not known

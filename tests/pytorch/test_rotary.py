@@ -118,3 +118,16 @@ def test_call_errors() -> None:
     for arguments, error, message in cases:
         with pytest.raises(error, match=message):
             apply_rotary_pos_emb(**{"t": x, "freqs": freqs, **arguments})
+
+
+@pytest.mark.parametrize("layout", ["sbhd", "bshd"])
+def test_the_result_is_contiguous_whatever_the_input(layout: str) -> None:
+    freqs = RotaryPositionEmbedding(D)(S)
+    dense = torch.randn(B, S, H, D) if layout == "bshd" else torch.randn(S, B, H, D)
+    given = dense.transpose(0, 1).contiguous().transpose(0, 1)
+    given.requires_grad_()
+    y = apply_rotary_pos_emb(given, freqs, layout)
+    assert not given.is_contiguous() and y.is_contiguous()
+    assert torch.equal(y, apply_rotary_pos_emb(dense, freqs, layout))
+    y.view(-1).sum().backward()
+    assert given.grad is not None

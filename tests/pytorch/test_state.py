@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -204,24 +205,6 @@ def test_a_state_from_before_amaxes_were_saved_loads() -> None:
     assert _same(_tensors(other), _tensors(model))
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda s: s.update(format=99), "format 1, got 99"),
-        (lambda s: s["forward"].update(scale=torch.ones(3)), r"forward: scale must be \(2,\), got \(3,\)"),
-        (lambda s: s["forward"].update(scale_amax=torch.ones(1)), r"forward: scale_amax must be \(2,\), got \(1,\)"),
-        (lambda s: s["backward"].update(amax_history=torch.ones(4)), "backward: amax_history"),
-    ],
-)
-def test_foreign_state_is_refused(change: Any, words: str) -> None:
-    layer = te.Linear(32, 32, device="cpu")
-    _step(layer)
-    state = layer.get_extra_state()
-    change(state)
-    with pytest.raises(RuntimeError, match=words):
-        te.Linear(32, 32, device="cpu").set_extra_state(state)
-
-
 @pytest.mark.parametrize("how", ["deepcopy", "pickle", "torch.save"])
 def test_copies_are_independent(how: str) -> None:
     model = _model()
@@ -251,3 +234,91 @@ def test_state_made_in_inference_mode_can_train() -> None:
     _step(model)
     assert all(not t.is_inference() for t in _tensors(model))
     assert all(m._forward_scales.scale.ne(1).all() for m in model)
+
+
+def _changed(path: str, value: Any) -> Any:
+    """The extra state of a trained `Linear` with one member replaced, or without it (...)."""
+    layer = te.Linear(32, 32, device="cpu")
+    _step(torch.nn.Sequential(layer))
+    state = layer.get_extra_state()
+    *keys, last = path.split(".")
+    inner = state
+    for key in keys:
+        inner = inner[key]
+    if value is ...:
+        del inner[last]
+    else:
+        inner[last] = value
+    return state
+
+
+NAN, INF = float("nan"), float("inf")
+MALFORMED: list[tuple[str, Any, str]] = [
+    ("forward.scale", torch.tensor([1.0, NAN]), "forward, scale must be finite and above 0, got nan"),
+    ("forward.scale", torch.tensor([0.0, 1.0]), "forward, scale must be finite and above 0, got 0.0"),
+    ("backward.scale", torch.tensor([-1.0]), "backward, scale must be finite and above 0, got -1.0"),
+    ("backward.scale", torch.tensor([INF]), "backward, scale must be finite and above 0, got inf"),
+    ("forward.scale", torch.ones(3), "forward, scale must be (2,), got shape (3,)"),
+    ("forward.scale", [1.0, 1.0], "forward, scale must be a tensor, got list"),
+    ("forward.scale", ..., "forward, scale must be a tensor, got none among amax_history, scale_amax, max_values"),
+    (
+        "forward.amax_history",
+        torch.full((4, 2), -1.0),
+        "forward, amax_history must be not negative, got -1.0",
+    ),
+    (
+        "forward.amax_history",
+        torch.ones(4, 2, dtype=torch.int64),
+        "forward, amax_history must be float32, got torch.int",
+    ),
+    ("forward.amax_history", torch.zeros(4), "forward, amax_history must be (length, 2), got shape (4,)"),
+    (
+        "backward.scale_amax",
+        torch.tensor([INF]),
+        "backward, scale_amax must be finite and not negative, or NaN, got inf",
+    ),
+    ("forward.max_values", [448.0], "forward, max_values must be 2 numbers, got [448.0]"),
+    ("forward.max_values", ["a", "b"], "forward, max_values must be finite and above 0, got 'a'"),
+    ("forward.max_values", [0.0, 448.0], "forward, max_values must be finite and above 0, got 0.0"),
+    ("backward.margin", "1", "backward, margin must be an int, got '1'"),
+    ("backward", ..., "extra state must have 'backward', got format, recipe, forward"),
+    ("backward", None, "backward must be a dict, got NoneType"),
+    ("sideways", {}, "extra state has no 'sideways', only forward, backward, output, input_grad"),
+    ("format", 7, "extra state must have format 1, got 7"),
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"), MALFORMED, ids=[f"{path}-{i}" for i, (path, *_) in enumerate(MALFORMED)]
+)
+def test_a_malformed_state_is_refused_before_anything_changes(path: str, value: Any, words: str) -> None:
+    model = torch.nn.Sequential(te.Linear(32, 32, device="cpu"))
+    _step(model, seed=3)
+    before = [t.clone() for t in _tensors(model)]
+    state = {**model.state_dict(), "0._extra_state": _changed(path, value)}
+    with pytest.raises(
+        RuntimeError, match=re.escape(f"0._extra_state: Linear: {'' if 'extra' in words else 'extra state, '}{words}")
+    ):
+        model.load_state_dict(state)
+    with pytest.raises(RuntimeError, match=re.escape(words)):
+        model[0].set_extra_state(state["0._extra_state"])
+    assert _same(_tensors(model), before)
+
+
+def test_a_step_that_was_interrupted_leaves_a_state_that_can_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = te.Linear(32, 32, device="cpu")
+    fitted = te.Linear._fitted
+
+    def interrupted(self: Any, key: str, *args: Any) -> Any:
+        if key == "backward":
+            raise KeyboardInterrupt
+        return fitted(self, key, *args)
+
+    monkeypatch.setattr(te.Linear, "_fitted", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        _step(torch.nn.Sequential(layer))
+    monkeypatch.undo()
+    assert layer._forward_scales is not None
+    te.Linear(32, 32, device="cpu").load_state_dict(layer.state_dict())
+    _step(torch.nn.Sequential(layer))
+    assert layer.get_extra_state() is not None

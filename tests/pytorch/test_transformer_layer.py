@@ -246,13 +246,16 @@ def test_fp8_training_follows_high_precision(recipe: Any) -> None:
     assert max(abs(a - b) / a for a, b in zip(plain, quantized)) < 2**-4
 
 
-def test_torch_autocast_keeps_a_float32_residual() -> None:
-    layer = build(hidden_dropout=0.1)
+@pytest.mark.parametrize(
+    "options", [{}, {"apply_residual_connection_post_layernorm": True}, {"output_layernorm": True}]
+)
+def test_the_layer_is_in_the_dtype_of_torch_autocast(options: dict[str, Any]) -> None:
+    layer = build(hidden_dropout=0.1, **options)
     x = torch.randn(S, B, HIDDEN, requires_grad=True)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out = layer(x)
     out.sum().backward()
-    assert out.dtype == x.grad.dtype == torch.float32
+    assert out.dtype == torch.bfloat16 and x.grad.dtype == torch.float32
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in layer.parameters())
 
 

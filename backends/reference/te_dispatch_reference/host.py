@@ -91,7 +91,8 @@ def raw(x: torch.Tensor) -> NDArray[np.uint8]:
     """A matrix's bytes, (M, K * bytes per element), whatever its dtype."""
     if x.numel() == 0:  # PyTorch views no empty tensor as bytes
         return np.zeros((x.shape[0], x.shape[1] * x.element_size()), np.uint8)
-    return x.detach().cpu().contiguous().view(torch.uint8).numpy()
+    # One column, or one row, is contiguous with any stride, which a view as bytes refuses: a copy has the usual one.
+    return x.detach().cpu().clone(memory_format=torch.contiguous_format).view(torch.uint8).numpy()
 
 
 def from_raw(

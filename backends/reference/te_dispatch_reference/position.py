@@ -75,7 +75,8 @@ def rope_fwd(
     values = host.double(x)
     r = freqs.shape[-1]
     head = values[..., :r]
-    values[..., :r] = head * cos + _rotate(head, interleaved) * sin
+    with np.errstate(invalid="ignore"):
+        values[..., :r] = head * cos + _rotate(head, interleaved) * sin
     return host.result("out", values, x.dtype, x.device)
 
 
@@ -92,5 +93,6 @@ def rope_bwd(
     values = host.double(dy)
     r = freqs.shape[-1]
     head = values[..., :r]
-    values[..., :r] = head * cos - _rotate(head * sin, interleaved)
+    with np.errstate(invalid="ignore"):
+        values[..., :r] = head * cos - _rotate(head * sin, interleaved)
     return host.result("out", values, dy.dtype, dy.device)

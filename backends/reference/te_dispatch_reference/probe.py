@@ -15,7 +15,12 @@ _NEEDS = ("numpy", "ml_dtypes", "torch")
 def probe(index: int = 0) -> DeviceFacts:
     """Facts of the host. It has no FP8 hardware, so it lists no encodings and casts to the OCP forms."""
     return DeviceFacts(
-        type="cpu", vendor="cpu", arch="cpu", name=platform.processor() or platform.machine(), index=0, table=Arch()
+        type="cpu",
+        vendor="cpu",
+        arch="cpu",
+        name=platform.processor() or platform.machine(),
+        index=0,
+        table=Arch(warp_size=1),
     )
 
 

@@ -135,7 +135,7 @@ def partial_amax(
 ) -> torch.Tensor:
     checks.partial_amax(x, amax, height, width, start, block)
     index = _blocks_of_shard(x.numel(), height, width, start, block)
-    values = casts.magnitudes(host.single(amax))
+    values = np.ascontiguousarray(casts.magnitudes(host.single(amax)))  # reshape is a view then
     np.maximum.at(values.reshape(-1), index, casts.magnitudes(host.single(x)))
     return host.write(amax, values)
 

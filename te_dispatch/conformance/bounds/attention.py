@@ -18,6 +18,9 @@ What is asked of an implementation, and what it may do:
   per column at most). The backward may recompute p from q, k and the log-sum-exp, and the row sums of p dp as
   dout . out, with the rounded out.
 
+- Where the output is asked wider than the operands, it may be rounded to their dtype first, and its gradient likewise
+  when the backward takes it: fused kernels have one dtype for all.
+
 An error tau of a logit is a relative error e^tau - 1 of its weight. Everything else is running error analysis
 (`te_dispatch.conformance.bounds.known`).
 """
@@ -176,6 +179,13 @@ def narrowed(x: Known, unit: float) -> Known:
     return Known(x.value, torch.where(x.largest > _NOTHING, x.error + unit * x.largest + smallest, x.error))
 
 
+def taken(dout: torch.Tensor, unit: float) -> Known:
+    """The output's gradient, which may be rounded to the operands' dtype where that does not hold it."""
+    dtype = {UNIT[torch.bfloat16]: torch.bfloat16, UNIT[torch.float16]: torch.float16}.get(unit)
+    held = dtype is None or torch.equal(dout.to(dtype).double().nan_to_num(), dout.nan_to_num())
+    return Known.exactly(dout) if held else narrowed(Known.exactly(dout), unit)
+
+
 def with_weights(made: Forward, weights: Known) -> Forward:
     """The forward whose p, after dropout, went through a cast."""
     columns = weights.value.shape[-1]
@@ -202,13 +212,14 @@ def score_gradients(made: Forward, dout: torch.Tensor, out_unit: float) -> tuple
     The row sums may be taken of p dp, or of dout . out with out rounded to its dtype (`out_unit`).
     """
     call = made.call
-    do, v = Known.exactly(dout), Known.exactly(call.per_head(call.v).transpose(-1, -2))
+    do, v = taken(dout, made.unit), Known.exactly(call.per_head(call.v).transpose(-1, -2))
     dp = kept(_dot(do, v, made.wide), made.keep, call.dropout_p)
     of_p = made.p * dp
     along = of_p.sum(-1, keepdim=True)
     along = Known(along.value, along.error + gamma(of_p.value.shape[-1], U32) * of_p.largest.sum(-1, keepdim=True))
     rounded = narrowed(made.out, out_unit)
-    products = (do.value.abs() * (rounded.error + gamma(dout.shape[-1], STEP) * rounded.largest)).sum(-1, keepdim=True)
+    products = (do.largest * (rounded.error + gamma(dout.shape[-1], STEP) * rounded.largest)).sum(-1, keepdim=True)
+    products = products + (do.error * rounded.value.abs()).sum(-1, keepdim=True)
     row = Known(along.value, torch.maximum(along.error, products + dout.shape[-1] * FLUSH))
     dz = (made.p * (dp - row)).part(~call.hidden & ~made.empty)
     return dz, row, dz if made.slope is None else (dz * made.slope).part(dz.largest > 0)
@@ -238,7 +249,7 @@ def products(made: Forward, dout: torch.Tensor, weights: Known, ds: Known, dz: K
     k, q = Known.exactly(call.per_head(call.k)), Known.exactly(call.q)
     dq = _dot(ds, k, made.wide) * call.scale
     dk = _grouped(made, _dot(_turned(ds), q, made.wide) * call.scale)
-    dv = _grouped(made, _dot(_turned(weights), Known.exactly(dout), made.wide))
+    dv = _grouped(made, _dot(_turned(weights), taken(dout, made.unit), made.wide))
     return Backward(dq, dk, dv, dz, ds, offset)
 
 

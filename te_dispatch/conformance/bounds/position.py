@@ -18,7 +18,7 @@ def _partner(x: torch.Tensor, interleaved: bool) -> torch.Tensor:
 
 
 def rotated(x: torch.Tensor, angles: torch.Tensor, interleaved: bool, backward: bool) -> Known:
-    """x cos t + R(x) sin t on the first features, or x cos t - R(x sin t); the other features pass, exactly.
+    """x cos t + R(x) sin t on the first features, or x cos t - R(x sin t); the other features pass.
 
     cos and sin, of any fp32 angle, err by 2 ulp of at most 1 (with the argument reduced in full: an angle of 10^5 is an
     ordinary position's). Two products and a sum do the rest.
@@ -32,10 +32,10 @@ def rotated(x: torch.Tensor, angles: torch.Tensor, interleaved: bool, backward: 
 
     cos, sin = trigonometric(angle.cos()), trigonometric(angle.sin())
     if backward:
-        turned = Known.exactly(head) * sin
+        turned = Known.read(head) * sin
         turned = Known(-_partner(turned.value, interleaved), _partner(turned.error, interleaved).abs())
     else:
-        turned = Known.exactly(_partner(head, interleaved)) * sin
-    out = Known.exactly(head) * cos + turned
-    passing = x.double()[..., r:]
-    return Known(torch.cat((out.value, passing), -1), torch.cat((out.error, torch.zeros_like(passing)), -1))
+        turned = Known.read(_partner(head, interleaved)) * sin
+    out = Known.read(head) * cos + turned
+    passing = Known.read(x[..., r:])
+    return Known(torch.cat((out.value, passing.value), -1), torch.cat((out.error, passing.error), -1))

@@ -36,7 +36,7 @@ def forward(x: torch.Tensor, masked: torch.Tensor | None, scale: float) -> Known
 
 def backward(dy: torch.Tensor, y: torch.Tensor, scale: float) -> Known:
     """dx = scale y (dy - sum_j dy_j y_j), or y dy - y sum, whose terms are rounded apart."""
-    grad, value = Known.exactly(dy), Known.exactly(y)
+    grad, value = Known.read(dy), Known.read(y)
     product = grad * value
     total = product.sum(-1, keepdim=True)
     return (product - value * total).rounded() * scale

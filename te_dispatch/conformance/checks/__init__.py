@@ -85,6 +85,7 @@ def _load() -> None:
         dropout,
         gradients,
         layout,
+        memoized,
         placement,
         refusing,
         repeatability,

@@ -1,60 +1,60 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""Operands that do not lie in memory of their own: rows apart, and starting at an odd element.
+"""Operands that do not lie in memory of their own: rows apart, at an odd element, in another order, expanded.
 
-An operator's contract asks for a contiguous last dimension at most. An implementation that needs more refuses, before
-it writes anything, with an error that names an argument or `Declined`; what it must not do is to read as if the rows
-were adjacent.
+What an operand may look like is `Operator.memory`, and exactly that is asked. An implementation that needs more
+refuses, before it writes anything, with an error that names an argument or `Declined`; a backward must not, as its
+caller has no other. What none may do is to read as if elements were adjacent, or to write between those of an output.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
+from te_dispatch.conformance import arranging
+from te_dispatch.conformance.arranging import Arranged, Plan
+from te_dispatch.conformance.case import Case
 from te_dispatch.conformance.checks import Check, register
 from te_dispatch.conformance.checks.values import changed_inputs, synchronize
-from te_dispatch.conformance.space import Space
+from te_dispatch.conformance.maker import Maker
+from te_dispatch.conformance.space import Arguments, Space, Values
 from te_dispatch.conformance.subject import Subject
 from te_dispatch.conformance.transfer import mapped, tensors
 from te_dispatch.conformance.trial import Failure, Trial
 from te_dispatch.core.errors import Declined
+from te_dispatch.core.memory import ANY, ROWS
 
-#: Elements between two rows of a strided operand: not a multiple of any vector width.
-_GAP = 3
-
-
-def _strided(x: torch.Tensor) -> torch.Tensor:
-    """x with a gap behind every row of its last dimension; vectors and scalars stay as they are."""
-    if x.dim() < 2:
-        return x
-    room = torch.full((*x.shape[:-1], x.shape[-1] + _GAP), _filler(x), dtype=x.dtype, device=x.device)
-    view = room[..., : x.shape[-1]]
-    view.copy_(x)
-    return view
+#: Parameters that hold the gradient of an output, which is one number for all where the loss is a sum.
+_GRADIENTS = ("dy",)
 
 
-def _offset(x: torch.Tensor) -> torch.Tensor:
-    """x, contiguous, starting one element into its memory: no vector load is aligned."""
-    if x.dim() < 2:
-        return x
-    room = torch.full((x.numel() + 1,), _filler(x), dtype=x.dtype, device=x.device)
-    view = room[1:].view(x.shape)
-    view.copy_(x)
-    return view
+def _check(trial: Trial, plan: Plan, names: tuple[str, ...] | None = None) -> None:
+    """All operands at once; where such a call is refused, one after the other, as some may be served."""
+    memory = {n: f for n, f in trial.subject.operator.memory.items() if names is None or n in names}
+    together = _called(trial, plan, memory, None)
+    if together is None:
+        return
+    trial.notes.append(f"refuses such operands: {together}")
+    for name in memory:
+        _called(trial, plan, memory, name)
 
 
-def _filler(x: torch.Tensor) -> Any:
-    return torch.nan if x.dtype.is_floating_point else x.dtype != torch.bool and torch.iinfo(x.dtype).max
+def _called(trial: Trial, plan: Plan, memory: Mapping[str, str], only: str | None) -> str | None:
+    """One call; the refusal, in words, or None.
 
-
-def _check(trial: Trial, change: Any) -> None:
+    Raises:
+        Failure: a wrong result, or a refusal that is none.
+    """
     plain = trial.on_device()
     trial.claim(plain)
-    operator = trial.subject.operator
-    # What the operator writes keeps its memory, and so does what a forward saved for this backward.
-    kept = {*(name.partition(".")[0] for name in operator.mutates), "saved"}
-    arguments = {name: value if name in kept else mapped(value, change) for name, value in plain.items()}
+    arranged = Arranged(plain, memory, plan, only)
+    if only is not None and only not in arranged.changed:
+        return None
+    arguments = arranged.arguments
     before = {path: tensor.detach().clone() for path, tensor in tensors(dict(arguments))}
     try:
         trial.claim(arguments)
@@ -64,20 +64,103 @@ def _check(trial: Trial, change: Any) -> None:
         changed = changed_inputs(before, arguments)
         if changed:
             raise Failure(f"refused ({refusal}) after it had changed {', '.join(changed)}") from refusal
-        trial.notes.append(f"refuses such operands: {refusal}")
-        return
+        if trial.subject.operator.backward:
+            of = ", ".join(arranged.changed)
+            raise Failure(f"a backward must serve every call that it claims, also with {of} so: {refusal}") from refusal
+        return str(refusal)
     synchronize(trial)
+    around = arranged.written_around()
+    if around:
+        raise Failure("; ".join(around))
     trial.judge(result, arguments)
+    return None
 
 
 def strided(trial: Trial) -> None:
     """Operands whose rows are further apart than they are long."""
-    _check(trial, _strided)
+    _check(trial, arranging.strided)
 
 
 def offset(trial: Trial) -> None:
     """Operands that start at an odd element."""
-    _check(trial, _offset)
+    _check(trial, arranging.offset)
+
+
+def permuted(trial: Trial) -> None:
+    """Operands whose dimensions lie in memory in another order, and vectors of every other element."""
+    _check(trial, arranging.permuted)
+
+
+def expanded(trial: Trial) -> None:
+    """Operands of one row for all, and gradients of one number for all."""
+    memory = trial.subject.operator.memory
+    _check(_with(trial, "expanded", _equal_rows(memory)), arranging.expanded)
+    gradients = tuple(name for name in _GRADIENTS if name in memory)
+    if gradients:
+        _check(_with(trial, "constant", _equal_everywhere(gradients)), arranging.constant, gradients)
+
+
+def _with(trial: Trial, how: str, change: Callable[[Arguments], Arguments]) -> Trial:
+    """A trial of the same case with other values, which shares what is reported."""
+
+    def make(values: Values, maker: Maker) -> Arguments:
+        return change(trial.space.make(values, maker))
+
+    case = dataclasses.replace(trial.case, axes=(*trial.case.axes, ("memory", how)))
+    other = Trial(trial.subject, Case(case.operator, case.space, case.axes, case.seed), trial.oracle,
+                  dataclasses.replace(trial.space, make=make))  # fmt: skip
+    other.findings, other.notes = trial.findings, trial.notes
+    return other
+
+
+def _equal_rows(memory: Mapping[str, str]) -> Callable[[Arguments], Arguments]:
+    """What may be expanded has the values of its first row in all of them."""
+
+    def changed(arguments: Arguments) -> Arguments:
+        forms = {name: memory.get(name, "") for name in arguments}
+        return {name: mapped(value, functools.partial(_equal, form=forms[name])) for name, value in arguments.items()}
+
+    return changed
+
+
+def _equal(x: torch.Tensor, form: str) -> torch.Tensor:
+    return x[:1].expand(x.shape).clone() if arranging.can_expand(x, form) else x
+
+
+def _equal_everywhere(names: tuple[str, ...]) -> Callable[[Arguments], Arguments]:
+    def one(x: torch.Tensor) -> torch.Tensor:
+        return torch.full_like(x, x.flatten()[0].item()) if x.numel() else x
+
+    return lambda given: {name: mapped(value, one) if name in names else value for name, value in given.items()}
+
+
+def tracked(trial: Trial) -> None:
+    """Operands that require gradients, as a module's do where no gradients are recorded, and where they are; and
+    operands of inference mode."""
+    memory = trial.subject.operator.memory
+    for recording in (False, True):
+        plain = trial.on_device()
+        trial.claim(plain)
+        read = {n: _leaves(v) if memory.get(n) in (ANY, ROWS) else v for n, v in plain.items()}
+        with torch.set_grad_enabled(recording):
+            result = trial.call(read)
+        synchronize(trial)
+        required = [path for path, tensor in trial.results(result, read).items() if tensor.requires_grad]
+        if required and not recording:
+            raise Failure(f"{required[0]} requires a gradient, where none is recorded")
+        trial.judge(result, read)
+    with torch.inference_mode():
+        made = mapped(trial.on_device(), torch.clone)
+        result = trial.call(made)
+        synchronize(trial)
+    trial.judge(result, made)
+
+
+def _leaves(value: Any) -> Any:
+    """Tensors of floats require gradients; records have none."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(_leaves(item) for item in value)
+    return value.requires_grad_() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
 
 def _movable(subject: Subject, space: Space) -> str | None:
@@ -85,6 +168,9 @@ def _movable(subject: Subject, space: Space) -> str | None:
 
 
 register(
-    Check("strided", strided, _movable, 1, 3, "operands with gaps between rows"),
+    Check("strided", strided, _movable, 1, 3, "operands with gaps between rows, and nothing written into the gaps"),
     Check("offset", offset, _movable, 1, 3, "operands that start at an odd element"),
+    Check("permuted", permuted, _movable, 1, 3, "operands whose dimensions lie in another order"),
+    Check("expanded", expanded, _movable, 1, 3, "operands with stride 0"),
+    Check("tracked", tracked, _movable, 1, 2, "operands that require gradients, and of inference mode"),
 )

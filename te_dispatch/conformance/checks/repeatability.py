@@ -3,52 +3,175 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from threading import Event, Thread
+
 import torch
 
 from te_dispatch.conformance.checks import Check, register
-from te_dispatch.conformance.checks.values import synchronize
+from te_dispatch.conformance.checks.causality import later_rows
+from te_dispatch.conformance.checks.sizes import ROWS, enlarged, serves, shape_of
+from te_dispatch.conformance.checks.values import synchronize, thread_count
+from te_dispatch.conformance.families import gemm_rows
 from te_dispatch.conformance.memory import same_bits
-from te_dispatch.conformance.space import Space
+from te_dispatch.conformance.space import Arguments, Space
 from te_dispatch.conformance.subject import Subject
-from te_dispatch.conformance.trial import Failure, Trial
+from te_dispatch.conformance.transfer import mapped, moved, tensors
+from te_dispatch.conformance.trial import Failure, NotClaimed, Trial
+from te_dispatch.core.errors import Declined
 
 #: A race that shows in one run of ten is found with probability 1 - 0.9^8 = 57% per case.
 REPETITIONS = 8
+#: Thread counts of the CPU, of which every one must give the same bits.
+THREAD_COUNTS = (1, 2, 3)
+#: Bytes by which operands are moved away from where an allocator puts them: half a cache line, and so that no vector
+#: load is aligned.
+SHIFTS = (32, 4)
+#: Seconds after which a case is not repeated any more: interpreted kernels take seconds a call.
+_BUDGET_S = 15.0
+_LOAD = 192
+
+_Results = Mapping[str, torch.Tensor]
 
 
-def _results(trial: Trial) -> dict[str, torch.Tensor]:
-    arguments = trial.on_device()
-    trial.claim(arguments)
+def repeatable(trial: Trial) -> None:
+    """The claim ``deterministic``: equal arguments give equal bits, run after run, also beside other work, between
+    calls on other data, with other thread counts, at other addresses, and on more rows than a small case has."""
+    larger = enlarged(trial)
+    _repeat(trial, beside_work=larger is None)
+    if larger is not None:
+        try:
+            _repeat(larger, beside_work=True)
+        except Failure as failure:
+            raise Failure(f"with {shape_of(larger)}: {failure}") from failure
+
+
+def _repeat(trial: Trial, beside_work: bool) -> None:
+    given, until = trial.on_device(), time.monotonic() + _BUDGET_S
+    trial.claim(given)
+    first = _run(trial, given)
+    other = trial.with_seed(trial.case.seed + 1)
+    with _load(trial.device) if beside_work else nullcontext():
+        for repetition in range(1, REPETITIONS):
+            if repetition > 1 and time.monotonic() > until:
+                trial.notes.append(f"repeated {repetition - 1} times only, which took {_BUDGET_S:g} s")
+                return
+            _compare(first, _run(trial, given), f"in run {repetition + 1} of {REPETITIONS}")
+            if repetition == REPETITIONS // 2 and serves(other):
+                other.call(other.on_device())
+    usual = torch.get_num_threads()
+    for count in THREAD_COUNTS if trial.device.type == "cpu" else ():
+        with thread_count(count):
+            _compare(first, _run(trial, given), f"with {count} threads instead of {usual}")
+    for shift in SHIFTS if not trial.space.views else ():
+        try:
+            at_another = _shifted(given, shift)
+            trial.claim(at_another)
+            found = _run(trial, at_another)
+        except (NotClaimed, Declined, ValueError):
+            continue  # operands there are refused, which the check `offset` looks at
+        _compare(first, found, f"with operands {shift} bytes further")
+
+
+def _run(trial: Trial, given: Arguments) -> _Results:
+    """Results for fresh copies of the arguments: a forward behind them ran once, for all runs."""
+    arguments = moved(given, trial.device)
     result = trial.call(arguments)
     synchronize(trial)
     return {path: tensor.clone() for path, tensor in trial.results(result, arguments).items()}
 
 
-def repeatable(trial: Trial) -> None:
-    """The claim ``deterministic``: equal arguments give equal bits, run after run."""
-    first = _results(trial)
-    for repetition in range(1, REPETITIONS):
-        again = _results(trial)
-        for path, tensor in first.items():
-            if not same_bits(tensor, again[path]):
-                differing = int((tensor != again[path]).sum())
-                raise Failure(f"{path} differs in run {repetition + 1} of {REPETITIONS} ({differing} elements)")
+def _compare(first: _Results, again: _Results, when: str) -> None:
+    for path, tensor in first.items():
+        if not same_bits(tensor, again[path]):
+            differing = int((tensor != again[path]).sum())
+            raise Failure(f"{path} differs {when} ({differing} elements)")
+
+
+@contextmanager
+def _load(device: torch.device) -> Iterator[None]:
+    """Another thread that multiplies matrices meanwhile."""
+    stopping = Event()
+
+    def work() -> None:
+        x = torch.ones(_LOAD, _LOAD, device=device)
+        while not stopping.wait(0.0005):
+            float((x @ x).sum())
+
+    thread = Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopping.set()
+        thread.join()
+
+
+def _shifted(arguments: Arguments, by: int) -> Arguments:
+    def shift(x: torch.Tensor) -> torch.Tensor:
+        if x.dim() < 2 or not x.is_contiguous() or by % x.element_size():
+            return x
+        start = by // x.element_size()
+        room = torch.empty(x.numel() + start, dtype=x.dtype, device=x.device)
+        return room[start:].view(x.shape).copy_(x)
+
+    shifted: Arguments = mapped(arguments, shift)
+    return shifted
 
 
 def batch_invariant(trial: Trial) -> None:
-    """The claim ``batch_invariant``: the first rows of a call equal the same rows computed alone."""
-    assert trial.space.batch is not None
-    whole = _results(trial)
-    arguments = trial.on_device(trial.space.batch(trial.arguments()))
+    """The claim ``batch_invariant``: the first rows of a call equal the same rows computed with fewer rows beside them,
+    down to a single one, and with others beside them."""
+    half = _half_of(trial.space)
+    assert half is not None
+    _halve(trial, half)
+    until = time.monotonic() + _BUDGET_S
+    for rows in ROWS:
+        larger = enlarged(trial, rows)
+        if larger is None:
+            return
+        try:
+            _halve(larger, half)
+            if rows == ROWS[0] and larger.space.batch is not None:
+                later_rows(larger)
+        except Failure as failure:
+            raise Failure(f"with {shape_of(larger)}: {failure}") from failure
+        if time.monotonic() > until:
+            trial.notes.append(f"up to {shape_of(larger)} only, which took {_BUDGET_S:g} s")
+            return
+
+
+def _halve(trial: Trial, half: Callable[[Arguments], Arguments]) -> None:
+    given = trial.arguments()
+    arguments = trial.on_device(given)
     trial.claim(arguments)
-    result = trial.call(arguments)
-    synchronize(trial)
-    for path, part in trial.results(result, arguments).items():
-        of_whole = whole[path]
-        if part.shape == of_whole.shape:
-            continue  # a sum over rows, or a scale: not a result per row
-        if not same_bits(part, of_whole[: part.shape[0]]):
-            raise Failure(f"{path}: the first {part.shape[0]} rows differ from those of the call with twice the rows")
+    whole, before = _run(trial, arguments), _sizes(given)
+    while True:
+        given = half(given)
+        if _sizes(given) == before or 0 in _sizes(given):
+            return
+        before = _sizes(given)
+        arguments = trial.on_device(given)
+        trial.claim(arguments)
+        for path, part in _run(trial, arguments).items():
+            of_whole = whole[path]
+            if part.shape == of_whole.shape:
+                continue  # a sum over rows, or a scale: not a result per row
+            if not same_bits(part, of_whole[: part.shape[0]]):
+                raise Failure(
+                    f"{path}: {part.shape[0]} rows alone differ from the same rows of a call with {of_whole.shape[0]}"
+                )
+
+
+def _sizes(arguments: Arguments) -> list[int]:
+    return [tensor.numel() for _, tensor in tensors(arguments)]
+
+
+def _half_of(space: Space) -> Callable[[Arguments], Arguments] | None:
+    """`Space.batch`; of a product of records, whose rows do not share everything that `later_rows` changes, its own."""
+    return space.batch or {"gemm": gemm_rows.half}.get(space.operator)
 
 
 def _claiming(name: str) -> str:
@@ -60,7 +183,7 @@ def _repeatable_applies(subject: Subject, space: Space) -> str | None:
 
 
 def _batch_applies(subject: Subject, space: Space) -> str | None:
-    if space.batch is None:
+    if _half_of(space) is None:
         return "a call has no independent rows"
     return None if "batch_invariant" in subject.claims else _claiming("batch_invariant")
 

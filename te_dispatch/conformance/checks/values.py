@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -127,6 +128,17 @@ def synchronize(trial: Trial) -> None:
     """Wait for the device, so that what a kernel did is seen, and an asynchronous error belongs to this call."""
     if trial.device.type != "cpu":
         torch.accelerator.synchronize(trial.device)
+
+
+@contextmanager
+def thread_count(count: int) -> Iterator[None]:
+    """A block in which the CPU's operators run on so many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def fingerprints(trial: Trial, arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:

@@ -13,13 +13,19 @@ DENSE = Axis("layout", ("sbhd", "bshd"))
 LAYOUT = Axis("layout", LAYOUTS)
 #: Around tiles of 16 and 128, primes, tall, wide, without sequences, queries or keys.
 SHAPES = (
-    "2x16x16", "2x17x33", "1x1x1", "1x15x17", "1x127x129", "1x129x127", "2x128x128", "1x1x131", "1x67x1", "0x4x4",
-    "1x0x5", "2x5x0",
+    "2x16x16", "2x17x33", "1x1x1", "1x15x17", "1x127x129", "1x129x127", "2x128x128", "1x1x131", "1x67x1",
+    "0x4x4", "1x0x5", "2x5x0",
 )  # fmt: skip
-SHAPE = Axis("shape", SHAPES, ("2x17x33", "1x129x127", "2x5x0"))
-SMALL = Axis("shape", ("2x17x33", "3x16x16", "1x33x9", "2x1x20", "1x129x127"), ("2x17x33",))
-HEADS = Axis("heads", ("2/2", "4/2", "6/1", "3/3", "1/1", "8/2"), ("4/2", "3/3"))
-DIMS = Axis("dims", ("16/16", "64/64", "24/8", "8/32", "1/1", "128/128", "7/7"), ("64/64", "24/8"))
+#: Two tiles of 128 both ways; more queries or keys than 512, 1,024 and 4,096; more sequences than 64.
+LARGE = ("1x129x129", "1x9x520", "1x520x9", "1x5x1032", "1x1032x5", "1x2x4104", "1x4104x2", "67x3x5")
+#: More heads than 8, 16 and 32, alone and in groups.
+MANY_HEADS = ("17/17", "33/3", "40/8", "64/64")
+#: Wider heads than 128, not all of them powers of two.
+WIDE = ("129/129", "160/160", "192/128", "256/256")
+SHAPE = Axis("shape", SHAPES, ("2x17x33", "1x129x127", "2x5x0"), once=LARGE)
+SMALL = Axis("shape", ("2x17x33", "3x16x16", "1x33x9", "2x1x20", "1x129x127"), ("2x17x33",), once=LARGE)
+HEADS = Axis("heads", ("2/2", "4/2", "6/1", "3/3", "1/1", "8/2"), ("4/2", "3/3"), once=MANY_HEADS)
+DIMS = Axis("dims", ("16/16", "64/64", "24/8", "8/32", "1/1", "128/128", "7/7"), ("64/64", "24/8"), once=WIDE)
 KINDS = Axis("values", ("normal", "large", "one_sign", "cancelling", "zeros"), ("normal", "large"))
 SCALE = Axis("scale", ("default", "0.5", "1.0"))
 MASK = Axis("mask", MASKS)
@@ -27,16 +33,19 @@ DENSE_MASK = Axis("mask", ("none", "causal", "causal_bottom_right"))
 WINDOW = Axis("window", ("none", "-1:-1", "4:0", "0:0", "7:-1", "3:5", "-1:2"), ("none", "3:5", "4:0"))
 MASK_SHAPE = Axis("attn_mask", ("bhqk", "b1qk", "11qk", "b11k", "qk"))
 VALID = Axis("valid", ("full", "ragged", "zero"))
-HOLE = Axis("hole", ("number", "nan"))
+HOLE = Axis("hole", ("number", "nan", "inf"))
+#: Of which ``67:5`` is 67 sequences of 0 to 4 tokens in turn.
 LENGTHS = Axis(
-    "lengths", ("5+3+8", "16", "1+1", "17+0+15", "127+2", "0+0", "3+33+1+9"), ("5+3+8", "17+0+15", "3+33+1+9")
-)
+    "lengths", ("5+3+8", "16", "1+1", "17+0+15", "127+2", "0+0", "3+33+1+9"), ("5+3+8", "17+0+15", "3+33+1+9"),
+    once=("67:5", "3+520", "1032", "300:3"),
+)  # fmt: skip
 KEYS = Axis("keys", ("same", "turned"))
 GAPS = Axis("gaps", ("none", "some"))
 LONGEST = Axis("longest", ("given", "absent"))
 BIAS = Axis("bias", ("none", "pre_scale", "post_scale", "alibi", "alibi/h", "alibi/bh"))
 BIAS_SHAPE = Axis("bias_shape", ("11", "1h", "b1", "bh"))
 BIAS_DTYPE = Axis("bias_dtype", ("fp32", "bf16"))
+BIAS_VALUES = Axis("bias_values", ("normal", "minus_inf"))
 SOFTMAX = Axis("softmax", SOFTMAX_TYPES)
 SOFTCAP = Axis("softcap", ("0", "20.0", "2.0"))
 SCALED_OPERANDS = Axis("operands", ("delayed", "current", "plain", "mxfp8", "block_1d"), ("delayed", "current"))
@@ -65,7 +74,8 @@ def ragged(values: Values) -> bool:
 def biased(values: Values) -> bool:
     """The shape and dtype of a bias tensor matter where there is one."""
     given = values["bias"] in ("pre_scale", "post_scale")
-    return given or (values["bias_shape"], values["bias_dtype"]) == ("11", "fp32")
+    plain = (values["bias_shape"], values["bias_dtype"], values.get("bias_values", "normal"))
+    return given or plain == ("11", "fp32", "normal")
 
 
 def stackable(values: Values) -> bool:
@@ -94,20 +104,36 @@ RAGGED = (
     Axis("bias_dtype", ("fp32",)), DTYPE,
 )  # fmt: skip
 SCORED = (
-    BIAS, BIAS_SHAPE, BIAS_DTYPE, Axis("shape", ("2x17x33", "1x33x9", "2x16x16")), SOFTCAP, SOFTMAX,
+    BIAS, BIAS_SHAPE, BIAS_DTYPE, BIAS_VALUES,
+    Axis("shape", ("2x17x33", "1x33x9", "2x16x16"), once=("1x9x150", "1x9x520", "1x2x4104")), SOFTCAP, SOFTMAX,
     Axis("mask", ("none", "causal", "causal_bottom_right", "padding", "padding_causal_bottom_right")), DENSE,
-    Axis("valid", ("full", "ragged")), Axis("heads", ("2/2", "6/3", "5/1", "4/4")), Axis("scale", ("default", "0.5")),
-    Axis("values", ("normal", "large")), DTYPE,
+    Axis("valid", ("full", "ragged")), Axis("heads", ("2/2", "6/3", "5/1", "4/4"), once=("33/3", "48/48")),
+    Axis("scale", ("default", "0.5")), Axis("values", ("normal", "large")), DTYPE,
 )  # fmt: skip
 STACKED = (
     PACKING, DENSE, PACKED_SHAPE, Axis("mask", ("none", "causal")), Axis("heads", ("2/2", "3/3")), DTYPE,
     Axis("dims", ("16/16", "5/5")),
+)  # fmt: skip
+#: One tensor as q, k and v, and as k and v.
+SAME = (
+    Axis("same", ("qkv", "kv")), DENSE, Axis("shape", ("2x17x17", "1x64x64")),
+    Axis("mask", ("none", "causal")), Axis("heads", ("2/2", "3/3")), DTYPE,
 )  # fmt: skip
 EIGHT_BIT = (
     SCALED_OPERANDS, CAST_OF_P, Axis("shape", ("2x16x16", "2x17x33", "1x40x129")), DENSE,
     Axis("mask", ("none", "causal", "causal_bottom_right")), Axis("heads", ("2/2", "4/2")),
     Axis("dims", ("32/32", "64/16")), Axis("softmax", ("vanilla", "off-by-one")), Axis("dtype", ("bf16", "fp32")),
 )  # fmt: skip
+
+
+#: What models call most, at sizes above the usual tiles.
+COMMON = tuple(
+    {"dtype": dtype, "layout": layout, "mask": mask, "heads": heads, "dims": dims, "shape": "1x129x129"}
+    for dtype in ("bf16", "fp16", "fp32")
+    for layout in ("sbhd", "bshd")
+    for mask in ("none", "causal")
+    for heads, dims in (("8/2", "64/64"), ("4/2", "128/128"))
+)
 
 
 def scored(values: Values) -> bool:
@@ -120,10 +146,20 @@ def uneven(values: Values) -> bool:
 
 
 register(
-    Space("attention_fwd", "plain", (*PLAIN, INFERENCE, MAX_LOGIT), inputs.forward, forward_rules),
-    Space("attention_fwd", "masked", (*MASKED, MAX_LOGIT), inputs.forward, forward_rules, valid=masked),
-    Space("attention_fwd", "ragged", (*RAGGED, MAX_LOGIT), inputs.forward, forward_rules, valid=uneven),
+    Space(
+        "attention_fwd", "plain", (*PLAIN, INFERENCE, MAX_LOGIT), inputs.forward, forward_rules,
+        together=(("dtype", "layout", "mask", "dims"),), fixed=COMMON,
+    ),
+    Space(
+        "attention_fwd", "masked", (*MASKED, MAX_LOGIT), inputs.forward, forward_rules, valid=masked,
+        together=(("layout", "mask", "window"),),
+    ),
+    Space(
+        "attention_fwd", "ragged", (*RAGGED, MAX_LOGIT), inputs.forward, forward_rules, valid=uneven,
+        together=(("keys", "gaps", "window"), ("mask", "keys", "gaps")),
+    ),
     Space("attention_fwd", "scored", (*SCORED, MAX_LOGIT), inputs.forward, forward_rules, valid=scored),
+    Space("attention_fwd", "twice", SAME, inputs.forward, forward_rules),
     Space("attention_fwd", "packed", STACKED, inputs.forward, forward_rules, valid=stackable, views=True),
     Space(
         "attention_fwd", "eight_bit",
@@ -135,8 +171,8 @@ register(
         (
             Axis("page", ("16", "4", "1")), Axis("kv_lengths", ("given", "absent")),
             Axis("mask", ("none", "causal", "padding", "padding_causal_bottom_right")), DENSE,
-            Axis("shape", ("2x1x37", "3x5x16", "1x17x33")), Axis("valid", ("full", "ragged", "zero")),
-            Axis("heads", ("4/2", "2/2")), DTYPE,
+            Axis("shape", ("2x1x37", "3x5x16", "1x17x33"), once=("2x1x1032", "67x1x20")),
+            Axis("valid", ("full", "ragged", "zero")), Axis("heads", ("4/2", "2/2")), DTYPE,
         ),
         inputs.forward, forward_rules,
         valid=lambda values: values["mask"].startswith("padding") or values["valid"] == "full",
@@ -145,7 +181,7 @@ register(
         "attention_fwd", "paged_ragged",
         (
             Axis("page", ("16", "4")), Axis("kv_lengths", ("given", "absent")), Axis("layout", ("thd",)),
-            Axis("lengths", ("1+1+1", "5+3+8")), Axis("keys", ("turned", "same")),
+            Axis("lengths", ("1+1+1", "5+3+8"), once=("67:5",)), Axis("keys", ("turned", "same")),
             Axis("mask", ("padding", "padding_causal", "padding_causal_bottom_right")), DTYPE,
         ),
         inputs.forward, forward_rules,

@@ -36,14 +36,19 @@ def packed_alike(arguments: Arguments, results: Mapping[str, torch.Tensor]) -> s
 
 
 register(
-    Space("attention_bwd", "plain", fwd.PLAIN, inputs.backward, backward_rules, forward=inputs.forward_of),
+    Space(
+        "attention_bwd", "plain", fwd.PLAIN, inputs.backward, backward_rules, forward=inputs.forward_of,
+        together=(("dtype", "layout", "mask", "dims"),), fixed=fwd.COMMON,
+    ),
     Space(
         "attention_bwd", "masked", fwd.MASKED, inputs.backward, backward_rules, valid=fwd.masked,
-        forward=inputs.forward_of,
+        forward=inputs.forward_of, together=(("layout", "mask", "window"),),
     ),
+    Space("attention_bwd", "twice", fwd.SAME, inputs.backward, backward_rules, forward=inputs.forward_of),
     Space(
         "attention_bwd", "ragged", (*fwd.RAGGED, _DBIAS), inputs.backward, backward_rules,
         valid=lambda values: fwd.uneven(values) and _with_bias(values), forward=inputs.forward_of,
+        together=(("keys", "gaps", "window"), ("mask", "keys", "gaps")),
     ),
     Space(
         "attention_bwd", "scored", (*fwd.SCORED, _DBIAS), inputs.backward, backward_rules,

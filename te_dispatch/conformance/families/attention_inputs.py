@@ -5,12 +5,15 @@ does not have takes its default here.
 | axis | values |
 |---|---|
 | shape | batch x queries x keys of dense layouts, ``2x17x33`` |
-| lengths | of thd sequences' queries, ``5+3+0``; `keys`: ``same``, or ``turned``: the same in reverse, plus one |
+| lengths | of thd sequences' queries, ``5+3+0``, or ``67:5``: 67 of 0 to 4 in turn |
+| keys | of thd sequences: ``same``, or ``turned``: the same in reverse, plus one |
 | gaps | ``none``; ``some``: between thd sequences, and behind the last |
 | valid | of a padded batch: ``full``, ``ragged``, ``zero`` (the first sequence has no key, the last no query) |
 | heads | query heads / key heads; dims: head dimension of q and k / of v |
 | values | of q and k: a kind of `te_dispatch.conformance.inputs`, or ``large``: logits in the hundreds |
-| hole | what lies where no sequence is: ``number`` or ``nan`` |
+| hole | what lies where no sequence is: ``number``, ``nan`` or ``inf`` |
+| bias_values | ``normal``, or ``minus_inf``: with entries, and most of a row or its first tile, -Inf |
+| same | one tensor as q, k and v (``qkv``), or as k and v (``kv``) |
 | operands | ``plain``, or a cast of q, k, v and of the output's gradient: ``delayed``, ``current``, ``mxfp8``, ... |
 """
 
@@ -22,6 +25,7 @@ from typing import Any
 
 import torch
 
+from te_dispatch.conformance.families.quantize import counts
 from te_dispatch.conformance.maker import DTYPES, Maker
 from te_dispatch.conformance.space import Arguments, Values
 from te_dispatch.numerics.quantized import Quantized
@@ -53,7 +57,7 @@ def _filled(maker: Maker, shape: tuple[int, ...], values: Values, kind: str) -> 
 def _lengths(values: Values, maker: Maker) -> tuple[list[int], list[int], tuple[int, int]]:
     """Valid queries and keys of every sequence, and the extents of the score matrix."""
     if values.get("layout") == "thd":
-        queries = [int(n) for n in values["lengths"].split("+")]
+        queries = counts(values["lengths"])
         keys = queries if values.get("keys", "same") == "same" else [n + 1 for n in queries[::-1]]
         return queries, keys, (max(queries), max(keys))
     batch, rows, columns = (int(n) for n in values["shape"].split("x"))
@@ -81,8 +85,9 @@ def _inside(values: Values, lengths: list[int], extent: int) -> torch.Tensor:
 
 
 def _holed(x: torch.Tensor, inside: torch.Tensor, values: Values) -> torch.Tensor:
-    if values.get("hole") == "nan":
-        x[~inside] = torch.nan
+    hole = values.get("hole", "number")
+    if hole != "number":
+        x[~inside] = float(hole)
     return x
 
 
@@ -105,6 +110,9 @@ def _operands(values: Values, maker: Maker, queries: list[int], keys: list[int],
     kind = values.get("values", "normal")
     if "packing" in values:
         return _packed(values, maker, of_q, of_kv, heads, dim)
+    if values.get("same", "none") != "none":
+        x, other = (_filled(maker, (*of_q.shape, heads, dim), values, kind) for _ in range(2))
+        return {"q": x if values["same"] == "qkv" else other, "k": x, "v": x}
     sizes = {"q": (of_q, heads, dim, kind), "k": (of_kv, groups, dim, kind), "v": (of_kv, groups, dim_v, _of_v(kind))}
     return {
         name: _holed(_filled(maker, (*inside.shape, h, d), values, of), inside, values)
@@ -168,6 +176,19 @@ def _masks(values: Values, maker: Maker, extents: tuple[int, ...]) -> Arguments:
     return found
 
 
+def _closed(values: Values, maker: Maker, *shape: int) -> torch.Tensor:
+    """bool: entries of a bias that become -Inf, in every row some, in none all that a mask leaves: the first key stays
+    open, or, where all keys are seen, those behind the first tile do."""
+    closed = maker.boolean(*shape, share=0.3)
+    rows, columns = shape[-2:]
+    closed[..., rows // 2, :] = True
+    closed[..., :1] = False
+    if values.get("mask", "none") == "none" and columns > 140:
+        closed[..., : rows // 2, :128] = True
+        closed[..., : rows // 2, 128:] = False
+    return closed
+
+
 def _scores(values: Values, maker: Maker, extents: tuple[int, ...]) -> Arguments:
     """Bias, ALiBi, scale, cap and softmax offset."""
     batch, heads, rows, columns = extents
@@ -176,6 +197,8 @@ def _scores(values: Values, maker: Maker, extents: tuple[int, ...]) -> Arguments
     if kind in ("pre_scale", "post_scale"):
         shape = (batch if "b" in values["bias_shape"] else 1, heads if "h" in values["bias_shape"] else 1)
         found["bias"] = maker.tensor(*shape, rows, columns, dtype=values["bias_dtype"])
+        if values.get("bias_values") == "minus_inf":
+            found["bias"].masked_fill_(_closed(values, maker, *found["bias"].shape), -torch.inf)
     elif kind.startswith("alibi/"):
         of = (heads,) if kind == "alibi/h" else (batch, heads)
         found["alibi_slopes"] = maker.tensor(*of, values="one_sign")

@@ -132,6 +132,8 @@ def forward_rules(judged: Judged, keep: torch.Tensor | None = None) -> Mapping[s
     rules = _cast_of_p(made, arguments, judged)
     known = made.out
     if "out" in actual:
+        own_unit = UNIT[_dtype(q)]
+        known = bounds.narrowed(known, own_unit) if own_unit > UNIT[actual["out"].dtype] else known
         known = _at_least(known, _two_ulp(known.value, actual["out"].dtype))
         if plain is not None:
             known = _at_least(known, twice(plain.out, known.value))
@@ -182,11 +184,11 @@ def backward_rules(judged: Judged, keep: torch.Tensor | None = None) -> Mapping[
 
 
 def _out_unit(arguments: Arguments | Mapping[str, Any]) -> float:
-    """Of the output that the backward may read: u of its dtype, or half a step of its encoding."""
+    """Of the output that the backward may read: u of its dtype or of the operands', or half a step of its encoding."""
     out = arguments["out"]
     if isinstance(out, Quantized):
         return 2.0 ** -(encoding(out.encoding).mantissa_bits + 1)
-    return UNIT[out.dtype]
+    return max(UNIT[out.dtype], UNIT[_dtype(arguments["q"])])
 
 
 def _gradient_rules(found: bounds.Backward, plain: Own | None, call: Spread, judged: Judged) -> dict[str, Rule]:

@@ -10,7 +10,7 @@ import torch
 
 from te_dispatch.conformance.bounds.known import Known, within
 from te_dispatch.conformance.families.gemm import mode_of, operand_shapes, product
-from te_dispatch.conformance.families.quantize import quantizer_of
+from te_dispatch.conformance.families.quantize import counts, quantizer_of
 from te_dispatch.conformance.maker import DTYPES, Maker
 from te_dispatch.conformance.rules import Rule
 from te_dispatch.conformance.space import Arguments, Axis, Judged, Space, Values, register
@@ -20,7 +20,7 @@ from te_dispatch.ops.gemm import LAYOUTS, operand_format
 
 def _make(values: Values, maker: Maker) -> Arguments:
     """Group i has rows[i] of the dimension that differs: m in NT and NN, k in TN (a weight's gradient)."""
-    rows = [int(n) for n in values["rows"].split("+")]
+    rows = counts(values["rows"])
     n, k = (int(size) for size in values["columns"].split("x"))
     layout, dtype = values["layout"], values["dtype"]
     sizes = [(k, n, r) if layout == "TN" else (r, n, k) for r in rows]
@@ -38,8 +38,11 @@ def _make(values: Values, maker: Maker) -> Arguments:
     if values["out_dtype"] != "same":
         arguments["out_dtype"] = DTYPES[own]
     if values["out"] != "new":
-        arguments["out"] = [maker.tensor(m, n_, dtype=own) for m, n_, _ in sizes]
-        arguments["accumulate"] = values["out"] == "added"
+        added = values["out"] == "added"
+        held = [maker.tensor(m, n_, dtype=own) for m, n_, _ in sizes]
+        # What is not added to is overwritten, whatever it held.
+        arguments["out"] = held if added else [torch.full_like(x, torch.nan) for x in held]
+        arguments["accumulate"] = added
     if values["bias"] == "yes":
         arguments["bias"] = [maker.tensor(n_, dtype=dtype) for _, n_, _ in sizes]
     accumulation = values.get("accumulation", "default")
@@ -87,13 +90,18 @@ def _rules(judged: Judged) -> Mapping[str, Rule]:
     return found
 
 
-_ROWS = Axis("rows", ("16+32+16", "3+0+17", "129", "0+0", "1+127+16+5"), ("16+32+16", "3+0+17"))
-_COLUMNS = Axis("columns", ("48x64", "17x15", "128x272"))
+_ROWS = Axis(
+    "rows",
+    ("16+32+16", "3+0+17", "129", "0+0", "1+127+16+5"),
+    ("16+32+16", "3+0+17"),
+    once=("18:5", "67:5", "300:3", "1033+7", "4099"),
+)
+_COLUMNS = Axis("columns", ("48x64", "17x15", "128x272"), once=("16x1040", "1040x16"))
 _REST = (
     Axis("out", ("new", "given", "added")),
     Axis("out_dtype", ("same", "fp32", "bf16")),
     Axis("bias", ("no", "yes")),
-    Axis("values", ("normal", "one_sign", "cancelling", "spread")),
+    Axis("values", ("normal", "one_sign", "cancelling", "spread", "tile_scales")),
 )
 _DTYPE = Axis("dtype", ("bf16", "fp32", "fp16"))
 _LAYOUT = Axis("layout", LAYOUTS)

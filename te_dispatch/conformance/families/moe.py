@@ -15,13 +15,16 @@ from te_dispatch.conformance.space import Arguments, Axis, Judged, Space, Values
 
 _DTYPE = Axis("dtype", ("fp32", "bf16", "fp16"))
 #: tokens x features.
-_SHAPE = Axis("shape", ("33x65", "1x1", "127x16", "129x128", "16x257", "0x16", "257x3"), ("33x65", "129x128", "0x16"))
-_TOP_K = Axis("top_k", ("2", "1", "8"))
+_SHAPE = Axis(
+    "shape", ("33x65", "1x1", "127x16", "129x128", "16x257", "0x16", "257x3"), ("33x65", "129x128", "0x16"),
+    once=("65549x2", "4099x16", "5x8209"),
+)  # fmt: skip
+_TOP_K = Axis("top_k", ("2", "1", "8"), once=("33",))
 _PROBS = Axis("probs", ("none", "fp32", "bf16"))
 #: Share of the choices that are dropped.
 _DROPPED = Axis("dropped", ("0.0", "0.3", "1.0"))
 _CAPACITY = Axis("capacity", ("none", "fewer", "more", "zero"))
-_EXPERTS = Axis("experts", ("4", "1", "60"))
+_EXPERTS = Axis("experts", ("4", "1", "60"), once=("257", "600", "1100"))
 
 
 def _choices(values: Values, maker: Maker) -> torch.Tensor:
@@ -105,15 +108,15 @@ def _unpermute_bwd_rules(judged: Judged) -> Mapping[str, Rule]:
     """dinput is a product, dprobs a sum over features; rows that no choice leads to, and dropped choices, get 0."""
     given = judged.arguments
     row_map, x = given["row_map"], given["x"]
-    spread = Known.exactly(given["dy"].double()[:, None].expand(*row_map.shape, x.shape[1]))
+    spread = Known.read(given["dy"].double()[:, None].expand(*row_map.shape, x.shape[1]))
     weights = _weights(given)
-    rows = spread if weights is None else spread * Known.exactly(weights[..., None].expand_as(spread.value))
+    rows = spread if weights is None else spread * Known.read(weights[..., None].expand_as(spread.value))
     kept = row_map >= 0
     value, error = (torch.zeros(x.shape, dtype=torch.float64) for _ in range(2))
     value[row_map[kept].long()], error[row_map[kept].long()] = rows.value[kept], rows.error[kept]
     rules: dict[str, Rule] = {"dinput": within(Known(value, error), judged.expected["dinput"], judged.actual["dinput"])}
     if "dprobs" in judged.actual:
-        dprobs = (Known.exactly(_gathered(x, row_map)) * spread).sum(2).part(kept)
+        dprobs = (Known.read(_gathered(x, row_map)) * spread).sum(2).part(kept)
         rules["dprobs"] = within(dprobs, judged.expected["dprobs"], judged.actual["dprobs"])
     return rules
 
@@ -125,7 +128,9 @@ def _half(arguments: Arguments) -> Arguments:
     return {**arguments, "row_map": arguments["row_map"][:tokens], "probs": None if probs is None else probs[:tokens]}
 
 
-_VALUES = Axis("values", ("normal", "spread", "one_sign"), ("normal",))
+_VALUES = Axis("values", ("normal", "spread", "one_sign", "denormal", "nan", "inf"), ("normal",))
+#: Every expert beyond a table of 256, 512 or 1,024 is chosen.
+_MANY_EXPERTS = tuple({"experts": experts, "shape": "4099x16", "dropped": "0.0"} for experts in _EXPERTS.once)
 
 register(
     Space(
@@ -135,7 +140,7 @@ register(
             _CAPACITY, _EXPERTS, Axis("index", ("int32", "int64")),
             Axis("values", ("normal", "nan", "inf", "zeros"), ("normal", "nan")),
         ),
-        _permute, _moved, widen=False,
+        _permute, _moved, widen=False, fixed=_MANY_EXPERTS,
     ),
     Space(
         "moe_unpermute", "plain", (_DTYPE, _SHAPE, _TOP_K, _PROBS, _DROPPED, _CAPACITY, _EXPERTS, _VALUES),

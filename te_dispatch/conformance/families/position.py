@@ -27,8 +27,13 @@ _SHAPES = (
     "4x0x2x16",
 )
 _SMOKE_SHAPES = ("17x2x3x32", "127x1x1x34", "0x2x2x16")
-#: Sequences' lengths, and tokens behind the last one.
+#: Positions past 4,096 and 65,536, many sequences, many heads, a large head.
+_LARGE_SHAPES = ("4211x1x2x8", "8200x2x1x4", "65549x1x1x2", "3x1031x1x4", "5x1x67x16", "3x2x2x1024")
+#: Sequences' lengths (``3*129``: 129 of length 3), and tokens behind the last one.
 _SEQUENCES = ("5+9+3", "1", "0+7+0", "16+1+15", "129", "5+6/4", "0")
+_LARGE_SEQUENCES = ("4211+3", "3*129", "2*1031+5", "65549")
+#: Positions of first tokens start here.
+_OFFSETS = {"yes": 0, "far": 70_000}
 
 
 def _freqs(values: Values, positions: int, head_dim: int) -> torch.Tensor:
@@ -51,23 +56,31 @@ def _dense(values: Values, maker: Maker) -> Arguments:
     shape = (s, b, h, d) if values["layout"] == "sbhd" else (b, s, h, d)
     arguments: Arguments = {_operand(maker): maker.tensor(*shape, dtype=values["dtype"], values=values["values"])}
     arguments |= {"layout": values["layout"], "interleaved": values["interleaved"] == "yes"}
-    if values["offsets"] == "yes":
-        arguments["offsets"] = maker.integers(0, 9, b)
-    arguments["freqs"] = _freqs(values, s + {"exact": 9, "more": 40}[values["room"]], d)
+    first = _add_offsets(arguments, values, maker, b)
+    arguments["freqs"] = _freqs(values, first + s + {"exact": 9, "more": 40}[values["room"]], d)
     return arguments
 
 
 def _thd(values: Values, maker: Maker) -> Arguments:
     lengths, _, behind = values["lengths"].partition("/")
-    rows = [int(length) for length in lengths.split("+")]
+    parts = [part.partition("*") for part in lengths.split("+")]
+    rows = [int(length) for length, _, count in parts for _ in range(int(count or 1))]
     h, d = (int(size) for size in values["heads"].split("x"))
     x = maker.tensor(sum(rows) + int(behind or 0), h, d, dtype=values["dtype"], values=values["values"])
     arguments: Arguments = {_operand(maker): x, "layout": "thd", "interleaved": values["interleaved"] == "yes"}
     arguments["cu_seqlens"] = torch.tensor([0, *torch.tensor(rows).cumsum(0).tolist()], dtype=torch.int32)
-    if values["offsets"] == "yes":
-        arguments["offsets"] = maker.integers(0, 9, len(rows))
-    arguments["freqs"] = _freqs(values, max(rows) + 9, d)
+    first = _add_offsets(arguments, values, maker, len(rows))
+    arguments["freqs"] = _freqs(values, first + max(rows) + 9, d)
     return arguments
+
+
+def _add_offsets(arguments: Arguments, values: Values, maker: Maker, sequences: int) -> int:
+    """Offsets, where the case has them; returns where they start."""
+    first = _OFFSETS.get(values["offsets"])
+    if first is None:
+        return 0
+    arguments["offsets"] = maker.integers(first, first + 9, sequences)
+    return first
 
 
 def positions(x: torch.Tensor, arguments: Mapping[str, Any]) -> torch.Tensor:
@@ -113,9 +126,11 @@ _DTYPE = Axis("dtype", ("bf16", "fp32", "fp16"))
 _OPTIONS = (
     Axis("interleaved", ("no", "yes")),
     Axis("rotated", ("all", "half", "two")),
-    Axis("offsets", ("no", "yes")),
+    Axis("offsets", ("no", "yes"), once=("far",)),
     Axis("angles", ("small", "large")),
-    Axis("values", ("normal", "spread", "one_sign", "outlier", "denormal", "zeros", "nan", "log_uniform")),
+    Axis(
+        "values", ("normal", "spread", "one_sign", "outlier", "denormal", "zeros", "nan", "inf", "huge", "log_uniform")
+    ),
 )
 
 
@@ -130,7 +145,7 @@ for _operator in ("rope_fwd", "rope_bwd"):
             _operator,
             "dense",
             (
-                _DTYPE, Axis("layout", ("sbhd", "bshd")), Axis("shape", _SHAPES, _SMOKE_SHAPES),
+                _DTYPE, Axis("layout", ("sbhd", "bshd")), Axis("shape", _SHAPES, _SMOKE_SHAPES, once=_LARGE_SHAPES),
                 Axis("room", ("exact", "more")), *_OPTIONS,
             ),
             _dense,
@@ -142,8 +157,8 @@ for _operator in ("rope_fwd", "rope_bwd"):
             _operator,
             "thd",
             (
-                _DTYPE, Axis("lengths", _SEQUENCES, ("5+9+3", "0+7+0", "5+6/4")),
-                Axis("heads", ("3x32", "1x2", "2x130")), *_OPTIONS,
+                _DTYPE, Axis("lengths", _SEQUENCES, ("5+9+3", "0+7+0", "5+6/4"), once=_LARGE_SEQUENCES),
+                Axis("heads", ("3x32", "1x2", "2x130"), once=("67x8",)), *_OPTIONS,
             ),
             _thd,
             rules,

@@ -40,8 +40,11 @@ CASTS = (
     "block_2d_laid_out",
 )  # fmt: skip
 
+#: More columns than 8,192 and 16,384; many tiles each way and more elements than 2^18.
+LARGE = ("3x8209", "2x16403", "1031x257", "257x1031")
+
 DTYPE = Axis("dtype", ("fp32", "bf16", "fp16"))
-SHAPE = Axis("shape", SHAPES, SMOKE_SHAPES)
+SHAPE = Axis("shape", SHAPES, SMOKE_SHAPES, once=LARGE)
 ENCODING = Axis("encoding", FP8_ENCODINGS)
 COMMON = Axis("common", ("no", "yes"))
 USAGE = Axis("usage", ("both", "row", "column"))
@@ -51,6 +54,14 @@ VALUES = Axis("values", tuple(KINDS), ("normal", "nan", "ties", "saturation"))
 def sizes(values: Values, axis: str = "shape") -> tuple[int, ...]:
     """``3x5x40`` as (3, 5, 40)."""
     return tuple(int(size) for size in values[axis].split("x"))
+
+
+def counts(text: str) -> list[int]:
+    """``7+26`` as [7, 26]; ``67:5`` as 67 numbers that run through 0 to 4; ``none`` as []."""
+    if text == "none":
+        return []
+    count, colon, period = text.partition(":")
+    return [i % int(period) for i in range(int(count))] if colon else [int(n) for n in text.split("+")]
 
 
 def operand(values: Values, maker: Maker) -> torch.Tensor:

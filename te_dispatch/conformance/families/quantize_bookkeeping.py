@@ -25,9 +25,11 @@ def _amax(values: Values, maker: Maker) -> Arguments:
 _SHARDS = {
     "whole": (200, 300, 0, 60_000), "middle": (200, 300, 4_321, 45_678), "in_row": (7, 1031, 130, 900),
     "last": (129, 129, 129 * 129 - 1, 1), "none": (200, 300, 17, 0), "tall": (1031, 3, 5, 3000),
-    "small": (16, 16, 3, 77), "far": (65_537, 65_537, 2**32 - 150, 300),
+    "small": (16, 16, 3, 77), "far": (65_537, 65_537, 2**32 - 150, 300), "rows": (70_001, 3, 100, 200_000),
+    "columns": (5, 9_001, 123, 40_000), "long": (1_031, 1_033, 77, 1_050_000),
 }  # fmt: skip
-_SHARD = Axis("shard", tuple(_SHARDS), ("whole", "middle", "small"))
+_LARGE = ("rows", "columns", "long")
+_SHARD = Axis("shard", tuple(n for n in _SHARDS if n not in _LARGE), ("whole", "middle", "small"), once=_LARGE)
 _BLOCK = Axis("block", ("128", "0"))
 
 
@@ -58,6 +60,11 @@ _HISTORIES = {
     "one": ((16, 5),), "single_row": ((1, 7),), "two_rows": ((2, 3),), "several": ((1024, 3), (1, 4), (16, 129)),
     "empty": ((4, 0), (3, 2)),
 }  # fmt: skip
+#: More columns, more histories and longer ones than one launch or block has room for.
+_LARGE_HISTORIES = {
+    "wide": ((3, 8209),), "long": ((4099, 2),), "25": ((5, 2),) * 25, "67": ((3, 2),) * 67,
+    "330": tuple((1 + i % 4, 1 + i % 3) for i in range(330)),
+}  # fmt: skip
 #: What may stand in a history, besides ordinary numbers.
 _SPECIAL = {
     "ordinary": (1.0,),
@@ -77,7 +84,7 @@ def _history(length: int, columns: int, kind: str, maker: Maker) -> torch.Tensor
 
 
 def _update(values: Values, maker: Maker) -> Arguments:
-    shapes = _HISTORIES[values["histories"]]
+    shapes = {**_HISTORIES, **_LARGE_HISTORIES}[values["histories"]]
     histories = [_history(*shape, values["kind"], maker) for shape in shapes]
     largest = [[ENCODINGS[maker.choice(FP8_ENCODINGS)].max for _ in range(columns)] for _, columns in shapes]
     arguments: Arguments = {
@@ -92,7 +99,7 @@ def _update(values: Values, maker: Maker) -> Arguments:
     return arguments
 
 
-_WITH_SCALAR = Axis("shape", (*SHAPE.values, "scalar"), SHAPE.smoke)
+_WITH_SCALAR = Axis("shape", (*SHAPE.values, "scalar"), SHAPE.smoke, once=SHAPE.once)
 
 register(
     Space(
@@ -113,7 +120,7 @@ register(
     Space(
         "update_delayed_scales", "plain",
         (
-            Axis("histories", tuple(_HISTORIES)), Axis("kind", tuple(_SPECIAL)),
+            Axis("histories", tuple(_HISTORIES), once=tuple(_LARGE_HISTORIES)), Axis("kind", tuple(_SPECIAL)),
             Axis("algorithm", ("max", "most_recent")), Axis("margin", ("0", "3", "-2", "157")),
             Axis("amaxes", ("given", "none")),
         ),

@@ -166,9 +166,17 @@ def _convert_wrongly(values: Values, maker: Maker) -> Arguments:
 
 _SCALINGS = Axis("scaling", ("tensor", "block_1d", "block_2d", "mxfp8", "nvfp4"))
 _FP32_SCALED = Axis("scaling", ("tensor", "block_1d", "block_2d"))
-_SHAPE = Axis("shape", ("33x65", "127x129", "128x128", "129x257", "2x3x48", "1x1", "31", "0x16", "16x0", "256x512"))
+_SHAPE = Axis(
+    "shape",
+    ("33x65", "127x129", "128x128", "129x257", "2x3x48", "1x1", "31", "0x16", "16x0", "256x512"),
+    once=("65553x3", "3x8209", "1031x257"),
+)
 #: Of which one has several tiles each way: with tiles in one row, scales read the same transposed and not.
-_TWO_D = Axis("shape", ("33x65", "127x129", "128x128", "129x257", "2x3x48", "257x1", "0x16", "16x0", "31"))
+_TWO_D = Axis(
+    "shape",
+    ("33x65", "127x129", "128x128", "129x257", "2x3x48", "257x1", "0x16", "16x0", "31"),
+    once=("65553x3", "3x8209", "1031x257"),
+)
 _SCALES = Axis("scales", tuple(_EXPONENTS))
 _LAYOUT = Axis("layout", ("canonical", "other"))
 _NOMINAL = Axis("nominal", ("bf16", "fp32", "fp16"))

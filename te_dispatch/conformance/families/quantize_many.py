@@ -18,6 +18,7 @@ from te_dispatch.conformance.families.quantize import (
     USAGE,
     VALUES,
     bits,
+    counts,
     encodable,
     float_dtype,
     moved_bits,
@@ -59,12 +60,7 @@ def _dbias_rules(judged: Judged) -> Mapping[str, Rule]:
     return {**bits(judged), "dbias": Within(torch.where(overflows, torch.inf, limit))}
 
 
-_SPLITS = Axis("splits", ("7+26", "33", "0+5+0+128", "1+127+129", "none"))
-
-
-def rows_of(text: str) -> list[int]:
-    """``7+26`` as [7, 26]; ``none`` as []."""
-    return [] if text == "none" else [int(rows) for rows in text.split("+")]
+_SPLITS = Axis("splits", ("7+26", "33", "0+5+0+128", "1+127+129", "none"), once=("67:5", "300:3"))
 
 
 def _several(values: Values, count: int) -> list[Quantizer]:
@@ -78,17 +74,23 @@ def _several(values: Values, count: int) -> list[Quantizer]:
 
 
 def _split(values: Values, maker: Maker) -> Arguments:
-    splits = rows_of(values["splits"])
+    splits = counts(values["splits"])
     x = maker.tensor(sum(splits), int(values["k"]), dtype=values["dtype"], values=values["values"])
     return {"x": x, "splits": splits, "quantizers": _several(values, len(splits)), "usage": values["usage"]}
 
 
 #: Shapes of the tensors of one call.
 _SETS = {"one": ((33, 65),), "like": ((16, 128),) * 3, "mixed": ((3, 5, 40), (0, 16), (129, 17), (7,), (1, 1031))}
+#: More tensors than one launch has room for, as 25 to 330.
+_LARGE_SETS = {
+    **{f"{n}_like": ((3, 17),) * n for n in (25, 67, 330)},
+    **{f"{n}_mixed": tuple((1 + i % 3, 16 * (i % 4) + 1) for i in range(n)) for n in (25, 67, 330)},
+}
 
 
 def _multi(values: Values, maker: Maker) -> Arguments:
-    xs = [maker.tensor(*shape, dtype=values["dtype"], values=values["values"]) for shape in _SETS[values["shapes"]]]
+    shapes = {**_SETS, **_LARGE_SETS}[values["shapes"]]
+    xs = [maker.tensor(*shape, dtype=values["dtype"], values=values["values"]) for shape in shapes]
     return {"xs": xs, "quantizers": _several(values, len(xs)), "usage": values["usage"]}
 
 
@@ -99,10 +101,12 @@ _PADDINGS = {
     "one": ([1], [16]),
     "no_parts": ([], []),
     "odd": ([3, 3], [4, 7]),
+    "67_parts": ([i % 5 for i in range(67)], [4 + i % 3 for i in range(67)]),
+    "300_parts": ([i % 3 for i in range(300)], [2 + i % 2 for i in range(300)]),
 }
 _BYTES = Axis("dtype", ("bf16", "fp32", "fp16", "uint8", "int32"))
-_PADDING = Axis("splits", tuple(_PADDINGS))
-_COLUMNS = Axis("k", ("64", "1", "127", "0"))
+_PADDING = Axis("splits", tuple(_PADDINGS)[:-2], once=tuple(_PADDINGS)[-2:])
+_COLUMNS = Axis("k", ("64", "1", "127", "0"), once=("8209",))
 
 
 def _filled(rows: int, values: Values, maker: Maker) -> torch.Tensor:
@@ -150,7 +154,7 @@ register(
     Space(
         "multi_tensor_quantize", "plain",
         (
-            DTYPE, Axis("shapes", tuple(_SETS)), _CAST, ENCODING, USAGE,
+            DTYPE, Axis("shapes", tuple(_SETS), once=tuple(_LARGE_SETS)), _CAST, ENCODING, USAGE,
             Axis("values", ("normal", "outlier", "inf", "nan", "denormal")), COMMON,
         ),
         _multi, bits, valid=encodable, widen=False,

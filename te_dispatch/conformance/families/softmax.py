@@ -17,6 +17,8 @@ _SHAPES = (
     "2x16x16", "1x1x1", "1x7x127", "3x129x33", "2x3x15x17", "1x128x128", "2x17x129", "4x1x1031", "1x1031x1", "40x16",
     "1x4x4099", "0x4x8", "2x0x8", "2x4x0",
 )  # fmt: skip
+#: More rows than 16 bits count, in either dimension; columns beyond a block's registers and shared memory; many heads.
+_LARGE_SHAPES = ("1x65549x2", "65549x1x2", "2x3x8200", "1x2x16411", "1x1x70001", "3x17x5x7")
 _SMOKE_SHAPES = ("2x16x16", "3x129x33", "0x4x8")
 
 
@@ -67,8 +69,9 @@ def _forward_rules(judged: Judged) -> Mapping[str, Rule]:
     rule = within(known, judged.expected["result"], judged.actual["result"])
     if masked is None:
         return {"result": rule}
-    # Beside an unmasked NaN a masked entry may be 0, or NaN as the row's sum.
-    lost = (x.isnan() & ~masked).any(-1, keepdim=True)
+    logits = arguments.get("scale", 1.0) * x.double()
+    # Beside an unmasked NaN or a logit of Inf a masked entry may be 0, or NaN as the row's sum.
+    lost = ((logits.isnan() | (logits == torch.inf)) & ~masked).any(-1, keepdim=True)
     return {"result": Within(rule.limit, ~(masked & lost).broadcast_to(x.shape))}
 
 
@@ -102,8 +105,10 @@ def _half(arguments: Arguments) -> Arguments:
     }
 
 
+#: Infinite logits, and equal ones.
+_SPECIAL = ("special_rows", "half_infinite", "constant")
 _DTYPE = Axis("dtype", ("fp32", "bf16", "fp16"))
-_SHAPE = Axis("shape", _SHAPES, _SMOKE_SHAPES)
+_SHAPE = Axis("shape", _SHAPES, _SMOKE_SHAPES, once=_LARGE_SHAPES)
 _SCALE = Axis("scale", ("1.0", "0.125", "0.08838834764831845", "-2.5"))
 _OUT = Axis("out", ("same", "fp32", "bf16", "fp16"))
 
@@ -118,7 +123,7 @@ register(
             Axis("causal", ("no", "yes")),
             _SCALE,
             _OUT,
-            Axis("values", ("normal", "spread", "outlier", "one_sign", "denormal", "zeros", "nan")),
+            Axis("values", ("normal", "spread", "outlier", "one_sign", "denormal", "zeros", "nan", *_SPECIAL)),
         ),
         _forward,
         _forward_rules,
@@ -135,7 +140,9 @@ register(
             _SCALE,
             _OUT,
             Axis("values", ("normal", "spread", "zeros")),
-            Axis("dy_values", ("normal", "spread", "one_sign", "cancelling", "zeros", "nan")),
+            Axis(
+                "dy_values", ("normal", "spread", "one_sign", "cancelling", "zeros", "nan", "special_rows", "denormal")
+            ),
         ),
         _backward,
         _backward_rules,

@@ -8,18 +8,27 @@ from typing import Any
 
 import torch
 
+from te_dispatch.conformance.bounds import rounding
 from te_dispatch.conformance.bounds import training as bounds
-from te_dispatch.conformance.bounds.known import Known, within
+from te_dispatch.conformance.bounds.known import Known, or_nan, within
 from te_dispatch.conformance.maker import Maker
-from te_dispatch.conformance.rules import Bitwise, Open, Rule
+from te_dispatch.conformance.rules import Bitwise, Instead, Open, Rule
 from te_dispatch.conformance.space import Arguments, Axis, Dropout, Judged, Space, Values, register
 
 _DTYPE = Axis("dtype", ("fp32", "bf16", "fp16"))
 _SHAPE = Axis("shape", ("33x65", "1x1", "17x129", "3x5x127", "1x1031", "257x3", "0x16", "16x0", "2x0x5"),
-              ("33x65", "3x5x127", "0x16"))  # fmt: skip
+              ("33x65", "3x5x127", "0x16"), once=("65549x3", "4x16411", "131x1031"))  # fmt: skip
 _YES_NO = ("no", "yes")
-#: Shapes of a list of tensors: sizes around vector widths, one element, none.
-_LISTS = Axis("shapes", ("33x65+7+1", "16", "1+1+1", "128x129+0+3x5x7", "0", "1025+1023+1024"), ("33x65+7+1", "0"))
+#: Of a mask: more elements than 2^17, which tell a probability from one of 8 bits.
+_MANY = "257x521"
+#: One tensor of more than 2^17 elements.
+_LONG = "131085"
+#: Shapes of a list of tensors (``7*25``: 25 tensors of 7 elements): sizes around vector widths, one element, none.
+#: Once: more tensors than kernels take as arguments (24, 30, 64, 110, 320), and more elements than chunks of 2^16.
+_LISTS = Axis(
+    "shapes", ("33x65+7+1", "16", "1+1+1", "128x129+0+3x5x7", "0", "1025+1023+1024"), ("33x65+7+1", "0"),
+    once=("7*25", "17*65", "5*111", "3*321", f"65549+{_LONG}", _LONG),
+)  # fmt: skip
 
 
 def _sizes(text: str) -> tuple[int, ...]:
@@ -91,20 +100,27 @@ def _half(arguments: Arguments) -> Arguments:
 
 
 def _list(values: Values, maker: Maker, dtype: str, kind: str) -> list[torch.Tensor]:
-    return [maker.tensor(*_sizes(shape), dtype=dtype, values=kind) for shape in values["shapes"].split("+")]
+    parts = [part.partition("*") for part in values["shapes"].split("+")]
+    shapes = [_sizes(shape) for shape, _, count in parts for _ in range(int(count or 1))]
+    return [maker.tensor(*shape, dtype=dtype, values=kind) for shape in shapes]
 
 
 def _flag(text: str) -> torch.Tensor | None:
     return None if text == "none" else torch.full((1,), float(text))
 
 
+#: Kinds that only gradients have: moments that were right before hold no such values.
+_OF_GRADIENTS = ("nan", "inf", "square_overflow", "square_underflow")
+
+
 def _adam(values: Values, maker: Maker) -> Arguments:
     kind = values["values"]
+    moments = "normal" if kind in _OF_GRADIENTS else kind
     lists: Arguments = {
         "params": _list(values, maker, values["dtype"], "normal"),
         "grads": _list(values, maker, values["grads"], kind),
-        "exp_avgs": _list(values, maker, "fp32", kind),
-        "exp_avg_sqs": [x.square() for x in _list(values, maker, "fp32", kind)],
+        "exp_avgs": _list(values, maker, "fp32", moments),
+        "exp_avg_sqs": [x.square() for x in _list(values, maker, "fp32", moments)],
     }
     if values["master"] == "yes":
         lists["master"] = _list(values, maker, "fp32", "normal")
@@ -123,25 +139,35 @@ def _adam_rules(judged: Judged) -> Mapping[str, Rule]:
     """Elements of every list within their bounds; nothing changes where the flag is up."""
     given = judged.arguments
     flag, master = given.get("noop_flag"), given.get("master")
+    if flag is not None and bool(flag != 0):
+        return _unchanged(judged)
     options = {name: given[name] for name in _HYPERPARAMETERS if name in given}
-    found: dict[str, Known] = {}
+    found: dict[str, tuple[Known, Instead]] = {}
     for i, param in enumerate(given["params"]):
         weights = param if master is None else master[i]
         state = given["exp_avgs"][i], given["exp_avg_sqs"][i]
         after = bounds.adam(weights, given["grads"][i], *state, **options)
-        if flag is not None and bool(flag != 0):
-            after = bounds.Adam(*(Known.exactly(x) for x in (weights, *state)))
-        found |= {f"params.{i}": after.weights, f"exp_avgs.{i}": after.exp_avg, f"exp_avg_sqs.{i}": after.exp_avg_sq}
-        found[f"master.{i}"] = after.weights
+        unmoved = after.unmoved
+        limit = unmoved.error + rounding(unmoved.value, param.dtype)
+        stopped = Instead(after.overflowed, unmoved.value, limit)
+        infinite = Instead(after.overflowed, torch.tensor(torch.inf).double(), torch.zeros(()))
+        # Interpolated, an infinite gradient meets itself.
+        interpolated = or_nan(after.exp_avg.value.isinf())
+        found |= {f"params.{i}": (after.weights, stopped), f"master.{i}": (after.weights, stopped)}
+        found |= {f"exp_avgs.{i}": (after.exp_avg, interpolated), f"exp_avg_sqs.{i}": (after.exp_avg_sq, infinite)}
     rules: dict[str, Rule] = {}
     for path, actual in judged.actual.items():
-        name = path.removeprefix("argument:")
-        if flag is not None and bool(flag != 0):
-            kind, _, index = name.partition(".")
-            exact = given[kind][int(index)]
-            rules[path] = within(Known.exactly(exact), judged.expected[path], actual)
-        else:
-            rules[path] = within(found[name], judged.expected[path], actual)
+        known, other = found[path.removeprefix("argument:")]
+        rules[path] = within(known, judged.expected[path], actual, (other,))
+    return rules
+
+
+def _unchanged(judged: Judged) -> Mapping[str, Rule]:
+    """A step that the flag skips."""
+    rules: dict[str, Rule] = {}
+    for path, actual in judged.actual.items():
+        kind, _, index = path.removeprefix("argument:").partition(".")
+        rules[path] = within(Known.exactly(judged.arguments[kind][int(index)]), judged.expected[path], actual)
     return rules
 
 
@@ -155,7 +181,9 @@ def _norm_rules(judged: Judged) -> Mapping[str, Rule]:
     groups = [[x] for x in tensors] if judged.arguments["per_tensor"] else [tensors]
     norms = [bounds.norm(group) for group in groups]
     known = Known(torch.cat([n.value for n in norms]), torch.cat([n.error for n in norms]))
-    return {"result": within(known, judged.expected["result"], judged.actual["result"])}
+    overflowed = known.value.square() > bounds.LARGEST_SQUARE
+    infinite = Instead(overflowed, torch.tensor(torch.inf).double(), torch.zeros(()))
+    return {"result": within(known, judged.expected["result"], judged.actual["result"], (infinite,))}
 
 
 def _scale(values: Values, maker: Maker) -> Arguments:
@@ -174,13 +202,18 @@ def _scale_rules(judged: Judged) -> Mapping[str, Rule]:
         if name == "noop_flag":
             rules[path] = Bitwise()
             continue
-        known = Known.exactly(judged.arguments["inputs"][int(index)]) * judged.arguments["scale"]
+        known = Known.read(judged.arguments["inputs"][int(index)]) * judged.arguments["scale"]
         rules[path] = within(known, judged.expected[path], actual)
     return rules
 
 
-_FINITE = Axis("values", ("normal", "spread", "one_sign", "zeros"), ("normal",))
-_ANY = Axis("values", ("normal", "spread", "outlier", "zeros", "nan", "inf"), ("normal", "nan"))
+_ANY = Axis("values", ("normal", "spread", "outlier", "zeros", "nan", "inf", "denormal"), ("normal", "nan"))
+#: What is dropped is 0, NaN or not.
+_DROPPED = Axis("values", ("normal", "spread", "one_sign", "zeros", "nan", "inf"), ("normal", "nan"))
+_SQUARES = Axis("values", (*_ANY.values, "large_squares", "square_overflow", "square_underflow", "late"), _ANY.smoke)
+_GRADIENTS = Axis("values", ("normal", "spread", "one_sign", "zeros", "denormal", *_OF_GRADIENTS), ("normal", "nan"))
+#: 0 goes on, everything else stops.
+_NOOP = Axis("noop", ("none", "0", "1", "2.5", "nan"))
 
 register(
     Space(
@@ -191,34 +224,43 @@ register(
     Space(
         "dropout_add_fwd", "dropped",
         (
-            _DTYPE, Axis("shape", ("67x129", "1x1031", "5x7x33", "2x0x5")), Axis("residual", ("yes", "no")),
-            Axis("bias", ("none", "fp32", "bf16")), Axis("dropout", ("0.1", "0.5", "0.9")), _FINITE,
+            _DTYPE, Axis("shape", ("67x129", "1x1031", "5x7x33", "2x0x5"), once=(_MANY,)),
+            Axis("residual", ("yes", "no")),
+            Axis("bias", ("none", "fp32", "bf16")), Axis("dropout", ("0.1", "0.5", "0.9"), once=("0.002",)), _DROPPED,
         ),
         _dropout_add, _open_dropout, dropout=Dropout(_recover, _dropout_judged),
+        fixed=({"shape": _MANY, "dropout": "0.002"}, {"shape": _MANY, "dropout": "0.5"}),
     ),
     Space(
         "dropout_add_bwd", "plain",
-        (_DTYPE, _SHAPE, Axis("dropout", ("0.1", "0.0", "0.5", "0.9")), Axis("mask", ("given", "absent")), _FINITE),
+        (_DTYPE, _SHAPE, Axis("dropout", ("0.1", "0.0", "0.5", "0.9")), Axis("mask", ("given", "absent")), _DROPPED),
         _dropout_add_bwd, _dropout_add_bwd_rules, batch=_half,
     ),
     Space(
         "multi_tensor_adam", "plain",
         (
             _DTYPE, _LISTS, Axis("grads", ("fp32", "bf16", "fp16")), Axis("master", _YES_NO), Axis("adam_w", _YES_NO),
-            Axis("correction", ("yes", "no")), Axis("step", ("1", "2", "10", "1000"), ("1", "10")),
-            Axis("decay", ("0.0", "0.1")), Axis("noop", ("none", "0", "1")), Axis("lr", ("0.001", "1.0")),
-            Axis("beta1", ("0.9", "0.0")), Axis("beta2", ("0.999", "0.5")), Axis("eps", ("1e-8", "0.001")), _FINITE,
+            Axis("correction", ("yes", "no")),
+            Axis("step", ("1", "2", "10", "1000"), ("1", "10"), once=("32768", "100000")),
+            Axis("decay", ("0.0", "0.1")), _NOOP, Axis("lr", ("0.001", "1.0")),
+            Axis("beta1", ("0.9", "0.0")), Axis("beta2", ("0.999", "0.5")), Axis("eps", ("1e-8", "0.001")), _GRADIENTS,
         ),
         _adam, _adam_rules,
+        fixed=tuple(
+            {"dtype": "fp32", "step": step, "correction": "yes", "noop": "none", "beta2": "0.999", "values": "normal"}
+            for step in ("1000", "32768", "100000")
+        ),
     ),
     Space(
-        "multi_tensor_l2norm", "plain", (_DTYPE, _LISTS, Axis("per_tensor", _YES_NO), _ANY), _norms, _norm_rules
+        "multi_tensor_l2norm", "plain", (_DTYPE, _LISTS, Axis("per_tensor", _YES_NO), _SQUARES), _norms, _norm_rules,
+        # The bound on a sum of so many squares is wider than a few of them, unless those are the largest.
+        fixed=({"shapes": _LONG, "values": "late"},),
     ),
     Space(
         "multi_tensor_scale", "plain",
         (
             _DTYPE, _LISTS, Axis("out", ("fp32", "bf16", "fp16")), Axis("scale", ("1.0", "0.3", "-65536.0")),
-            Axis("noop", ("none", "0", "1")), _ANY,
+            _NOOP, _ANY,
         ),
         _scale, _scale_rules,
     ),

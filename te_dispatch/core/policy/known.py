@@ -66,7 +66,7 @@ class Known:
         words: operator -> option -> the values it can have; options that can have any are left out.
         backends: installed backend -> ids of its implementations; `COMPOSITE` is one of them.
         serves: implementation id -> operators.
-        claims: implementation id -> claims.
+        claims, traits_of: implementation id -> claims, traits.
         vendors: vendor -> archs. Empty where no installed manifest has a table of them.
         traits: of all implementations.
         dtypes: words a dtype fact can be.
@@ -82,6 +82,7 @@ class Known:
     backends: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     serves: Mapping[str, frozenset[str]] = field(default_factory=dict)
     claims: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    traits_of: Mapping[str, frozenset[str]] = field(default_factory=dict)
     vendors: Mapping[str, frozenset[str]] = field(default_factory=dict)
     traits: frozenset[str] = frozenset(TRAITS)
     dtypes: frozenset[str] = frozenset(DTYPES)
@@ -111,6 +112,7 @@ class Known:
             backends=backends,
             serves={name: frozenset(found) for name, found in serves.items()},
             claims={f"{b}.{i.name}": i.claims for b, i in implementations},
+            traits_of={f"{b}.{i.name}": i.traits for b, i in implementations},
             vendors=_vendors(manifests),
             traits=frozenset(TRAITS).union(*(i.traits for i in required)),
             dtypes=frozenset(DTYPES).union(_encodings(manifests), _required_dtypes(required, operators)),

@@ -190,7 +190,8 @@ class PolicyView:
             backend = selector.text.partition(".")[0]
             if backend in (NATIVE, COMPOSITE) or backend.startswith(TRAIT_PREFIX) or backend in self.snapshot.backends:
                 continue
-            found.setdefault(selector.text, Rejected(selector.text, "not installed", "absence", selector.origin))
+            reason = self.snapshot.absence(backend)
+            found.setdefault(selector.text, Rejected(selector.text, reason, "absence", selector.origin))
         return list(found.values())
 
 

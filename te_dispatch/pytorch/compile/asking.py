@@ -22,8 +22,11 @@ from te_dispatch.core.tables import Atom
 Answers = dict[Atom, object]
 
 
-class Lacking(Exception):
-    """Resolution needs `atom`, a fact of the call or a condition on it."""
+class Lacking(BaseException):
+    """Resolution needs `atom`, a fact of the call or a condition on it.
+
+    No failure, so no `Exception`: what contains the failures of a plugin's requirements lets it through.
+    """
 
     def __init__(self, atom: Atom) -> None:
         super().__init__(atom)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection
 from operator import index
 from typing import Any
 
+from te_dispatch import ops
 from te_dispatch.core import codegen, scopes
 from te_dispatch.core.bindings import Bindings
 from te_dispatch.core.decision import Accepted
@@ -22,6 +23,7 @@ from te_dispatch.core.dispatcher import Dispatcher
 from te_dispatch.core.errors import BindError, Declined, DispatchError, NoImplementation
 from te_dispatch.core.manifest import CANONICAL
 from te_dispatch.core.operator import OPERATORS, Operator
+from te_dispatch.core.policy.model import Numerics
 from te_dispatch.core.requirements import MultipleOf
 from te_dispatch.core.resolve import COMPOSITE
 from te_dispatch.core.scopes import MANAGER
@@ -82,6 +84,18 @@ def bindings_in_force() -> Bindings:
 @constant
 def _refuse_shared() -> None:
     raise DispatchError(_SHARED_MIRROR)
+
+
+def _policy_numerics() -> Numerics:
+    """Traced in place of `ops.policy_numerics`: reading a policy for the first time merges layers, under a lock."""
+    portability, deterministic = _numerics(bindings_in_force().token)
+    return Numerics(portability, deterministic)
+
+
+@constant
+def _numerics(token: str) -> tuple[str | None, bool | None]:
+    numerics = MANAGER.tokens[token].policy.numerics
+    return numerics.fp8_portability, numerics.deterministic
 
 
 def _dispatch(name: str, args: tuple[Any, ...]) -> Any:
@@ -246,6 +260,7 @@ def _install() -> None:
         setattr(_shapes, name, codegen.reader(operator, MANAGER.namespace, _shape_call(operator), "shape"))
         hook.substitute(getattr(MANAGER.ops, name), codegen.forwarder(operator, namespace, "_dispatch"))
     hook.substitute(scopes.capture, bindings_in_force)
+    hook.substitute(ops.policy_numerics, _policy_numerics)
 
 
 def _shape_call(operator: Operator) -> str:

@@ -47,7 +47,10 @@ __device__ __forceinline__ float gelu_derivative(float x, float s) {
   // Where the bell is 0, the slope may be infinite.
   return bell == 0.0f ? s : fmaf(x * bell, fmaf(3.0f * kTwoRoot * kCubic, x * x, kTwoRoot), s);
 }
-__device__ __forceinline__ float swish_derivative(float t, float s) { return s * fmaf(t, 1.0f - s, 1.0f); }
+// s(1 + alpha x (1 - s)) at s = s(alpha x). The bell is multiplied first: alpha x may overflow where it is 0.
+__device__ __forceinline__ float swish_derivative(float x, float alpha, float s) {
+  return fmaf(x, alpha * (s * (1.0f - s)), s);
+}
 // NaN stays NaN.
 __device__ __forceinline__ float relu(float x) { return x <= 0.0f ? 0.0f : x; }
 
@@ -68,9 +71,9 @@ __device__ __forceinline__ Point at(float x, float alpha) {
     const float s = logistic(x);
     return {s, s * (1.0f - s)};
   } else {
-    const float t = Function == kQgelu ? kQgeluSlope * x : Function == kClamped ? alpha * x : x;
-    const float s = logistic(t);
-    return {x * s, swish_derivative(t, s)};
+    const float slope = Function == kQgelu ? kQgeluSlope : Function == kClamped ? alpha : 1.0f;
+    const float s = logistic(slope * x);
+    return {x * s, swish_derivative(x, slope, s)};
   }
 }
 

@@ -108,14 +108,17 @@ def point_of(x, alpha, FUNCTION: tl.constexpr, PTX: tl.constexpr):
         s = tl.where(x != x, x, logistic(x, PTX))
         return s, s * (1.0 - s)
     else:
+        # The bell is multiplied first: factor x may overflow where it is 0.
         if FUNCTION == "qgelu":
-            t = 1.702 * x
+            s = logistic(1.702 * x, PTX)
+            bell = 1.702 * (s * (1.0 - s))
         elif FUNCTION == "clamped":
-            t = alpha * x
+            s = logistic(alpha * x, PTX)
+            bell = alpha * (s * (1.0 - s))
         else:
-            t = x
-        s = logistic(t, PTX)
-        return x * s, s * tl.fma(t, 1.0 - s, 1.0)
+            s = logistic(x, PTX)
+            bell = s * (1.0 - s)
+        return x * s, tl.fma(x, bell, s)
 
 
 @triton.jit

@@ -26,7 +26,7 @@ from te_dispatch_faulty import MANIFESTS, OTHER_NAMES
 from te_dispatch_torch.implementations import IMPLEMENTATIONS
 
 if TYPE_CHECKING:
-    from te_dispatch_faulty.catalogue import Fault
+    from te_dispatch_faulty.fault import Fault
 
 #: Names the fault that a process is to have.
 VARIABLE = "TE_DISPATCH_FAULT"
@@ -110,7 +110,7 @@ def fault(one: Fault | None) -> Iterator[None]:
 
 def _current() -> Fault | None:
     if not _switched_on:
-        from te_dispatch_faulty.catalogue import by_name
+        from te_dispatch_faulty.catalogue import by_name  # imports this module
 
         name = os.environ.get(VARIABLE)
         _switched_on.append(by_name(name) if name else None)
@@ -141,7 +141,8 @@ def __getattr__(target: str) -> Any:
         bound = signature.bind(*positional, **named)
         bound.apply_defaults()
         current = _current()
-        behave = current.behave if current is not None and current.implementation == candidate else sound
+        spoiled = current is not None and candidate in (current.implementation, current.also)
+        behave = current.behave if current is not None and spoiled else sound
         return behave(Call(base, candidate, entry.saved_format, bound.arguments))
 
     implementation.__signature__ = inspect.Signature(list(signature.parameters.values()))  # type: ignore[attr-defined]

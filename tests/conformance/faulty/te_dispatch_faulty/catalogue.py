@@ -2,49 +2,34 @@
 """The faults, by name: each is one known class of kernel bug.
 
 To add one: a function of its name in a module of this package and a phrase here, or a line of one of the tables
-(`te_dispatch_faulty.tables`); then the count in README.md.
+(`sizes`, `operands`, `special`, ...); then the count in README.md.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from types import ModuleType
-from typing import Any
 
-from te_dispatch_faulty import casts, conduct, forms, products, rows, scores, steps
-from te_dispatch_faulty.binding import Call
-from te_dispatch_faulty.levels import AT_SMOKE
-
-
-@dataclass(frozen=True)
-class Fault:
-    """One mistake.
-
-    Attributes:
-        name: of it.
-        operator: that is spoiled.
-        implementation: the id of the one that is spoiled.
-        wrong: what is wrong, after "it".
-        behave: what the spoiled implementation does with a call.
-        isolated: it ends or blocks the process that it runs in.
-        shows: a part of the ids of the units that it is likely to show in, which are run first.
-    """
-
-    name: str
-    operator: str
-    implementation: str
-    wrong: str
-    behave: Callable[[Call], Any]
-    isolated: bool = False
-    shows: str = ""
-
-    @property
-    def levels(self) -> tuple[str, ...]:
-        """Of the kit, at which it must be caught."""
-        return ("full", "smoke") if self.name in AT_SMOKE else ("full",)
+from te_dispatch_faulty import (
+    casts,
+    conduct,
+    draws,
+    forms,
+    narrow,
+    operands,
+    options,
+    products,
+    rows,
+    scores,
+    sizes,
+    special,
+    state,
+    steps,
+)
+from te_dispatch_faulty.fault import Fault
+from te_dispatch_faulty.variations import VARIATIONS
 
 
 def _of(module: ModuleType, operator: str, base: str, /, **wrong: str) -> tuple[Fault, ...]:
@@ -322,12 +307,17 @@ _CONDUCT = (
     *_of(conduct, "pad_rows", "pad_rows", raises_system_exit="raises SystemExit"),
 )  # fmt: skip
 
-FAULTS: tuple[Fault, ...] = (*_CASTS, *_FORMS, *_PRODUCTS, *_ROWS, *_SCORES, *_STEPS, *_CONDUCT)
+_TABLES = (sizes, operands, special, state, draws, options, narrow)
+
+FAULTS: tuple[Fault, ...] = (
+    *(*_CASTS, *_FORMS, *_PRODUCTS, *_ROWS, *_SCORES, *_STEPS, *_CONDUCT),
+    *(fault for table in _TABLES for fault in table.FAULTS),
+)
 
 
 @functools.cache
 def _names() -> Mapping[str, Fault]:
-    return {fault.name: fault for fault in FAULTS}
+    return {fault.name: fault for fault in (*FAULTS, *VARIATIONS)}
 
 
 def by_name(name: str) -> Fault:

@@ -31,14 +31,15 @@ from te_dispatch.conformance.planning import plan
 from te_dispatch.conformance.settings import Settings
 from te_dispatch.core.operator import OPERATORS
 from te_dispatch_faulty import binding
-from te_dispatch_faulty.catalogue import FAULTS, Fault
+from te_dispatch_faulty.catalogue import FAULTS
+from te_dispatch_faulty.fault import KNOWN_FILE, LIKELY, Fault
 
 #: Seconds after which a unit of a fault that blocks its process is given up.
 HUNG_S = 5.0
 #: Cases that come before the checks of behaviour. Most faults show in far fewer.
 EARLY = 48
-#: Units that a fault says it shows in, run before all others.
-LIKELY = 16
+#: Units after which a fault took long to find.
+LONG = 16
 
 
 @dataclasses.dataclass
@@ -87,7 +88,7 @@ class Hunt:
         open_: dict[Fault, Verdict] = {}
         for fault in self.faults:
             verdict = Verdict(fault.name, self.settings.level)
-            likely = [unit for unit in self._units if fault.shows and fault.shows in unit.id][:LIKELY]
+            likely = [unit for unit in self._units if unit.id == LIKELY.get(fault.name)]
             if fault.isolated:
                 self._isolated(fault, verdict, [*likely, *self._units])
             elif not any(self._caught(fault, verdict, unit) for unit in likely):
@@ -159,7 +160,7 @@ def _alternating(units: Sequence[Unit]) -> Iterator[Unit]:
         yield from (unit for unit in row if unit is not None)
 
 
-def _mine(group: str, share: Path | None) -> bool:
+def mine(group: str, share: Path | None) -> bool:
     """Whether no other process that shares the folder has taken a group of faults."""
     if share is None:
         return True
@@ -170,23 +171,42 @@ def _mine(group: str, share: Path | None) -> bool:
     return True
 
 
+def remember(verdicts: Sequence[Verdict]) -> None:
+    """Write down where these faults were caught."""
+    known = json.loads(KNOWN_FILE.read_text())
+    smoke, missed, likely = set(known["smoke"]), set(known["missed"]), dict(known["likely"])
+    for one in verdicts:
+        if one.level == "smoke":
+            (smoke.add if one.caught else smoke.discard)(one.fault)
+        else:
+            (missed.discard if one.caught else missed.add)(one.fault)
+            if one.caught and one.units > LONG:
+                likely[one.fault] = one.caught
+    known = {"smoke": sorted(smoke), "missed": sorted(missed), "likely": dict(sorted(likely.items()))}
+    KNOWN_FILE.write_text(json.dumps(known, indent=1) + "\n")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("faults", nargs="*")
     parser.add_argument("--level", help="of the kit, instead of each fault's own levels")
     parser.add_argument("--share", type=Path, help="a folder: processes that are given it share the faults among them")
+    parser.add_argument("--remember", action="store_true", help="write known.json")
     asked = parser.parse_args(arguments)
     groups: dict[tuple[str, str], list[Fault]] = {}
     for fault in FAULTS:
         if not asked.faults or fault.name in asked.faults:
             for level in (asked.level,) if asked.level else fault.levels:
                 groups.setdefault((fault.implementation, level), []).append(fault)
-    bench = bench_of(Settings(backends=("faulty",), device="cpu"))
-    started = time.process_time()
+    bench = bench_of(Settings(backends=("faulty", "narrow", "single"), device="cpu"))
+    started, found = time.process_time(), []
     for (implementation, level), faults in groups.items():
-        if _mine(f"{implementation}-{level}", asked.share):
+        if mine(f"{implementation}-{level}", asked.share):
             for verdict in Hunt(bench, level, faults).verdicts():
                 print(json.dumps(dataclasses.asdict(verdict)), flush=True)
+                found.append(verdict)
+    if asked.remember:
+        remember(found)
     print(json.dumps({"process": os.getpid(), "seconds": time.process_time() - started}), flush=True)
 
 

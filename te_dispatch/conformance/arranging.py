@@ -1,0 +1,171 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Tensors laid into memory as callers have them: with gaps, off alignment, in another order, expanded.
+
+Each arrangement keeps a tensor's values. What lies around them is filled with NaN (or the largest integer), so that
+reading it shows, and is looked at again after the call, so that writing it shows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from te_dispatch.conformance.memory import as_bytes
+from te_dispatch.conformance.transfer import mapped
+from te_dispatch.core.memory import ANY, ROWS, SAVED, WRITTEN
+
+#: Elements between two rows of a strided operand: not a multiple of any vector width.
+_GAP = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Room:
+    """Memory of which a tensor is a part.
+
+    Attributes:
+        name: of the operand.
+        whole: all of it, one dimension.
+        view: the operand's tensor.
+        before: the bytes of `whole` as the call found them.
+    """
+
+    name: str
+    whole: torch.Tensor
+    view: torch.Tensor
+    before: torch.Tensor
+
+    def written_around(self) -> str | None:
+        """What was written outside of the operand's elements, in words; None if nothing was."""
+        own = torch.zeros(self.whole.shape, dtype=torch.bool, device=self.whole.device)
+        own.as_strided(self.view.shape, self.view.stride(), self.view.storage_offset()).fill_(True)
+        size = self.whole.element_size()
+        after = as_bytes(self.whole).view(-1, size)
+        changed = (after != self.before.view(-1, size)).any(1) & ~own
+        count = int(changed.sum())
+        return f"wrote {count} elements between those of {self.name} {tuple(self.view.shape)}" if count else None
+
+
+#: (tensor, its form) -> how it is to lie: (elements of memory, strides, first element), or None to leave it.
+Plan = Callable[[torch.Tensor, str], "tuple[int, tuple[int, ...], int] | None"]
+
+
+class Arranged:
+    """Arguments whose operands lie as a plan says.
+
+    Args:
+        arguments: of a call; what is written is copied too.
+        memory: form of each parameter (`Operator.memory`).
+        plan: what is done to each tensor.
+        only: the one parameter to change; None for all.
+
+    Attributes:
+        arguments: the changed ones.
+        changed: names of the parameters of which a tensor lies otherwise now.
+    """
+
+    def __init__(self, arguments: Mapping[str, Any], memory: Mapping[str, str], plan: Plan, only: str | None = None):
+        self._rooms: list[Room] = []
+        self.changed: list[str] = []
+        self.arguments: dict[str, Any] = {}
+        seen: dict[int, torch.Tensor] = {}
+        for name, value in arguments.items():
+            form = memory.get(name, WRITTEN if _is_quantizer(value) else SAVED)
+            if form == SAVED or only not in (None, name):
+                self.arguments[name] = value
+                continue
+            self.arguments[name] = mapped(value, functools.partial(self._laid, name, form, plan, seen))
+
+    def _laid(self, name: str, form: str, plan: Plan, seen: dict[int, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        """The same tensor given twice stays one."""
+        if id(x) not in seen:
+            seen[id(x)] = self._fresh(name, form, x, plan)
+        return seen[id(x)]
+
+    def _fresh(self, name: str, form: str, x: torch.Tensor, plan: Plan) -> torch.Tensor:
+        how = plan(x, form) if x.numel() else None
+        if how is None:
+            return x
+        size, strides, start = how
+        whole = torch.full((size,), _filler(x), dtype=x.dtype, device=x.device)
+        view = whole.as_strided(x.shape, strides, start)
+        if all(stride for stride, n in zip(strides, x.shape) if n > 1):
+            view.copy_(x)
+        else:  # expanded: of equal elements one is written
+            first = [slice(0, 1) if not stride else slice(None) for stride in strides]
+            view[tuple(first)].copy_(x[tuple(first)])
+        self._rooms.append(Room(name, whole, view, as_bytes(whole).clone()))
+        self.changed += [] if name in self.changed else [name]
+        return view
+
+    def written_around(self) -> list[str]:
+        """Everything that was written between operands' elements, in words."""
+        return [found for found in (room.written_around() for room in self._rooms) if found is not None]
+
+
+def _is_quantizer(value: Any) -> bool:
+    items = value if isinstance(value, (list, tuple)) else [value]
+    return any(hasattr(item, "max_value") and hasattr(item, "kind") for item in items)
+
+
+def _filler(x: torch.Tensor) -> Any:
+    return torch.nan if x.dtype.is_floating_point else x.dtype != torch.bool and torch.iinfo(x.dtype).max
+
+
+def _dense(sizes: tuple[int, ...]) -> list[int]:
+    strides, step = [1] * len(sizes), 1
+    for i in range(len(sizes) - 1, -1, -1):
+        strides[i], step = step, step * sizes[i]
+    return strides
+
+
+def _room(shape: torch.Size, strides: list[int], start: int = 0) -> tuple[int, tuple[int, ...], int]:
+    last = sum((n - 1) * stride for n, stride in zip(shape, strides))
+    return start + last + 1 + _GAP, tuple(strides), start
+
+
+def strided(x: torch.Tensor, form: str) -> tuple[int, tuple[int, ...], int] | None:
+    """A gap behind every row of the last dimension."""
+    if x.dim() < 2:
+        return None
+    return _room(x.shape, _dense((*x.shape[:-1], x.shape[-1] + _GAP))[:-1] + [1])
+
+
+def offset(x: torch.Tensor, form: str) -> tuple[int, tuple[int, ...], int] | None:
+    """Contiguous, starting one element into its memory: no vector load is aligned. Scales are part of a larger
+    tensor then."""
+    return _room(x.shape, _dense(tuple(x.shape)), 1)
+
+
+def permuted(x: torch.Tensor, form: str) -> tuple[int, tuple[int, ...], int] | None:
+    """Dimensions in memory in the reverse order, all but the last one where that has to be contiguous; of vectors,
+    every other element."""
+    if x.dim() < 2:
+        return _room(x.shape, [2] * x.dim()) if form != ROWS and x.dim() else None
+    if form != ROWS:
+        return _room(x.shape, _dense(tuple(x.shape)[::-1])[::-1])
+    if x.dim() < 3:
+        return None
+    leading = _dense(tuple(x.shape[:-1])[::-1])[::-1]
+    return _room(x.shape, [stride * x.shape[-1] for stride in leading] + [1])
+
+
+def expanded(x: torch.Tensor, form: str) -> tuple[int, tuple[int, ...], int] | None:
+    """Stride 0 along the first dimension (of tensors that `equal_rows` made equal there)."""
+    if not can_expand(x, form):
+        return None
+    return _room(x.shape, [0, *_dense(tuple(x.shape[1:]))])
+
+
+def constant(x: torch.Tensor, form: str) -> tuple[int, tuple[int, ...], int] | None:
+    """One element for all, as the gradient of a sum is."""
+    return _room(x.shape, [0] * x.dim()) if form == ANY and x.dim() > 1 and x.is_floating_point() else None
+
+
+def can_expand(x: torch.Tensor, form: str) -> bool:
+    """Whether a tensor may have stride 0 along its first dimension, and holds numbers that may be equal there."""
+    floating = x.is_floating_point() or x.dtype == torch.bool
+    return floating and x.dim() > (1 if form == ROWS else 0) and form in (ANY, ROWS) and x.shape[0] > 1

@@ -1,0 +1,196 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""What an implementation keeps between calls: it is never found under too little, and never grows.
+
+A cache may be keyed by an address, a shape, or a tensor's identity and count of writes. All of these stay the same
+where a kernel writes new data, or one scale, into the same memory.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from te_dispatch.conformance.checks import Check, anywhere, register
+from te_dispatch.conformance.checks.values import synchronize, thread_count
+from te_dispatch.conformance.oracle import Oracle
+from te_dispatch.conformance.space import Arguments, Space
+from te_dispatch.conformance.subject import Subject
+from te_dispatch.conformance.transfer import mapped, moved, options, tensors
+from te_dispatch.conformance.trial import Failure, Trial
+
+#: Seeds among which data of the same options are looked for.
+_SEEDS = 16
+_SCALES = ("scale", "row_scale_inv", "col_scale_inv", "global_scale_inv")
+#: Calls of one case, of which the last are judged: behaviour that changes after some warm-up is behind a hundred.
+CALLS = 150
+#: Calls between two looks at what was left behind, and how many such looks follow one another.
+_ROUND, _ROUNDS = 24, 3
+#: Seconds after which a case is not called any more: interpreted kernels take seconds a call.
+_BUDGET_S = 10.0
+
+
+class _Rescaled(Trial):
+    """A trial all of whose scales are half of what they were, and nothing else."""
+
+    def arguments(self) -> Arguments:
+        given = super().arguments()
+        for scale in _scales(given):
+            scale.mul_(0.5)
+        return given
+
+    def expected(self) -> dict[str, torch.Tensor]:
+        own = Oracle(self.oracle.manager, self.oracle.backend, str(self.oracle.device))
+        return own.results(self.space, self.case, self.arguments)
+
+
+def _scales(arguments: Arguments) -> list[torch.Tensor]:
+    """Each scale among the arguments once."""
+    found = [
+        (path, tensor)
+        for path, tensor in tensors(dict(arguments))
+        if path.rpartition(".")[2] in _SCALES and "." in path and tensor.dtype == torch.float32
+    ]
+    return list({tensor.data_ptr(): tensor for _, tensor in found}.values())
+
+
+def same_memory(trial: Trial) -> None:
+    """Calls on the same memory: with the contents of another case, then with other scales alone, and through new
+    tensors on that memory with the first contents again."""
+    given = trial.arguments()
+    there = moved(given, trial.device)
+    _call(trial, there, "")
+    other = _alike(trial, given)
+    if other is None:
+        trial.notes.append("no other data of the same options was found, so contents were not exchanged")
+    else:
+        _write(there, other.arguments())
+        _call(other, there, "after other contents were written into the same memory: ")
+    current = other or trial
+    if _scales(current.arguments()):
+        rescaled = _Rescaled(current.subject, current.case, current.oracle, current.space)
+        _write(there, rescaled.arguments())
+        _call(rescaled, there, "after scales alone were changed in the same memory: ")
+    _write(there, given)
+    _call(trial, mapped(there, _again), "through new tensors on the same memory, with its first contents: ")
+
+
+def _again(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty(0, dtype=x.dtype, device=x.device).set_(
+        x.untyped_storage(), x.storage_offset(), x.shape, x.stride()
+    )
+
+
+def _alike(trial: Trial, given: Arguments) -> Trial | None:
+    wanted = options(given)
+    for seed in range(trial.case.seed + 1, trial.case.seed + 1 + _SEEDS):
+        other = trial.with_seed(seed)
+        if options(other.arguments()) == wanted:
+            return other
+    return None
+
+
+def _write(there: Arguments, fresh: Arguments) -> None:
+    """New contents, written as a kernel writes them: PyTorch's count of the writes stays as it is."""
+    new = dict(tensors(fresh))
+    for path, tensor in tensors(there):
+        tensor.data.copy_(new[path])
+
+
+def _call(trial: Trial, there: Arguments, when: str) -> None:
+    arguments = trial.with_forward(there)
+    trial.claim(arguments)
+    result = trial.call(arguments)
+    synchronize(trial)
+    try:
+        trial.judge(result, arguments)
+    except Failure as failure:
+        raise Failure(f"{when}{failure}", failure.findings) from failure
+    if trial.subject.operator.mutates:  # what the call wrote is no part of the next one's arguments
+        _write(there, trial.arguments())
+
+
+def many_calls(trial: Trial) -> None:
+    """A case called again and again: late results are right, and neither results nor anything of Python's is kept."""
+    with thread_count(1):  # small calls do not gain by more
+        _call_often(trial)
+
+
+def _call_often(trial: Trial) -> None:
+    arguments = trial.on_device()
+    trial.claim(arguments)
+    host, until = trial.arguments(), time.monotonic() + _BUDGET_S
+    renewed = bool(trial.subject.operator.mutates) and trial.space.forward is None
+    references: list[StorageWeakRef] = []
+    blocks: list[int] = []
+    for number in range(1, CALLS + 1):
+        if renewed:
+            _write(arguments, host)
+        result = trial.call(arguments)
+        late = number > CALLS - 2
+        if late or time.monotonic() > until:
+            synchronize(trial)
+            _judge(trial, result, arguments, number)
+            if not late:
+                trial.notes.append(f"called {number} times only, which took {_BUDGET_S:g} s")
+                break
+        if number <= _ROUND:
+            made = trial.results(result, arguments).values()
+            owned = {x.untyped_storage().data_ptr() for _, x in tensors(dict(arguments))}
+            fresh = [x.untyped_storage() for x in made if x.numel() and x.untyped_storage().data_ptr() not in owned]
+            references += [StorageWeakRef(storage) for storage in fresh[:1]]  # type: ignore[no-untyped-call]
+            del made, fresh
+        del result
+        if number == _ROUND:
+            _require_freed(references)
+        if number in (CALLS - _ROUND, CALLS):
+            blocks.append(sys.getallocatedblocks())
+    if len(blocks) == 2 and blocks[1] - blocks[0] >= _ROUND:
+        _require_no_growth(lambda: trial.call(arguments))
+
+
+def _require_no_growth(call: Callable[[], Any]) -> None:
+    """Looked at closely only where the number of objects grew: a collection of cycles takes longer than most cases."""
+    growth = []
+    for _ in range(_ROUNDS):
+        gc.collect()
+        before = sys.getallocatedblocks()
+        for _ in range(_ROUND):
+            call()
+        gc.collect()
+        growth.append(sys.getallocatedblocks() - before)
+    if min(growth) >= _ROUND:
+        raise Failure(f"every call leaves Python objects behind: {growth} more after each {_ROUND} calls")
+
+
+def _judge(trial: Trial, result: Any, arguments: Arguments, number: int) -> None:
+    try:
+        trial.judge(result, arguments)
+    except Failure as failure:
+        raise Failure(f"in call {number} of the same arguments: {failure}", failure.findings) from failure
+
+
+def _require_freed(references: list[StorageWeakRef]) -> None:
+    def count() -> int:
+        return sum(not reference.expired() for reference in references)  # type: ignore[no-untyped-call]
+
+    if count() > len(references) // 2:
+        gc.collect()
+    kept = count()
+    if kept > len(references) // 2:
+        raise Failure(f"{kept} of {len(references)} results are kept alive after their callers dropped them")
+
+
+def _applies(subject: Subject, space: Space) -> str | None:
+    return "operands are views of one tensor, as an argument promises" if space.views else anywhere(subject, space)
+
+
+register(
+    Check("same_memory", same_memory, _applies, 1, 3, "the same memory with other contents, or other scales alone"),
+    Check("many_calls", many_calls, anywhere, 1, 1, "the results of late calls, and what calls leave behind"),
+)

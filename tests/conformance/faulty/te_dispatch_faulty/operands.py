@@ -1,0 +1,166 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Faults of operands' memory: strides, alignment, views, and what a given output may look like."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from te_dispatch.ops import alloc
+from te_dispatch_faulty.binding import Call
+from te_dispatch_faulty.fault import Fault
+from te_dispatch_faulty.spoiling import (
+    Behaviour,
+    expanded,
+    gapped,
+    misaligned,
+    misread,
+    operand,
+    table,
+    transposed,
+)
+
+_WRONG = {
+    expanded: "reads a broadcast {} (stride 0) as if it were filled",
+    transposed: "reads a transposed {} as if it were not",
+    gapped: "reads {} as if its rows were adjacent",
+    misaligned: "reads {} in whole vectors from an aligned address",
+}
+
+
+def _misreading(operator: str, on: str, **names: Any) -> tuple[Fault, ...]:
+    """Operand -> the ways in which it is read wrongly."""
+    entries = {}
+    for name, ways in names.items():
+        for way in ways if isinstance(ways, tuple) else (ways,):
+            title = f"{on or operator}_misreads_{way.__name__}_{name}"
+            entries[title] = (_WRONG[way].format(name), misread(name, way))
+    return table(operator, entries, on=on)
+
+
+_STRIDES = (
+    *_misreading("layernorm_fwd", "", x=(transposed, gapped), gamma=misaligned, beta=misaligned),
+    *_misreading("rmsnorm_fwd", "", x=(expanded, gapped), gamma=misaligned),
+    *_misreading("layernorm_bwd", "", dy=(expanded, transposed), x=gapped, rstd=gapped),
+    *_misreading("rmsnorm_bwd", "", dy=expanded, x=transposed, gamma=misaligned),
+    *_misreading("activation_fwd", "", x=(expanded, transposed, misaligned)),
+    *_misreading("activation_bwd", "", dy=(expanded, gapped), x=transposed),
+    *_misreading("softmax_fwd", "", x=expanded, mask=(gapped, transposed)),
+    *_misreading("softmax_bwd", "", dy=(expanded, transposed)),
+    *_misreading("rope_fwd", "", x=(transposed, gapped), freqs=misaligned),
+    *_misreading("rope_bwd", "", dy=(expanded, gapped)),
+    *_misreading("dropout_add_fwd", "", x=gapped, bias=misaligned, residual=(gapped, transposed)),
+    *_misreading("dropout_add_bwd", "", dy=expanded, mask=gapped),
+    *_misreading("gemm", "matmul", a=(expanded, gapped, misaligned), b=(transposed, gapped), bias=misaligned),
+    *_misreading("attention_fwd", "unfused_attention", q=gapped, k=(gapped, misaligned), v=expanded),
+    *_misreading("attention_bwd", "unfused_attention_bwd", dout=(expanded, gapped)),
+    *_misreading("quantize", "", x=gapped),
+    *_misreading("compute_amax", "", x=gapped),
+    *_misreading("moe_permute", "", x=gapped, indices=gapped),
+    *_misreading("moe_unpermute", "", x=gapped, probs=gapped),
+)
+
+
+def _writes_into_gaps(call: Call) -> Any:
+    """Writes a given output whole, gaps between its rows included."""
+    out, made = operand(call, "out"), call.sound()
+    if out is not None and out.ndim > 1 and out.shape[0] > 1 and gapped(out):
+        with torch.no_grad():
+            flat = out.detach()
+            flat.as_strided((1,), (1,), flat.storage_offset() + flat.shape[-1]).zero_()
+    return made
+
+
+def _takes_out_for_dense(call: Call) -> Any:
+    """Writes a given output with strides as if it had none."""
+    out = operand(call, "out")
+    if out is None or out.is_contiguous() or call["accumulate"]:
+        return call.sound()
+    made = call.sound(out=None, out_dtype=out.dtype)
+    if isinstance(made.out, torch.Tensor) and made.out.numel() and transposed(out) | gapped(out):
+        with torch.no_grad():
+            out.detach().as_strided(out.shape, torch.empty(out.shape, device="meta").stride()).copy_(made.out)
+    return made._replace(out=out)
+
+
+def _returns_permuted(call: Call) -> Any:
+    """Gives the result in column-major memory."""
+    made = call.sound()
+    if not isinstance(made, torch.Tensor) or made.ndim < 2 or min(made.shape) < 2:
+        return made
+    turned = alloc.empty("out", tuple(reversed(made.shape)), made.dtype, made.device)
+    found = turned.permute(*reversed(range(made.ndim)))
+    found.copy_(made)
+    return found
+
+
+def _adam_of_vectors(call: Call) -> Any:
+    """Updates whole vectors of 4 elements where a parameter does not begin at an aligned address."""
+    kept = [p.detach().clone() for p in call["params"]]
+    made = call.sound()
+    for parameter, before in zip(call["params"], kept):
+        if misaligned(parameter):
+            parameter.detach().view(-1)[-1:].copy_(before.view(-1)[-1:])
+    return made
+
+
+def _scale_of_first(name: str) -> Behaviour:
+    """Reads element 0 of the memory that a scale is a view of."""
+
+    def behave(call: Call) -> Any:
+        x = call[name]
+        scale = getattr(x, "row_scale_inv", None)
+        if scale is None or x.scaling != "tensor" or not scale.storage_offset():
+            return call.sound()
+        first = scale.as_strided(scale.shape, scale.stride(), 0)
+        changed = {n: getattr(x, n) for n in x.__slots__}
+        return call.sound(**{name: type(x)(**{**changed, "row_scale_inv": first})})
+
+    return behave
+
+
+def _delayed_scale_of_first(call: Call) -> Any:
+    import dataclasses
+
+    quantizer = call["quantizer"]
+    scale = getattr(quantizer, "scale", None)
+    if scale is None or not scale.storage_offset():
+        return call.sound()
+    return call.sound(quantizer=dataclasses.replace(quantizer, scale=scale.as_strided(scale.shape, scale.stride(), 0)))
+
+
+def _mask_bytes(call: Call) -> Any:
+    """Masks where a byte equals 1; others that are True too it takes for False."""
+    mask = call["mask"]
+    if mask is None:
+        return call.sound()
+    return call.sound(mask=mask.contiguous().view(torch.uint8) == 1)
+
+
+_OTHERS = (
+    *table(
+        "gemm",
+        {
+            "product_writes_into_gaps": ("writes between the rows of `out`", _writes_into_gaps),
+            "product_takes_out_for_dense": ("writes `out` as if its rows were adjacent", _takes_out_for_dense),
+        },
+        on="matmul",
+    ),
+    *table("softmax_fwd", {
+        "softmax_returns_column_major": ("returns permuted memory", _returns_permuted),
+        "softmax_compares_mask_with_1": ("masks where the mask's byte is 1, not where it is True", _mask_bytes),
+    }),
+    *table("rope_fwd", {"rope_returns_column_major": ("returns permuted memory", _returns_permuted)}),
+    *table("dequantize", {
+        "dequantize_reads_first_scale": ("reads the first scale of the memory it is a view of", _scale_of_first("x")),
+    }),
+    *table("quantize", {"quantize_reads_first_scale": (
+        "reads the first scale of the memory it is a view of", _delayed_scale_of_first)}),
+    *table("gemm", {"fp8_product_reads_first_scale": (
+        "reads the first scale of the memory that b's is a view of", _scale_of_first("b"))}, on="emulated_gemm"),
+    *table("multi_tensor_adam", {"adam_needs_aligned_parameters": (
+        "leaves the last element where a parameter is not aligned", _adam_of_vectors)}),
+)  # fmt: skip
+
+FAULTS: tuple[Fault, ...] = (*_STRIDES, *_OTHERS)

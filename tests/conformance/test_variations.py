@@ -1,0 +1,43 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""The kit on implementations that differ in what the contracts leave open: it finds nothing.
+
+``python -m te_dispatch_faulty.accept --level full NAME`` (with the folder ``faulty`` installed) runs one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from .faulty_site import FAULTS, VARIATIONS, Site, site  # noqa: F401  # the last is a fixture
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2000)]
+
+LEVELS = ("smoke", "full")
+
+
+@pytest.fixture(scope="session")
+def accepted(site: Site) -> Mapping[tuple[str, str], dict[str, Any]]:  # noqa: F811
+    """(Variation, level) -> what the kit made of it."""
+    found = [
+        told
+        for level in LEVELS
+        for told in site.once(f"accepted-{level}", "-m", "te_dispatch_faulty.accept", "--level", level)
+    ]
+    return {(told["variation"], told["level"]): told for told in found if "variation" in told}
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("variation", [one.name for one in VARIATIONS])
+def test_the_kit_finds_nothing(variation: str, level: str, accepted: Mapping[tuple[str, str], dict[str, Any]]) -> None:
+    told = accepted[variation, level]
+    assert told["failures"] == []
+    assert told["passed"] > 0
+
+
+def test_there_are_enough() -> None:
+    names = [one.name for one in (*FAULTS, *VARIATIONS)]
+    assert len(set(names)) == len(names)
+    assert len(VARIATIONS) >= 25
