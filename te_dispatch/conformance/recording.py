@@ -99,8 +99,9 @@ class Recording:
             return copied(self.arguments)  # type: ignore[no-any-return]
 
         return dataclasses.replace(
-            judging, name=RECORDED, axes=(Axis("file", ("",)),), make=make, valid=lambda values: True, batch=None
-        )
+            judging, name=RECORDED, axes=(Axis("file", ("",)),), make=make, valid=lambda values: True, batch=None,
+            together=(), fixed=(),
+        )  # fmt: skip
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the file, at once: a reader sees all of it or nothing.

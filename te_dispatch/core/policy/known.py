@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from te_dispatch.core.manifest import TRAITS, Implementation, Manifest
-from te_dispatch.core.operator import Operator
+from te_dispatch.core.operator import Fact, Operator
 from te_dispatch.core.policy.model import COMPOSITE, NATIVE, TRAIT_PREFIX
 from te_dispatch.core.requirements import DEVICE_PREFIX, NoneOf, OneOf, atoms
 
@@ -63,6 +63,7 @@ class Known:
         families: name -> its operators.
         companions: operator -> its companion.
         facts: operator -> call fact -> kind (``dtype``, ``size``, ``option``).
+        words: operator -> option -> the values it can have; options that can have any are left out.
         backends: installed backend -> ids of its implementations; `COMPOSITE` is one of them.
         serves: implementation id -> operators.
         claims, traits_of: implementation id -> claims, traits.
@@ -77,6 +78,7 @@ class Known:
     families: Mapping[str, tuple[str, ...]]
     companions: Mapping[str, str] = field(default_factory=dict)
     facts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    words: Mapping[str, Mapping[str, tuple[str | bool | None, ...]]] = field(default_factory=dict)
     backends: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     serves: Mapping[str, frozenset[str]] = field(default_factory=dict)
     claims: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -106,6 +108,7 @@ class Known:
             families=_families(operators),
             companions={o.name: o.companion for o in operators.values() if o.companion},
             facts={o.name: {f.name: f.kind for f in o.facts.values()} for o in operators.values()},
+            words={o.name: {f.name: w for f in o.facts.values() if (w := _words(f))} for o in operators.values()},
             backends=backends,
             serves={name: frozenset(found) for name, found in serves.items()},
             claims={f"{b}.{i.name}": i.claims for b, i in implementations},
@@ -200,6 +203,12 @@ class Known:
         listed = {a for v in asked for a in self.vendors[v]}
         whose = f" of {' or '.join(asked)}" if vendors else ""
         return f"unknown arch {arch!r}{whose}{did_you_mean(arch, listed)}"
+
+
+def _words(fact: Fact) -> tuple[str | bool | None, ...]:
+    if fact.presence:
+        return (False, True)
+    return (None, False, True) if fact.boolean else (*fact.words, None) if fact.words else ()
 
 
 def _is_glob(pattern: str) -> bool:

@@ -62,6 +62,10 @@ def read_condition(
         return _version_conditions(fact, texts[0], isinstance(value, list))
     if fact == _VENDOR:
         value = [_lower(v) for v in value] if isinstance(value, list) else _lower(value)
+    if _words(fact, operators, known) == {False, True}:
+        # Whether an operand is given: null says that it is not.
+        given = [False if one is None else one for one in (value if isinstance(value, list) else [value])]
+        value = given if isinstance(value, list) else given[0]
     condition = condition_from_policy(fact, value)
     if isinstance(condition, MultipleOf) and condition.factor == 0:
         raise ValueError(f"{fact}: '% 0 == 0' divides by zero")
@@ -121,6 +125,13 @@ def _kind(fact: str, operators: Iterable[str], known: Known) -> str:
     return kinds.pop() if len(kinds) == 1 else "option"
 
 
+def _words(fact: str, operators: Iterable[str], known: Known) -> frozenset[str | bool | None]:
+    """What the fact can be in any of the operators that have it; empty where one of them does not say."""
+    having = [o for o in operators if fact in known.facts.get(o, ())]
+    said = [known.words.get(o, {}).get(fact, ()) for o in having]
+    return frozenset(word for words in said for word in words) if all(said) else frozenset()
+
+
 def _check_value(fact: str, value: Any, operators: Iterable[str], known: Known, optional: Collection[str]) -> None:
     if fact == _VENDOR:
         problem = known.vendor_problem(str(value), optional)
@@ -136,6 +147,12 @@ def _check_value(fact: str, value: Any, operators: Iterable[str], known: Known, 
         raise ValueError(f"{fact}: must be true or false, got {value!r}")
     elif fact in _NUMBERS and (isinstance(value, bool) or not isinstance(value, int)):
         raise ValueError(f"{fact}: must be a whole number or a comparison such as '>= 32', got {value!r}")
+    words = _words(fact, operators, known)
+    if words and not any(type(value) is type(word) and value == word for word in words):
+        if True in words:
+            raise ValueError(f"{fact}: must be true or false, got {value!r}")
+        texts = [word for word in words if isinstance(word, str)]
+        raise ValueError(f"{fact}: can never be {value!r}{did_you_mean(str(value), texts)}")
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{fact}: must be finite, got {value!r}")
     if kind == "dtype" or fact == f"{DEVICE_PREFIX}encodings":
