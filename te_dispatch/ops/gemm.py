@@ -53,6 +53,31 @@ def operand_format(layout: str, operand: str, scaling: str) -> tuple[str, str]:
     return ("row" if contracted_last else "column"), "canonical"
 
 
+def checked_format(answer: Any, implementation: str, asked: tuple[str, str, str]) -> tuple[str, str]:
+    """What an implementation's ``operand_format`` answered, if it can be one.
+
+    Args:
+        answer: of the attribute.
+        implementation: whose it is.
+        asked: the arguments: layout, operand, scaling.
+
+    Raises:
+        ValueError: it is no pair of a usage and the name of a scale layout.
+    """
+    if (
+        isinstance(answer, tuple)
+        and len(answer) == 2
+        and answer[0] in ("row", "column")
+        and isinstance(answer[1], str)
+        and answer[1]
+    ):
+        return answer
+    raise ValueError(
+        f"{implementation}: its attribute operand_format answered {answer!r} for {', '.join(asked)}, expected a tuple "
+        "(usage, scale_layout) with usage 'row' or 'column', such as ('row', 'canonical')"
+    )
+
+
 def bound_operand_formats(
     bindings: Bindings, device: Any, a: tuple[str, str], b: tuple[str, str], layout: str
 ) -> tuple[tuple[str, str], tuple[str, str]]:
@@ -70,8 +95,11 @@ def bound_operand_formats(
         raise NoImplementation(decision.table())
     chosen = decision.chosen
     asked = None if chosen.pieces else manager.attribute(operator, chosen.id, "operand_format")
-    answer = asked or operand_format
-    return answer(layout, "a", a[1]), answer(layout, "b", b[1])
+    if asked is None:
+        return operand_format(layout, "a", a[1]), operand_format(layout, "b", b[1])
+    questions = (layout, "a", a[1]), (layout, "b", b[1])
+    first, second = (checked_format(asked(*question), chosen.id, question) for question in questions)
+    return first, second
 
 
 def _gemm_shape(

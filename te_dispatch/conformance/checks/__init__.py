@@ -79,6 +79,7 @@ def anywhere(subject: Subject, space: Space) -> str | None:
 def _load() -> None:
     from te_dispatch.conformance.checks import values  # noqa: F401, I001  # first: the one that every case gets
     from te_dispatch.conformance.checks import (  # noqa: F401
+        attributes,
         capture,
         causality,
         concurrency,

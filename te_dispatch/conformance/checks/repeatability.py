@@ -24,11 +24,12 @@ from te_dispatch.core.errors import Declined
 
 #: A race that shows in one run of ten is found with probability 1 - 0.9^8 = 57% per case.
 REPETITIONS = 8
-#: Thread counts of the CPU, of which every one must give the same bits.
-THREAD_COUNTS = (1, 2, 3)
-#: Bytes by which operands are moved away from where an allocator puts them: half a cache line, and so that no vector
-#: load is aligned.
-SHIFTS = (32, 4)
+#: Thread counts of the CPU, with each of which every run must give the same bits; libraries may cut a contraction
+#: elsewhere with another count.
+THREAD_COUNTS, RUNS_PER_COUNT = (1, 2, 3), 3
+#: Bytes by which operands are moved away from where an allocator puts them: parts of a cache line, multiples of the 16
+#: that a slice of a packed tensor has.
+SHIFTS = (32, 16)
 #: Seconds after which a case is not repeated any more: interpreted kernels take seconds a call.
 _BUDGET_S = 15.0
 _LOAD = 192
@@ -38,7 +39,7 @@ _Results = Mapping[str, torch.Tensor]
 
 def repeatable(trial: Trial) -> None:
     """The claim ``deterministic``: equal arguments give equal bits, run after run, also beside other work, between
-    calls on other data, with other thread counts, at other addresses, and on more rows than a small case has."""
+    calls on other data, with each of several thread counts, at other addresses, and on more rows."""
     larger = enlarged(trial)
     _repeat(trial, beside_work=larger is None)
     if larger is not None:
@@ -61,10 +62,11 @@ def _repeat(trial: Trial, beside_work: bool) -> None:
             _compare(first, _run(trial, given), f"in run {repetition + 1} of {REPETITIONS}")
             if repetition == REPETITIONS // 2 and serves(other):
                 other.call(other.on_device())
-    usual = torch.get_num_threads()
     for count in THREAD_COUNTS if trial.device.type == "cpu" else ():
         with thread_count(count):
-            _compare(first, _run(trial, given), f"with {count} threads instead of {usual}")
+            with_count = _run(trial, given)
+            for _ in range(RUNS_PER_COUNT - 1):
+                _compare(with_count, _run(trial, given), f"from run to run with {count} threads of the CPU")
     for shift in SHIFTS if not trial.space.views else ():
         try:
             at_another = _shifted(given, shift)

@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+import contextlib
+
+import torch
+
 from te_dispatch.conformance.checks import Check, register
 from te_dispatch.conformance.checks.values import synchronize
 from te_dispatch.conformance.space import Space
 from te_dispatch.conformance.subject import Subject, subjects
 from te_dispatch.conformance.transfer import moved
-from te_dispatch.conformance.trial import Failure, NotClaimed, Trial
+from te_dispatch.conformance.trial import Failure, NotClaimed, Trial, forward_of
 from te_dispatch.core.operator import OPERATORS
 
 
@@ -40,8 +44,38 @@ def saved_format(trial: Trial) -> None:
     trial.notes.append(f"behind {', '.join(ran)}")
 
 
+def saved_state(trial: Trial) -> None:
+    """What a forward saves stays as it was: the quantizers' scales move on behind it, as they do at the end of a step,
+    other forwards follow, and the backward runs twice, as with ``retain_graph``."""
+    assert trial.space.forward is not None
+    arguments = moved(trial.arguments(), trial.device)
+    given = trial.space.forward(moved(arguments, trial.device))
+    forward = forward_of(trial.subject, given)
+    made = forward.call(given)
+    synchronize(trial)
+    for value in given.values():
+        scale = getattr(value, "scale", None)
+        if isinstance(scale, torch.Tensor):  # of a quantizer
+            scale.mul_(2)
+    other = trial.with_seed(trial.case.seed + 1)
+    with contextlib.suppress(NotClaimed):
+        other.on_device()
+    arguments |= {name: getattr(made, name) for name in ("out", "lse", "saved")}
+    trial.claim(arguments)
+    for when in ("behind a forward whose scales moved on: ", "a second time on what one forward saved: "):
+        result = trial.call(arguments)
+        synchronize(trial)
+        try:
+            trial.judge(result, arguments)
+        except Failure as failure:
+            raise Failure(f"{when}{failure}", failure.findings) from failure
+
+
 def _reads_saved(subject: Subject, space: Space) -> str | None:
     return None if space.forward is not None else "reads nothing but the operator's own results"
 
 
-register(Check("saved_format", saved_format, _reads_saved, 1, 3, "gradients behind any forward of the same format"))
+register(
+    Check("saved_format", saved_format, _reads_saved, 1, 3, "gradients behind any forward of the same format"),
+    Check("saved_state", saved_state, _reads_saved, 1, 3, "backwards run twice, behind scales that moved on"),
+)

@@ -1,0 +1,87 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""What a forward saves for its backward is a state of its own: a second backward, and one behind other forwards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+
+from te_dispatch.conformance import trial as trials
+from te_dispatch.conformance.checks import find
+from te_dispatch.conformance.checks import saved as saved_module
+from te_dispatch.conformance.subject import Subject
+from te_dispatch.conformance.trial import Failure
+from te_dispatch.ops.results import Saved
+
+from .trials import Mistake, case_of, mistaken, trial_of
+
+PLAIN = case_of("attention_bwd", "plain", dtype="fp32")
+BACKWARD = "torch.unfused_attention_bwd"
+#: Reads the log-sum-exps of its forward.
+FUSED = "torch.sdpa_cpu_bwd"
+
+
+def _with_forward(monkeypatch: pytest.MonkeyPatch, mistake: Mistake) -> None:
+    right = trials.forward_of
+    for module in (trials, saved_module):
+        monkeypatch.setattr(module, "forward_of", lambda *given: mistaken(right(*given), mistake))
+
+
+def test_sound_backwards() -> None:
+    for case in (PLAIN, case_of("attention_bwd", "eight_bit")):
+        find("saved_state").run(trial_of(case, BACKWARD))
+    find("saved_state").run(trial_of(PLAIN, FUSED))
+
+
+def test_a_backward_that_uses_up_what_was_saved() -> None:
+    def consuming(right: Subject, arguments: Mapping[str, Any]) -> Any:
+        made = right.call(arguments)
+        arguments["lse"].fill_(0)
+        return made
+
+    with pytest.raises(Failure, match="a second time on what one forward saved: "):
+        find("saved_state").run(trial_of(PLAIN, FUSED, consuming))
+
+
+def test_forwards_that_save_into_one_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    buffers: dict[Any, torch.Tensor] = {}
+
+    def static(right: Subject, arguments: Mapping[str, Any]) -> Any:
+        made = right.call(arguments)
+        return made._replace(lse=buffers.setdefault(made.lse.shape, made.lse).copy_(made.lse))
+
+    _with_forward(monkeypatch, static)
+    with pytest.raises(Failure, match="behind a forward whose scales moved on: "):
+        find("saved_state").run(trial_of(PLAIN, FUSED))
+
+
+def test_a_forward_that_saves_its_quantizer_s_scale_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = case_of("attention_bwd", "eight_bit", s="delayed")
+    find("saved_state").run(trial_of(case, BACKWARD))
+
+    def late(right: Subject, arguments: Mapping[str, Any]) -> Any:
+        made = right.call(arguments)
+        scale = arguments["s_quantizer"].scale
+        return made._replace(saved=_Late(made.saved, made.lse, scale))
+
+    class _Late(Saved):
+        """Stands for a kernel that reads the scale when the backward runs."""
+
+        __slots__ = ("at", "lse", "scale")
+
+        def __init__(self, saved: Saved, lse: torch.Tensor, scale: torch.Tensor) -> None:
+            super().__init__(saved.implementation, saved.format, saved.tensors, saved.options)
+            self.lse, self.scale, self.at = lse, scale, scale.clone()
+
+    def reading(right: Subject, arguments: Mapping[str, Any]) -> Any:
+        saved = arguments["saved"]
+        factor = saved.scale / saved.at if isinstance(saved, _Late) else 1.0
+        made = right.call(arguments)
+        return made._replace(dv=made.dv * factor) if isinstance(made.dv, torch.Tensor) else made
+
+    _with_forward(monkeypatch, late)
+    with pytest.raises(Failure, match="behind a forward whose scales moved on: dv"):
+        find("saved_state").run(trial_of(case, BACKWARD, reading))
