@@ -103,7 +103,6 @@ _DRAWS: dict[str, tuple[str, Draw]] = {
     "ignores_high_offset": ("reads the offset's low 32 bits", _word(1, lambda w: w & _LOW)),
     "ignores_low_seed": ("leaves out the seed's last bit", _word(0, lambda w: w & ~1)),
     "ignores_offset": ("does not read the offset", _word(1, lambda w: w & 0)),
-    "adds_seed_and_offset": ("adds seed and offset", _state(lambda s: torch.stack((s.sum(), s[1] * 0)))),
     "repeats_after_4096": ("repeats the mask every 4,096 elements", _every(4096)),
     "repeats_rows": ("draws one row for all", _same_rows),
     "draws_for_two": ("draws once for two neighbours", _same_pairs),

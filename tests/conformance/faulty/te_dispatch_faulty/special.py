@@ -132,15 +132,6 @@ def _powers_in_fp32(call: Call) -> Any:
     return call.sound(lr=call["lr"] * right / wrong) if wrong else call.sound()
 
 
-def _norm_without_care(call: Call) -> Any:
-    """Squares in fp32, whatever their size."""
-    squares = [t.float().square().sum() for t in call["tensors"]]
-    if not squares:
-        return call.sound()
-    found = torch.stack(squares).sqrt() if call["per_tensor"] else torch.stack(squares).sum().sqrt().view(1)
-    return call.delivered(found)
-
-
 def _running_sum(call: Call) -> Any:
     """dgamma, one row after the other in the operand's dtype."""
     made, x, dy = call.sound(), call["x"], call["dy"]
@@ -323,7 +314,6 @@ _OTHERS = (
         "adam_takes_powers_in_fp32": ("computes 1 - beta^step in fp32", _powers_in_fp32),
     }),
     *table("multi_tensor_l2norm", {
-        "l2norm_squares_without_care": ("overflows where the squares do", _norm_without_care),
         "l2norm_skips_infinities": ("takes what is not finite for 0", changing(
             tensors=lambda call: [torch.nan_to_num(t, posinf=0.0, neginf=0.0) for t in call["tensors"]])),
     }),
