@@ -129,7 +129,7 @@ class SpacePlan:
             if count is None:
                 yield from self._of_all(check, able)
                 continue
-            for one in able:
+            for one in able if count else ():
                 chosen = spread(self.space, self._claimed[one.id], count) or self._all[one.id][:1]
                 yield from self._noted(check, one, chosen)
 

@@ -22,7 +22,8 @@ class Check:
         name: part of a unit's id.
         run: raises `Failure` where the answer is wrong, `NotClaimed` where the subject does not serve the call.
         applies: why there is nothing to check of a subject in a space; None where there is.
-        smoke, full: cases per implementation and space at these levels; None for all of the level's cases.
+        smoke, full: cases per implementation and space at these levels; None for all of the level's cases, 0 for
+            none at that level.
         doc: one phrase for reports.
         of_errors: for spaces whose calls must raise; all other checks are for those whose calls return.
         claim: the claim of a manifest that it judges, if it judges one.

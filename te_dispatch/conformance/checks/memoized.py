@@ -192,5 +192,5 @@ def _applies(subject: Subject, space: Space) -> str | None:
 
 register(
     Check("same_memory", same_memory, _applies, 1, 3, "the same memory with other contents, or other scales alone"),
-    Check("many_calls", many_calls, anywhere, 1, 1, "the results of late calls, and what calls leave behind"),
+    Check("many_calls", many_calls, anywhere, 0, 1, "the results of late calls, and what calls leave behind"),
 )
