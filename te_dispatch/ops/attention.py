@@ -73,10 +73,10 @@ _FACTS = (
     Fact("softmax_scale", "(softmax_scale is not None)", doc="whether a scale other than the default is given"),
     Fact("max_seqlen_q", "(max_seqlen_q is not None)"),
     Fact("max_seqlen_kv", "(max_seqlen_kv is not None)"),
-    Fact("same_head_dim", "(q.shape[-1] == v.shape[-1])", doc="whether values have the queries' head dimension"),
+    Fact("same_head_dim", "(q.shape[-1:] == v.shape[-1:])", doc="whether values have the queries' head dimension"),
     Fact(
         "same_seqlen",
-        "(layout != 'thd' and q.shape[layout == 'bshd'] == k.shape[layout == 'bshd'])",
+        "(layout != 'thd' and q.shape[layout == 'bshd' :][:1] == k.shape[layout == 'bshd' :][:1])",
         doc="whether a dense layout has as many queries as keys",
     ),
 )

@@ -253,9 +253,11 @@ class TransformerLayer(torch.nn.Module):
             pad_between_seqs=pad_between_seqs,
             softcap=softcap,
         )
-        if torch.is_autocast_enabled(hidden_states.device.type):
-            # The whole layer, its residual stream too, is in this dtype then, as its result is.
-            hidden_states = hidden_states.to(torch.get_autocast_dtype(hidden_states.device.type))
+        if isinstance(hidden_states, torch.Tensor):  # else the attention says what is wrong
+            kind = hidden_states.device.type
+            if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+                # The whole layer, its residual stream too, is in this dtype then, as its result is.
+                hidden_states = hidden_states.to(torch.get_autocast_dtype(kind))
         decoder = self.layer_type == "decoder"
         keys = _key_bounds(cu_seqlens_kv, cu_seqlens_kv_padded, max_seqlen_kv)
         own_keys = _key_bounds(cu_seqlens_q, cu_seqlens_q_padded, max_seqlen_q) if decoder else keys
