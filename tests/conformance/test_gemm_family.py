@@ -12,8 +12,10 @@ import torch
 
 from te_dispatch.conformance.checks import find as find_check
 from te_dispatch.conformance.coverage import goals_of
+from te_dispatch.conformance.families.gemm import rules
 from te_dispatch.conformance.inputs import fill
-from te_dispatch.conformance.space import find
+from te_dispatch.conformance.rules import judge
+from te_dispatch.conformance.space import Judged, find
 from te_dispatch.conformance.subject import Subject
 from te_dispatch.conformance.trial import Failure
 from te_dispatch.numerics.quantized import Quantized
@@ -113,6 +115,61 @@ def test_zero_times_inf_is_nan(dtype: str) -> None:
     _values("plain", "torch.matmul", **chosen)
     with pytest.raises(Failure, match="out"):
         _values("plain", "torch.matmul", _skips_zeros, **chosen)
+
+
+_ZERO = {"alpha": "0", "shape": "17x15x17", "out_dtype": "fp32"}
+
+
+def _zero_alpha(right: Subject, given: Arguments, product: torch.Tensor | None = None, **other: Any) -> Any:
+    """The product that BLAS gives without a look at the operands, or another."""
+    made = right.call({**given, "a": torch.zeros_like(given["a"]), "b": torch.zeros_like(given["b"]), **other})
+    if product is not None:
+        made.out.add_(product)
+    return made
+
+
+@pytest.mark.parametrize("options", [{}, {"bias": "fp32", "out": "added"}, {"out": "given", "lead": "2"}])
+@pytest.mark.parametrize("values", ["nan", "inf", "inf_times_zero", "normal"])
+def test_alpha_zero_gives_zero_or_nan(values: str, options: dict[str, str]) -> None:
+    chosen = {**_ZERO, "values": values, **options}
+    _values("plain", "torch.matmul", **chosen)
+    _values("plain", "torch.matmul", _zero_alpha, **chosen)
+    finite = values == "normal"
+    trial = trial_of(case_of("gemm", "plain", **chosen), "torch.matmul")
+    given = trial.arguments()
+    assert bool(given["a"].isfinite().all() & given["b"].isfinite().all()) is finite
+    skipped = _zero_alpha(trial.subject, given)
+    assert skipped.out.isfinite().all()
+    # An oracle that skips the operands leaves NaN right too.
+    plain = trial.subject.call(trial.arguments()).out
+    judged = Judged(
+        trial.case.values, trial.arguments(), {"out": skipped.out}, {"out": plain}, frozenset(), frozenset()
+    )
+    assert bool(plain.isnan().any()) is not finite
+    assert judge("out", rules(judged)["out"], plain, skipped.out).passed
+    with pytest.raises(Failure, match="out"):
+        _values("plain", "torch.matmul", lambda right, given: _zero_alpha(right, given, torch.tensor(0.5)), **chosen)
+
+
+@pytest.mark.parametrize("values", ["nan", "inf", "normal"])
+@pytest.mark.parametrize("forgotten", ["bias", "accumulate"])
+def test_alpha_zero_keeps_bias_and_accumulation(values: str, forgotten: str) -> None:
+    chosen = {**_ZERO, "values": values, "bias": "fp32", "out": "added"}
+
+    def forgets(right: Subject, given: Arguments) -> Any:
+        return _zero_alpha(right, given, **{forgotten: None if forgotten == "bias" else False})
+
+    with pytest.raises(Failure, match="out"):
+        _values("plain", "torch.matmul", forgets, **chosen)
+
+
+def test_alpha_zero_gives_nan_only_where_a_product_is_not_finite() -> None:
+    def all_nan(right: Subject, given: Arguments) -> Any:
+        return _zero_alpha(right, given, torch.tensor(torch.nan))
+
+    for values in ("normal", "inf", "nan"):
+        with pytest.raises(Failure, match=r"out.* is nan"):
+            _values("plain", "torch.matmul", all_nan, **_ZERO, values=values)
 
 
 @pytest.mark.parametrize("scaling", ["block_1d+block_2d", "block_2d+block_1d", "mxfp8+mxfp8"])
