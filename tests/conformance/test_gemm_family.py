@@ -10,14 +10,17 @@ from typing import Any
 import pytest
 import torch
 
+from te_dispatch.conformance import casting
 from te_dispatch.conformance.checks import find as find_check
 from te_dispatch.conformance.coverage import goals_of
-from te_dispatch.conformance.families.gemm import rules
+from te_dispatch.conformance.families.gemm import matrices, rules
+from te_dispatch.conformance.families.grouped import groups
 from te_dispatch.conformance.inputs import fill
 from te_dispatch.conformance.rules import judge
 from te_dispatch.conformance.space import Judged, find
 from te_dispatch.conformance.subject import Subject
 from te_dispatch.conformance.trial import Failure
+from te_dispatch.numerics.encodings import encoding
 from te_dispatch.numerics.quantized import Quantized
 from tests.conformance.trials import Mistake, case_of, trial_of
 
@@ -248,3 +251,54 @@ def test_products_of_integers_are_exact_only_alone() -> None:
         return made
 
     _values("plain", "torch.matmul", preloaded, dtype="fp32", shape="33x17x1032", bias="same", values="exact")
+
+
+def _on_fp8_units(group: Arguments, bits: int) -> torch.Tensor:
+    """A product as FP8 units of sm_90 sum it: each term is cut to a multiple of 2^-bits of the largest one, whose
+    exponent is the sum of the codes' exponents; those of subnormal codes are the smallest normal number's."""
+    sides = []
+    for name, operand in zip("ab", matrices(group["a"], group["b"], group["layout"])):
+        record = group[name]
+        scale = record.row_scale_inv if record.row_scale_inv is not None else record.col_scale_inv
+        codes = operand / scale.double()
+        exponents = codes.abs().log2().floor().clamp_min(1 - encoding(record.encoding).bias)
+        sides.append((codes, torch.where(codes == 0, -torch.inf, exponents), scale.double()))
+    (a, of_a, scale_a), (b, of_b, scale_b) = sides
+    terms = a[:, :, None] * b[None]
+    unit = torch.exp2((of_a[:, :, None] + of_b[None]).amax(1, keepdim=True) - bits)
+    unit = torch.where(unit == 0, 1.0, unit)
+    return ((terms / unit).trunc() * unit).sum(1) * scale_a * scale_b
+
+
+@pytest.mark.parametrize("encoding_of_b", ["e4m3fn", "e5m2"])
+@pytest.mark.parametrize("accumulation", ["default", "split"])
+def test_sums_of_few_products_of_subnormal_codes(accumulation: str, encoding_of_b: str) -> None:
+    """Little of a sum is left where its largest product, of a subnormal code, is aligned by a larger exponent."""
+    case = case_of(
+        "grouped_gemm", "quantized", rows="3+0+17", columns="128x272", layout="TN", splits="list", cast="current",
+        b_encoding=encoding_of_b, accumulation=accumulation, dtype="bf16", out="new", out_dtype="fp32", bias="no",
+        values="spread",
+    )  # fmt: skip
+    trial = trial_of(case, "torch.emulated_grouped_gemm")
+    arguments, expected = trial.arguments(), trial.expected()
+
+    def passes(bits: int) -> list[bool]:
+        actual = {str(i): _on_fp8_units(group, bits).float() for i, group in enumerate(groups(arguments)) if i != 1}
+        actual["1"] = expected["1"]
+        of_case = trial.space.rules(Judged(case.values, arguments, expected, actual))
+        return [judge(path, of_case[path], actual[path], expected[path]).passed for path in ("0", "2")]
+
+    assert passes(13) == [True, True]
+    assert not passes(10)[0]
+    assert passes(8) == [False, False]
+
+
+def test_where_no_code_is_subnormal_the_bound_is_of_the_values_themselves() -> None:
+    x = Quantized(
+        torch.tensor([[0x08, 0x38, 0x00, 0x7E]], dtype=torch.uint8), None, torch.tensor([2.0]), None, "e4m3fn",
+        "tensor", "canonical", (1, 4), torch.bfloat16, torch.device("cpu"),
+    )  # fmt: skip
+    assert torch.equal(casting.values(x, lifted=True), casting.values(x))
+    x.row_data[0] = torch.tensor([0x01, 0x87, 0x80, 0x09], dtype=torch.uint8)
+    smallest = 2.0**-6
+    assert (casting.values(x, lifted=True) / 2).tolist() == [[smallest, -smallest, -0.0, 9 * 2.0**-9]]

@@ -48,12 +48,12 @@ def mode_of(judged: Judged) -> str:
     return "fast"
 
 
-def matrices(a: Any, b: Any, layout: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """float64 (m, k) and (k, n), of the copies that `operand_format` names."""
+def matrices(a: Any, b: Any, layout: str, lifted: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """float64 (m, k) and (k, n), of the copies that `operand_format` names; `lifted` as in `casting.values`."""
     found = []
     for name, x in (("a", a), ("b", b)):
         column = isinstance(x, Quantized) and operand_format(layout, name, x.scaling)[0] == "column"
-        found.append(casting.values(x, column))
+        found.append(casting.values(x, column, lifted))
     return found[0].t() if layout[0] == "T" else found[0], found[1].t() if layout[1] == "T" else found[1]
 
 
@@ -64,7 +64,10 @@ def product(arguments: Mapping[str, Any], mode: str) -> Known:
     if alpha == 0:  # see `_maybe_nan`
         z = Known.exactly(left.new_zeros(left.shape[0], right.shape[1]))
     else:
-        z = bounds.product(left, right, mode, alpha == 1.0 and bias is None and not arguments.get("accumulate"))
+        alone = alpha == 1.0 and bias is None and not arguments.get("accumulate")
+        narrow = mode != "fp32" and arguments["a"].scaling != "nvfp4"
+        aligned = matrices(arguments["a"], arguments["b"], arguments["layout"], True) if narrow else None
+        z = bounds.product(left, right, mode, alone, aligned)
         z = z if alpha == 1.0 else z * alpha
     return z if bias is None else z + Known.exactly(bias)
 
