@@ -19,6 +19,7 @@ from te_dispatch.conformance.bounds.known import Known
 from te_dispatch.conformance.decoding import decode, nibbles
 from te_dispatch.conformance.encoding import nearest
 from te_dispatch.conformance.rules import Bitwise, Codes, Rule, Within
+from te_dispatch.numerics.encodings import encoding
 from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized, row_count
 from te_dispatch.numerics.quantizers import (
     BLOCK,
@@ -71,8 +72,12 @@ def _e8m0(codes: torch.Tensor) -> torch.Tensor:
     return torch.where(codes == 0xFF, torch.nan, torch.exp2(codes.double() - 127))
 
 
-def values(x: Union[torch.Tensor, Quantized], column: bool = False) -> torch.Tensor:
-    """float64 (M, K): what an operand stands for, exactly; of a record, the copy asked for where it has both."""
+def values(x: Union[torch.Tensor, Quantized], column: bool = False, lifted: bool = False) -> torch.Tensor:
+    """float64 (M, K): what an operand stands for, exactly; of a record, the copy asked for where it has both.
+
+    Args:
+        lifted: of a record, take the encoding's smallest normal number for every subnormal one but 0.
+    """
     if isinstance(x, torch.Tensor):
         return x.double().reshape(row_count(x), x.shape[-1])
     column = x.row_data is None or (column and x.col_data is not None)
@@ -94,7 +99,11 @@ def values(x: Union[torch.Tensor, Quantized], column: bool = False) -> torch.Ten
         data = nibbles(data.reshape(shape[0], ceil_div(shape[1], 2)))[:, : shape[1]]
     else:
         factor = _spread(scale.double(), 128 if x.scaling == "block_2d" else 1, 128, shape)
-    found = decode(data.reshape(shape), x.encoding) * factor
+    found = decode(data.reshape(shape), x.encoding)
+    if lifted:
+        normal = found.abs().clamp_min(2.0 ** (1 - encoding(x.encoding).bias))
+        found = torch.where(found != 0, torch.copysign(normal, found), found)
+    found = found * factor
     return found.t() if turned else found
 
 

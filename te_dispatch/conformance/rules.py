@@ -55,6 +55,7 @@ class Instead:
 @dataclass(frozen=True)
 class Within:
     """|actual - expected| <= limit; NaN where, and only where, NaN is expected; an Inf is met by the same Inf.
+    An Inf is right too where expected + limit (-Inf: expected - limit) is one in the result's dtype.
 
     Attributes:
         limit: float64, like the result or broadcastable to it. It holds everything, the rounding to the result's
@@ -181,8 +182,10 @@ def _within(path: str, rule: Within, actual: torch.Tensor, expected: torch.Tenso
     ratio = torch.where(error == 0, 0.0, error / limit)
     same_special = (got == want) | (got.isnan() & want.isnan())
     special = ~got.isfinite() | ~want.isfinite()
-    # A value may round to Inf where the bound reaches past the largest finite number.
-    open_ended = want.isfinite() & ~got.isnan() & ((want.abs() + limit) >= _largest(actual.dtype)) & (got * want >= 0)
+    # A value may round to an Inf of whichever sign the bound reaches past the largest finite number with.
+    overflow = _overflow(actual.dtype)
+    open_ended = ((got == math.inf) & (want + limit >= overflow)) | ((got == -math.inf) & (want - limit <= -overflow))
+    open_ended &= want.isfinite()
     ratio = torch.where(special, torch.where(same_special | open_ended, 0.0, math.inf), ratio)
     ratio = torch.where(limit == math.inf, 0.0, ratio)
     for other in rule.instead:
@@ -211,8 +214,12 @@ def _bits(x: torch.Tensor) -> torch.Tensor:
     return x.contiguous().view(sized[x.element_size()])
 
 
-def _largest(dtype: torch.dtype) -> float:
-    return torch.finfo(dtype).max if dtype.is_floating_point else math.inf
+def _overflow(dtype: torch.dtype) -> float:
+    """What is this large rounds to Inf: half a step beyond the largest finite number."""
+    if not dtype.is_floating_point:
+        return math.inf
+    largest, eps = torch.finfo(dtype).max, torch.finfo(dtype).eps
+    return largest + largest * eps / (2 - eps) / 2
 
 
 def _finding(

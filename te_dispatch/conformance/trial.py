@@ -172,13 +172,30 @@ def complete(subject: Subject, space: Space, arguments: Arguments) -> Arguments:
     """
     assert space.forward is not None
     forward_arguments = space.forward(arguments)
-    forward = forward_of(subject, forward_arguments)
+    return behind(forward_of(subject, forward_arguments), forward_arguments, arguments)
+
+
+def behind(forward: Subject, forward_arguments: Arguments, arguments: Arguments) -> Arguments:
+    """A backward's arguments with `out`, `lse` and `saved` of a call of this forward.
+
+    Raises:
+        NotClaimed: the forward declines the call.
+    """
+    result = run_forward(forward, forward_arguments)
+    return {**arguments, **{n: getattr(result, n) for n in ("out", "lse", "saved")}}
+
+
+def run_forward(forward: Subject, forward_arguments: Arguments) -> Any:
+    """The result of the forward that a backward goes with.
+
+    Raises:
+        NotClaimed: the forward declines the call.
+    """
     try:
-        result = forward.call(forward_arguments)
+        return forward.call(forward_arguments)
     except Declined as declined:
         # Dispatch would give the call to another forward, and its backward to that one's.
         raise NotClaimed(f"its forward {forward.id} declined: {declined}") from declined
-    return {**arguments, **{n: getattr(result, n) for n in ("out", "lse", "saved")}}
 
 
 def forward_of(subject: Subject, forward_arguments: Arguments) -> Subject:

@@ -192,6 +192,8 @@ def gemm(
             read is the implementation's choice (`operand_format`), by default the one contracted along its last
             dimension.
         layout: ``NT``, ``NN`` or ``TN``.
+        alpha: the product's factor. With 0 the product is 0, or NaN where it is not finite without the factor: an
+            implementation may skip the operands. `bias`, the epilogue and `accumulate` apply all the same.
         out: written to and returned; with `accumulate`, added to: out += product. Its dtype is the output dtype.
         bias: (n,), added to every row, before the epilogue.
         epilogue: None, or

@@ -218,3 +218,33 @@ def test_gradients_that_lie_apart_are_not_packed(packing: str) -> None:
     find("placement").run(trial_of(case, BACKWARD))
     with pytest.raises(Failure, match="are not packed as"):
         find("placement").run(trial_of(case, BACKWARD, _with(packing=None)))
+
+
+#: Logits so far apart that probabilities reach down to fp32's smallest numbers.
+_APART = Case.parse(
+    "attention_bwd.scored[bias=post_scale,bias_shape=1h,bias_dtype=bf16,bias_values=normal,shape=1x33x9,softcap=0,"
+    "softmax=learnable,mask=padding,layout=bshd,valid=ragged,heads=2/2,scale=default,values=large,dtype=bf16,dbias=yes]"
+)
+
+
+def _flushing(smallest: float, factor: str) -> Any:
+    """p, or the gradient of z times the scale, is 0 below the smallest number; the scale is divided out again."""
+
+    def backward(right: Subject, arguments: Mapping[str, Any]) -> Any:
+        made = right.call(arguments)
+        call = spread(widened(arguments))
+        known = bounds.forward(call, torch.bfloat16)
+        p = known.p.value
+        scaled = p if factor == "p" else call.scale * made.dbias.double()
+        lost = scaled.abs() < smallest
+        assert bool((lost & (p > 0)).any())
+        return made._replace(dbias=made.dbias.masked_fill(lost, 0.0))
+
+    return backward
+
+
+@pytest.mark.parametrize("factor", ["p", "p times the scale"])
+def test_numbers_below_fp32_s_normal_ones_may_be_flushed(factor: str) -> None:
+    find("values").run(trial_of(_APART, BACKWARD, _flushing(2.0**-126, factor)))
+    with pytest.raises(Failure, match="dbias"):
+        find("values").run(trial_of(_APART, BACKWARD, _flushing(2.0**-118, factor)))

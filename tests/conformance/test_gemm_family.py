@@ -10,12 +10,17 @@ from typing import Any
 import pytest
 import torch
 
+from te_dispatch.conformance import casting
 from te_dispatch.conformance.checks import find as find_check
 from te_dispatch.conformance.coverage import goals_of
+from te_dispatch.conformance.families.gemm import matrices, rules
+from te_dispatch.conformance.families.grouped import groups
 from te_dispatch.conformance.inputs import fill
-from te_dispatch.conformance.space import find
+from te_dispatch.conformance.rules import judge
+from te_dispatch.conformance.space import Judged, find
 from te_dispatch.conformance.subject import Subject
 from te_dispatch.conformance.trial import Failure
+from te_dispatch.numerics.encodings import encoding
 from te_dispatch.numerics.quantized import Quantized
 from tests.conformance.trials import Mistake, case_of, trial_of
 
@@ -115,6 +120,61 @@ def test_zero_times_inf_is_nan(dtype: str) -> None:
         _values("plain", "torch.matmul", _skips_zeros, **chosen)
 
 
+_ZERO = {"alpha": "0", "shape": "17x15x17", "out_dtype": "fp32"}
+
+
+def _zero_alpha(right: Subject, given: Arguments, product: torch.Tensor | None = None, **other: Any) -> Any:
+    """The product that BLAS gives without a look at the operands, or another."""
+    made = right.call({**given, "a": torch.zeros_like(given["a"]), "b": torch.zeros_like(given["b"]), **other})
+    if product is not None:
+        made.out.add_(product)
+    return made
+
+
+@pytest.mark.parametrize("options", [{}, {"bias": "fp32", "out": "added"}, {"out": "given", "lead": "2"}])
+@pytest.mark.parametrize("values", ["nan", "inf", "inf_times_zero", "normal"])
+def test_alpha_zero_gives_zero_or_nan(values: str, options: dict[str, str]) -> None:
+    chosen = {**_ZERO, "values": values, **options}
+    _values("plain", "torch.matmul", **chosen)
+    _values("plain", "torch.matmul", _zero_alpha, **chosen)
+    finite = values == "normal"
+    trial = trial_of(case_of("gemm", "plain", **chosen), "torch.matmul")
+    given = trial.arguments()
+    assert bool(given["a"].isfinite().all() & given["b"].isfinite().all()) is finite
+    skipped = _zero_alpha(trial.subject, given)
+    assert skipped.out.isfinite().all()
+    # An oracle that skips the operands leaves NaN right too.
+    plain = trial.subject.call(trial.arguments()).out
+    judged = Judged(
+        trial.case.values, trial.arguments(), {"out": skipped.out}, {"out": plain}, frozenset(), frozenset()
+    )
+    assert bool(plain.isnan().any()) is not finite
+    assert judge("out", rules(judged)["out"], plain, skipped.out).passed
+    with pytest.raises(Failure, match="out"):
+        _values("plain", "torch.matmul", lambda right, given: _zero_alpha(right, given, torch.tensor(0.5)), **chosen)
+
+
+@pytest.mark.parametrize("values", ["nan", "inf", "normal"])
+@pytest.mark.parametrize("forgotten", ["bias", "accumulate"])
+def test_alpha_zero_keeps_bias_and_accumulation(values: str, forgotten: str) -> None:
+    chosen = {**_ZERO, "values": values, "bias": "fp32", "out": "added"}
+
+    def forgets(right: Subject, given: Arguments) -> Any:
+        return _zero_alpha(right, given, **{forgotten: None if forgotten == "bias" else False})
+
+    with pytest.raises(Failure, match="out"):
+        _values("plain", "torch.matmul", forgets, **chosen)
+
+
+def test_alpha_zero_gives_nan_only_where_a_product_is_not_finite() -> None:
+    def all_nan(right: Subject, given: Arguments) -> Any:
+        return _zero_alpha(right, given, torch.tensor(torch.nan))
+
+    for values in ("normal", "inf", "nan"):
+        with pytest.raises(Failure, match=r"out.* is nan"):
+            _values("plain", "torch.matmul", all_nan, **_ZERO, values=values)
+
+
 @pytest.mark.parametrize("scaling", ["block_1d+block_2d", "block_2d+block_1d", "mxfp8+mxfp8"])
 def test_the_scale_of_another_block(scaling: str) -> None:
     chosen = {"scaling": scaling, "shape": "144x272x272", "values": "tile_scales"}
@@ -191,3 +251,54 @@ def test_products_of_integers_are_exact_only_alone() -> None:
         return made
 
     _values("plain", "torch.matmul", preloaded, dtype="fp32", shape="33x17x1032", bias="same", values="exact")
+
+
+def _on_fp8_units(group: Arguments, bits: int) -> torch.Tensor:
+    """A product as FP8 units of sm_90 sum it: each term is cut to a multiple of 2^-bits of the largest one, whose
+    exponent is the sum of the codes' exponents; those of subnormal codes are the smallest normal number's."""
+    sides = []
+    for name, operand in zip("ab", matrices(group["a"], group["b"], group["layout"])):
+        record = group[name]
+        scale = record.row_scale_inv if record.row_scale_inv is not None else record.col_scale_inv
+        codes = operand / scale.double()
+        exponents = codes.abs().log2().floor().clamp_min(1 - encoding(record.encoding).bias)
+        sides.append((codes, torch.where(codes == 0, -torch.inf, exponents), scale.double()))
+    (a, of_a, scale_a), (b, of_b, scale_b) = sides
+    terms = a[:, :, None] * b[None]
+    unit = torch.exp2((of_a[:, :, None] + of_b[None]).amax(1, keepdim=True) - bits)
+    unit = torch.where(unit == 0, 1.0, unit)
+    return ((terms / unit).trunc() * unit).sum(1) * scale_a * scale_b
+
+
+@pytest.mark.parametrize("encoding_of_b", ["e4m3fn", "e5m2"])
+@pytest.mark.parametrize("accumulation", ["default", "split"])
+def test_sums_of_few_products_of_subnormal_codes(accumulation: str, encoding_of_b: str) -> None:
+    """Little of a sum is left where its largest product, of a subnormal code, is aligned by a larger exponent."""
+    case = case_of(
+        "grouped_gemm", "quantized", rows="3+0+17", columns="128x272", layout="TN", splits="list", cast="current",
+        b_encoding=encoding_of_b, accumulation=accumulation, dtype="bf16", out="new", out_dtype="fp32", bias="no",
+        values="spread",
+    )  # fmt: skip
+    trial = trial_of(case, "torch.emulated_grouped_gemm")
+    arguments, expected = trial.arguments(), trial.expected()
+
+    def passes(bits: int) -> list[bool]:
+        actual = {str(i): _on_fp8_units(group, bits).float() for i, group in enumerate(groups(arguments)) if i != 1}
+        actual["1"] = expected["1"]
+        of_case = trial.space.rules(Judged(case.values, arguments, expected, actual))
+        return [judge(path, of_case[path], actual[path], expected[path]).passed for path in ("0", "2")]
+
+    assert passes(13) == [True, True]
+    assert not passes(10)[0]
+    assert passes(8) == [False, False]
+
+
+def test_where_no_code_is_subnormal_the_bound_is_of_the_values_themselves() -> None:
+    x = Quantized(
+        torch.tensor([[0x08, 0x38, 0x00, 0x7E]], dtype=torch.uint8), None, torch.tensor([2.0]), None, "e4m3fn",
+        "tensor", "canonical", (1, 4), torch.bfloat16, torch.device("cpu"),
+    )  # fmt: skip
+    assert torch.equal(casting.values(x, lifted=True), casting.values(x))
+    x.row_data[0] = torch.tensor([0x01, 0x87, 0x80, 0x09], dtype=torch.uint8)
+    smallest = 2.0**-6
+    assert (casting.values(x, lifted=True) / 2).tolist() == [[smallest, -smallest, -0.0, 9 * 2.0**-9]]

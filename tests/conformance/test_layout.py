@@ -12,6 +12,7 @@ import torch
 from te_dispatch.conformance import arranging
 from te_dispatch.conformance.arranging import Arranged
 from te_dispatch.conformance.checks import find as find_check
+from te_dispatch.conformance.checks.layout import _equal, _row
 from te_dispatch.conformance.subject import Subject
 from te_dispatch.conformance.trial import Failure
 from te_dispatch.core.errors import Declined
@@ -181,3 +182,41 @@ def test_operands_that_require_gradients() -> None:
         _run("tracked", GEMM, as_numpy, dtype="fp32")
     with pytest.raises(Failure, match="requires a gradient"):
         _run("tracked", GEMM, recorded)
+
+
+_HOLES = (
+    ("ragged", {"lengths": "67:5", "gaps": "some"}),
+    ("masked", {"layout": "bshd", "mask": "padding", "valid": "ragged"}),
+    ("masked", {"layout": "sbhd", "mask": "padding", "valid": "zero", "shape": "3x16x16"}),
+)
+
+
+@pytest.mark.parametrize("hole", ["nan", "inf"])
+@pytest.mark.parametrize("space, values", _HOLES)
+@pytest.mark.parametrize("operator", ["attention_fwd", "attention_bwd"])
+def test_one_row_for_all_is_not_what_lies_between_sequences(
+    operator: str, space: str, values: dict[str, str], hole: str
+) -> None:
+    """With NaN in every valid row there would be nothing to tell a right kernel by."""
+    made: list[torch.Tensor] = []
+
+    def kernel(right: Subject, given: Given) -> Any:
+        assert given["q"].stride(0) == 0 or given["k"].stride(0) == 0
+        result = right.call(given)
+        made.append(result.out if operator.endswith("fwd") else result.dv)
+        return result
+
+    one = operator, "torch.unfused_attention" + ("_bwd" if operator.endswith("bwd") else "")
+    _run("expanded", one, kernel, space, hole=hole, **values)
+    assert made and all(bool(x.isfinite().all()) and bool(x.any()) for x in made)
+    with pytest.raises((Failure, RuntimeError), match=r"out|dq|bounds"):
+        _run("expanded", one, _reads_as_if_dense("k", "v"), space, hole=hole, **values)
+
+
+def test_the_row_that_is_expanded() -> None:
+    nan, inf = torch.nan, torch.inf
+    x = torch.tensor([[nan, 1.0, -inf, nan], [2.0, 3.0, inf, 4.0], [5.0, 6.0, nan, 7.0]])
+    expected = torch.tensor([[2.0, 1.0, -inf, 4.0]])
+    assert torch.equal(_row(x), expected) and torch.equal(_equal(x, "any"), expected.expand(3, 4))
+    whole = torch.tensor([[True, False], [False, True]])
+    assert torch.equal(_row(whole), whole[:1]) and _row(torch.empty(3, 0)).shape == (1, 0)

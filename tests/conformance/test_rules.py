@@ -48,7 +48,7 @@ def test_every_code_of_four_bits_reads_as_ml_dtypes_reads_it() -> None:
 @given(st.lists(st.tuples(_ANY, _ANY, st.floats(0, 2.0**100, width=32)), min_size=1, max_size=8))
 def test_within_accepts_errors_up_to_the_limit(rows: list[tuple[float, float, float]]) -> None:
     actual, expected, limit = (torch.tensor(column, dtype=torch.float32) for column in zip(*rows))
-    largest = torch.finfo(torch.float32).max
+    overflow = (2 - 2.0**-24) * 2.0**127
     right = []
     for got, want, most in zip(actual.tolist(), expected.tolist(), limit.tolist(), strict=True):
         if math.isnan(want) or math.isnan(got):
@@ -56,7 +56,7 @@ def test_within_accepts_errors_up_to_the_limit(rows: list[tuple[float, float, fl
         elif math.isinf(want):
             right.append(got == want)
         elif math.isinf(got):  # rounding may overflow where the bound reaches past the largest number
-            right.append(abs(want) + most >= largest and got * want >= 0)
+            right.append(want + most >= overflow if got > 0 else want - most <= -overflow)
         else:
             right.append(abs(got - want) <= most)
     found = judge("x", Within(limit.double()), actual, expected)
@@ -72,6 +72,26 @@ def test_within_accepts_errors_up_to_the_limit(rows: list[tuple[float, float, fl
 @pytest.mark.parametrize("limit", (0.0, 1e-3))
 def test_special_values_within_a_bound(got: float, want: float, limit: float, passes: bool) -> None:
     assert judge("x", Within(torch.tensor(limit)), _f32(got), _f32(want)).passed is passes
+
+
+@pytest.mark.parametrize("got, want, limit, passes", (
+    (INF, -2344540.5, 4e9, True), (-INF, -2344540.5, 4e9, True), (INF, 0.0, 7e4, True), (-INF, 0.0, 7e4, True),
+    (INF, -2344540.5, 2.4e6, False), (-INF, -2344540.5, 1.0, True), (INF, 0.0, 65519.0, False),
+    (INF, 65504.0, 0.0, False), (INF, 65504.0, 15.9, False), (INF, 65504.0, 16.0, True), (-INF, 65504.0, 16.0, False),
+    (NAN, 0.0, 7e4, False), (INF, -INF, 7e4, False), (INF, NAN, 7e4, False),
+))  # fmt: skip
+def test_an_infinity_of_a_sign_that_the_bound_reaches(got: float, want: float, limit: float, passes: bool) -> None:
+    actual = torch.tensor([got], dtype=torch.float16)
+    assert judge("x", Within(torch.tensor(limit, dtype=torch.float64)), actual, _f32(want)).passed is passes
+
+
+@pytest.mark.parametrize("dtype, overflow", (
+    (torch.float16, 65520.0), (torch.bfloat16, (2 - 2.0**-8) * 2.0**127), (torch.float32, (2 - 2.0**-24) * 2.0**127),
+))  # fmt: skip
+def test_where_rounding_overflows(dtype: torch.dtype, overflow: float) -> None:
+    for want, passes in ((overflow, True), (math.nextafter(overflow, 0.0), False)):
+        actual, expected = torch.tensor([INF], dtype=dtype), torch.tensor([want], dtype=torch.float64)
+        assert judge("x", Within(torch.tensor(0.0)), actual, expected).passed is passes
 
 
 def test_a_limit_of_zero_asks_for_the_number_itself() -> None:

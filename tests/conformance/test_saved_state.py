@@ -10,23 +10,25 @@ import pytest
 import torch
 
 from te_dispatch.conformance import trial as trials
+from te_dispatch.conformance.checks import dropout as dropout_module
 from te_dispatch.conformance.checks import find
 from te_dispatch.conformance.checks import saved as saved_module
-from te_dispatch.conformance.subject import Subject
-from te_dispatch.conformance.trial import Failure
+from te_dispatch.conformance.subject import Subject, subjects
+from te_dispatch.conformance.trial import Failure, NotClaimed
+from te_dispatch.core.errors import Declined
 from te_dispatch.ops.results import Saved
 
 from .trials import Mistake, case_of, mistaken, trial_of
 
 PLAIN = case_of("attention_bwd", "plain", dtype="fp32")
 BACKWARD = "torch.unfused_attention_bwd"
-#: Reads the log-sum-exps of its forward.
+#: Reads the log-sum-exps that its forward saved.
 FUSED = "torch.sdpa_cpu_bwd"
 
 
 def _with_forward(monkeypatch: pytest.MonkeyPatch, mistake: Mistake) -> None:
     right = trials.forward_of
-    for module in (trials, saved_module):
+    for module in (trials, saved_module, dropout_module):
         monkeypatch.setattr(module, "forward_of", lambda *given: mistaken(right(*given), mistake))
 
 
@@ -39,7 +41,7 @@ def test_sound_backwards() -> None:
 def test_a_backward_that_uses_up_what_was_saved() -> None:
     def consuming(right: Subject, arguments: Mapping[str, Any]) -> Any:
         made = right.call(arguments)
-        arguments["lse"].fill_(0)
+        arguments["saved"].tensors[0].fill_(0)
         return made
 
     with pytest.raises(Failure, match="a second time on what one forward saved: "):
@@ -51,7 +53,9 @@ def test_forwards_that_save_into_one_buffer(monkeypatch: pytest.MonkeyPatch) -> 
 
     def static(right: Subject, arguments: Mapping[str, Any]) -> Any:
         made = right.call(arguments)
-        return made._replace(lse=buffers.setdefault(made.lse.shape, made.lse).copy_(made.lse))
+        saved = made.saved
+        kept = tuple(buffers.setdefault(x.shape, x).copy_(x) for x in saved.tensors)
+        return made._replace(saved=Saved(saved.implementation, saved.format, kept, saved.options))
 
     _with_forward(monkeypatch, static)
     with pytest.raises(Failure, match="behind a forward whose scales moved on: "):
@@ -85,3 +89,45 @@ def test_a_forward_that_saves_its_quantizer_s_scale_itself(monkeypatch: pytest.M
     _with_forward(monkeypatch, late)
     with pytest.raises(Failure, match="behind a forward whose scales moved on: dv"):
         find("saved_state").run(trial_of(case, BACKWARD, reading))
+
+
+def _declines(right: Subject, arguments: Mapping[str, Any]) -> Any:
+    raise Declined("no engine")
+
+
+@pytest.mark.parametrize("check", ["saved_state", "values", "dropout"])
+def test_a_forward_that_declines_leaves_no_call_for_its_backward(check: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = case_of("attention_bwd", "dropped", dropout="0.5") if check == "dropout" else PLAIN
+    find(check).run(trial_of(case, BACKWARD))
+    _with_forward(monkeypatch, _declines)
+    with pytest.raises(NotClaimed, match="unfused_attention declined: no engine"):
+        find(check).run(trial_of(case, BACKWARD))
+
+
+def test_the_mask_is_not_looked_for_with_a_forward_that_declines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may decline only what the mask is recovered with."""
+    right = trials.forward_of
+    monkeypatch.setattr(dropout_module, "forward_of", lambda *given: mistaken(right(*given), _declines))
+    with pytest.raises(NotClaimed, match="unfused_attention declined: no engine"):
+        find("dropout").run(trial_of(case_of("attention_bwd", "dropped", dropout="0.5"), BACKWARD))
+
+
+@pytest.mark.parametrize("declining", [(), (0,), (1,), (0, 1)])
+def test_forwards_of_one_format_of_which_some_decline(
+    declining: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are run all the same; only where none is left there is no call."""
+    trial = trial_of(PLAIN, BACKWARD)
+
+    def some(*given: Any) -> list[Subject]:
+        wanted = trial.subject.implementation.saved_format
+        one = next(each for each in subjects(*given) if each.implementation.saved_format == wanted)
+        return [mistaken(one, _declines) if i in declining else one for i in (0, 1)]
+
+    monkeypatch.setattr(saved_module, "subjects", some)
+    if len(declining) == 2:
+        with pytest.raises(NotClaimed, match=r"serves this call: its forward .* declined: no engine"):
+            find("saved_format").run(trial)
+    else:
+        find("saved_format").run(trial)
+        assert trial.notes[0].count("torch.unfused_attention") == 2 - len(declining)

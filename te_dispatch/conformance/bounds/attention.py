@@ -221,7 +221,10 @@ def score_gradients(made: Forward, dout: torch.Tensor, out_unit: float) -> tuple
     products = (do.largest * (rounded.error + gamma(dout.shape[-1], STEP) * rounded.largest)).sum(-1, keepdim=True)
     products = products + (do.error * rounded.value.abs()).sum(-1, keepdim=True)
     row = Known(along.value, torch.maximum(along.error, products + dout.shape[-1] * FLUSH))
-    dz = (made.p * (dp - row)).part(~call.hidden & ~made.empty)
+    # The scale of dq and dk may multiply any of the factors, and a result below fp32's normal numbers be lost then.
+    lost = FLUSH / min(abs(call.scale) or 1.0, 1.0)
+    dz = made.p * (dp - row)
+    dz = Known(dz.value, dz.error + lost * (1 + (dp - row).largest)).part(~call.hidden & ~made.empty)
     return dz, row, dz if made.slope is None else (dz * made.slope).part(dz.largest > 0)
 
 

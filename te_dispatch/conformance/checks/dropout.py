@@ -13,6 +13,7 @@ p q. There are as many lags as elements, so `LAG_SIGMAS` standard deviations are
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -23,7 +24,7 @@ from te_dispatch.conformance.checks import Check, register
 from te_dispatch.conformance.checks.values import synchronize
 from te_dispatch.conformance.space import Arguments, Judged, Space
 from te_dispatch.conformance.subject import Subject
-from te_dispatch.conformance.trial import Failure, Trial, forward_of
+from te_dispatch.conformance.trial import Failure, Trial, forward_of, run_forward
 
 SIGMAS = 6.0
 LAG_SIGMAS = 8.0
@@ -71,7 +72,7 @@ def _forward(trial: Trial, arguments: Arguments) -> tuple[Callable[[Arguments], 
     if trial.space.forward is None:
         return trial.call, arguments
     given = trial.space.forward(arguments)
-    return forward_of(trial.subject, given).call, given
+    return functools.partial(run_forward, forward_of(trial.subject, given)), given
 
 
 def _require_independent(keep: torch.Tensor, live: torch.Tensor, p: float) -> None:

@@ -114,7 +114,7 @@ def _with(trial: Trial, how: str, change: Callable[[Arguments], Arguments]) -> T
 
 
 def _equal_rows(memory: Mapping[str, str]) -> Callable[[Arguments], Arguments]:
-    """What may be expanded has the values of its first row in all of them."""
+    """What may be expanded has the values of one row in all of them, see `_row`."""
 
     def changed(arguments: Arguments) -> Arguments:
         forms = {name: memory.get(name, "") for name in arguments}
@@ -124,12 +124,18 @@ def _equal_rows(memory: Mapping[str, str]) -> Callable[[Arguments], Arguments]:
 
 
 def _equal(x: torch.Tensor, form: str) -> torch.Tensor:
-    return x[:1].expand(x.shape).clone() if arranging.can_expand(x, form) else x
+    return _row(x).expand(x.shape).clone() if arranging.can_expand(x, form) else x
+
+
+def _row(x: torch.Tensor) -> torch.Tensor:
+    """(1, ...): the first row; where that holds NaN or Inf, the first number of the rows behind it. What lies between
+    the sequences of attention, where operands may hold anything, does not come to lie inside of them so."""
+    return x.gather(0, x.isfinite().int().argmax(0, keepdim=True))
 
 
 def _equal_everywhere(names: tuple[str, ...]) -> Callable[[Arguments], Arguments]:
     def one(x: torch.Tensor) -> torch.Tensor:
-        return torch.full_like(x, x.flatten()[0].item()) if x.numel() else x
+        return torch.full_like(x, _row(x.flatten()).item()) if x.numel() else x
 
     return lambda given: {name: mapped(value, one) if name in names else value for name, value in given.items()}
 

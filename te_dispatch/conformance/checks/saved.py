@@ -12,7 +12,7 @@ from te_dispatch.conformance.checks.values import synchronize
 from te_dispatch.conformance.space import Space
 from te_dispatch.conformance.subject import Subject, subjects
 from te_dispatch.conformance.transfer import moved
-from te_dispatch.conformance.trial import Failure, NotClaimed, Trial, forward_of
+from te_dispatch.conformance.trial import Failure, NotClaimed, Trial, behind, forward_of
 from te_dispatch.core.operator import OPERATORS
 
 
@@ -20,7 +20,7 @@ def saved_format(trial: Trial) -> None:
     """Run behind every installed forward of the same saved format, and judge each time."""
     assert trial.space.forward is not None and trial.subject.operator.companion is not None
     wanted = trial.subject.implementation.saved_format
-    ran = []
+    ran, declined = [], ""
     for forward in subjects(trial.subject.manager, OPERATORS[trial.subject.operator.companion], trial.device):
         if forward.implementation.saved_format != wanted:
             continue
@@ -28,8 +28,11 @@ def saved_format(trial: Trial) -> None:
         forward_arguments = trial.space.forward(arguments)
         if forward.claim(forward_arguments).refusal is not None:
             continue
-        made = forward.call(forward_arguments)
-        arguments |= {name: getattr(made, name) for name in ("out", "lse", "saved")}
+        try:
+            arguments = behind(forward, forward_arguments, arguments)
+        except NotClaimed as reason:
+            declined = f": {reason}"
+            continue
         if trial.subject.claim(arguments).refusal is not None:
             continue
         result = trial.call(arguments)
@@ -40,7 +43,7 @@ def saved_format(trial: Trial) -> None:
             raise Failure(f"behind {forward.id}, which saves {wanted!r} too: {failure}", failure.findings) from failure
         ran.append(forward.id)
     if not ran:
-        raise NotClaimed(f"no forward that saves {wanted!r} serves this call")
+        raise NotClaimed(f"no forward that saves {wanted!r} serves this call{declined}")
     trial.notes.append(f"behind {', '.join(ran)}")
 
 
@@ -50,8 +53,7 @@ def saved_state(trial: Trial) -> None:
     assert trial.space.forward is not None
     arguments = moved(trial.arguments(), trial.device)
     given = trial.space.forward(moved(arguments, trial.device))
-    forward = forward_of(trial.subject, given)
-    made = forward.call(given)
+    arguments = behind(forward_of(trial.subject, given), given, arguments)
     synchronize(trial)
     for value in given.values():
         scale = getattr(value, "scale", None)
@@ -60,7 +62,6 @@ def saved_state(trial: Trial) -> None:
     other = trial.with_seed(trial.case.seed + 1)
     with contextlib.suppress(NotClaimed):
         other.on_device()
-    arguments |= {name: getattr(made, name) for name in ("out", "lse", "saved")}
     trial.claim(arguments)
     for when in ("behind a forward whose scales moved on: ", "a second time on what one forward saved: "):
         result = trial.call(arguments)

@@ -11,10 +11,10 @@ import torch
 from te_dispatch.conformance import casting
 from te_dispatch.conformance.bounds import U32, elementary
 from te_dispatch.conformance.bounds import gemm as bounds
-from te_dispatch.conformance.bounds.known import Known, within
+from te_dispatch.conformance.bounds.known import Known, or_nan, within
 from te_dispatch.conformance.families.quantize import quantizer_of
 from te_dispatch.conformance.maker import DTYPES, Maker
-from te_dispatch.conformance.rules import Rule
+from te_dispatch.conformance.rules import Instead, Open, Rule
 from te_dispatch.conformance.space import Arguments, Axis, Judged, Space, Values, every, register
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.ops.gemm import LAYOUTS, operand_format
@@ -48,12 +48,12 @@ def mode_of(judged: Judged) -> str:
     return "fast"
 
 
-def matrices(a: Any, b: Any, layout: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """float64 (m, k) and (k, n), of the copies that `operand_format` names."""
+def matrices(a: Any, b: Any, layout: str, lifted: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """float64 (m, k) and (k, n), of the copies that `operand_format` names; `lifted` as in `casting.values`."""
     found = []
     for name, x in (("a", a), ("b", b)):
         column = isinstance(x, Quantized) and operand_format(layout, name, x.scaling)[0] == "column"
-        found.append(casting.values(x, column))
+        found.append(casting.values(x, column, lifted))
     return found[0].t() if layout[0] == "T" else found[0], found[1].t() if layout[1] == "T" else found[1]
 
 
@@ -61,20 +61,35 @@ def product(arguments: Mapping[str, Any], mode: str) -> Known:
     """alpha * a b + bias, (m, n), before the epilogue."""
     left, right = matrices(arguments["a"], arguments["b"], arguments["layout"])
     alpha, bias = arguments.get("alpha", 1.0), arguments.get("bias")
-    z = bounds.product(left, right, mode, alpha == 1.0 and bias is None and not arguments.get("accumulate"))
-    z = z if alpha == 1.0 else z * alpha
+    if alpha == 0:  # see `_maybe_nan`
+        z = Known.exactly(left.new_zeros(left.shape[0], right.shape[1]))
+    else:
+        alone = alpha == 1.0 and bias is None and not arguments.get("accumulate")
+        narrow = mode != "fp32" and arguments["a"].scaling != "nvfp4"
+        aligned = matrices(arguments["a"], arguments["b"], arguments["layout"], True) if narrow else None
+        z = bounds.product(left, right, mode, alone, aligned)
+        z = z if alpha == 1.0 else z * alpha
     return z if bias is None else z + Known.exactly(bias)
+
+
+def _maybe_nan(arguments: Mapping[str, Any]) -> torch.Tensor | None:
+    """bool (m, n), where alpha = 0 meets a product that is not finite: 0, or NaN; None if it does so nowhere."""
+    if arguments.get("alpha", 1.0) != 0:
+        return None
+    left, right = matrices(arguments["a"], arguments["b"], arguments["layout"])
+    where = ~(left.abs() @ right.abs() <= torch.finfo(torch.float32).max)
+    return where if bool(where.any()) else None
 
 
 def rules(judged: Judged) -> Mapping[str, Rule]:
     """The product's bound, carried through alpha, bias, epilogue and accumulation in the contract's order."""
     arguments = judged.arguments
-    z = product(arguments, mode_of(judged))
+    z, maybe_nan = product(arguments, mode_of(judged)), _maybe_nan(arguments)
     found: dict[str, Rule] = {}
     epilogue = arguments.get("epilogue")
-    dbias = None
+    dbias, nan_sums = None, None
     if epilogue == "gelu":
-        found |= _result("aux", z, arguments.get("aux_quantizer"), judged)
+        found |= _result("aux", z, arguments.get("aux_quantizer"), judged, maybe_nan)
         z = elementary.gelu(z)
     elif epilogue == "dgelu":
         aux = arguments["aux"]
@@ -82,22 +97,32 @@ def rules(judged: Judged) -> Mapping[str, Rule]:
         # A record's values are rounded to fp32 before they are used.
         before = Known(held, held.abs() * U32 if isinstance(aux, Quantized) else torch.zeros_like(held))
         z = z * elementary.gelu_derivative(before)
-        dbias = z.sum(0)
+        dbias, nan_sums = z.sum(0), None if maybe_nan is None else maybe_nan.any(0)
     elif epilogue in ("bgrad_a", "bgrad_b"):
         left, right = matrices(arguments["a"], arguments["b"], arguments["layout"])
         dbias = bounds.operand_sum(left, 1) if epilogue == "bgrad_a" else bounds.operand_sum(right, 0)
     if dbias is not None:
-        found["dbias"] = within(dbias, judged.expected["dbias"], judged.actual["dbias"])
+        found |= _result("dbias", dbias, None, judged, nan_sums)
     if arguments.get("accumulate"):
         out = arguments["out"]
         z = z + Known.exactly(out.reshape(z.value.shape))
-    return found | _result("out", z, arguments.get("out_quantizer"), judged)
+    return found | _result("out", z, arguments.get("out_quantizer"), judged, maybe_nan)
 
 
-def _result(path: str, z: Known, quantizer: Any, judged: Judged) -> dict[str, Rule]:
+def _result(path: str, z: Known, quantizer: Any, judged: Judged, maybe_nan: torch.Tensor | None) -> dict[str, Rule]:
+    """Of z, or NaN where it `maybe_nan`."""
     if quantizer is not None:
-        return casting.cast_rules(path, quantizer, z, judged.actual, judged.expected, f"{path}_quantizer")
-    return {path: within(z, judged.expected[path], judged.actual[path])}
+        found = casting.cast_rules(path, quantizer, z, judged.actual, judged.expected, f"{path}_quantizer")
+        if maybe_nan is None:
+            return found
+        return {name: Open("alpha is 0 and a product is not finite: what is cast may be NaN") for name in found}
+    actual, expected = judged.actual[path], judged.expected[path]
+    if maybe_nan is None:
+        return {path: within(z, expected, actual)}
+    # Whichever of the two the oracle gives.
+    where, value = maybe_nan.reshape(expected.shape), z.value.reshape(expected.shape)
+    instead = or_nan(where), Instead(where, value, within(z, value.float(), actual).limit)
+    return {path: within(z, expected, actual, instead)}
 
 
 def sizes(values: Values) -> tuple[int, int, int]:
