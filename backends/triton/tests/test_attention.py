@@ -133,3 +133,91 @@ def test_dropout_is_one_mask_for_all_tiles() -> None:
     assert abs(float(made.out.mean()) - 1.0) < 0.02
     other = attention_fwd(q, k, v, mask="none", dropout_p=0.25, rng_state=torch.tensor([3, 1 << 41]))
     assert not torch.equal(other.out, made.out)
+
+
+def both(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> tuple[Any, Any]:
+    """A forward with max_logit, and its backward of ones."""
+    from te_dispatch_triton.attention.operators import attention_bwd, attention_fwd
+
+    made = attention_fwd(q, k, v, with_max_logit=True, **options)
+    return made, attention_bwd(torch.ones_like(made.out), q, k, v, made.out, made.lse, made.saved, **options)
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mask": "none"}, {"mask": "causal"}, {"mask": "causal_bottom_right"}, {"mask": "none", "window": (150, 20)},
+        {"mask": "causal", "softmax_type": "off-by-one"}, {"mask": "causal", "bias_type": "alibi"},
+        {"mask": "padding", "cu_seqlens_q": cumulative(170), "cu_seqlens_kv": cumulative(180)},
+    ],
+)  # fmt: skip
+def test_a_query_of_nan_makes_its_row_nan_and_no_other(options: dict[str, Any]) -> None:
+    """Every logit of the row is NaN, in every tile."""
+    q, k, v = operands(190, 200)
+    expected, expected_back = both(q, k, v, **options)
+    row, head = 160, 1
+    q[row, :, head] = torch.nan
+    made, back = both(q, k, v, **options)
+    for found, clean in ((made.out, expected.out), (back.dq, expected_back.dq)):
+        found = found.reshape(q.shape).clone()
+        assert found[row, :, head].isnan().all()
+        found[row, :, head] = 0.0
+        clean = clean.reshape(q.shape).clone()
+        clean[row, :, head] = 0.0
+        torch.testing.assert_close(found, clean)
+    assert made.lse[0, head, row].isnan() and made.lse.isnan().sum() == 1
+    assert made.max_logit[head].isnan() and made.max_logit[1 - head] == expected.max_logit[1 - head]
+    assert back.dk[20:150].isnan().all() and back.dv[20:150].isnan().all()
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("column", [0, 130])
+def test_a_key_of_nan_makes_the_rows_nan_that_see_it(column: int) -> None:
+    """It is in the first or in the last tile."""
+    q, k, v = operands(190, 200)
+    k[column] = torch.nan
+    made, back = both(q, k, v, mask="causal")
+    seen = torch.arange(190) >= column
+    assert made.out[seen].isnan().all() and made.out[~seen].isfinite().all()
+    assert made.lse[..., seen].isnan().all() and made.lse[..., ~seen].isfinite().all()
+    assert made.max_logit.isnan().all()
+    assert back.dq[seen].isnan().all() and back.dk[column].isnan().all()
+
+
+@pytest.mark.interpreted
+def test_nan_in_every_operand_is_nan_in_every_result() -> None:
+    q, k, v = operands(150, 140)
+    for x in (q, k):
+        x.fill_(torch.nan)
+    made, back = both(q, k, v, mask="causal_bottom_right", bias_type="post_scale", bias=torch.zeros(1, 2, 150, 140))
+    assert made.out[:10].reshape(10, -1).eq(0.0).all() and (made.lse[..., :10] == -torch.inf).all()  # see no key
+    assert made.out[10:].isnan().all() and made.lse[..., 10:].isnan().all() and made.max_logit.isnan().all()
+    assert back.dq[10:].isnan().all() and back.dk.isnan().all() and back.dv.isnan().all()
+
+
+@pytest.mark.interpreted
+def test_nan_in_gaps_and_padding_stays_there() -> None:
+    lengths, starts = (130, 0, 5, 100), cumulative(200, 30, 20, 150)
+    q, k, v = (x[:, 0] for x in operands(400, 400))
+    inside = torch.zeros(400, dtype=torch.bool)
+    for length, start in zip(lengths, starts.tolist()):
+        inside[start : start + length] = True
+    given = {"layout": "thd", "mask": "padding_causal", "cu_seqlens_q": cumulative(*lengths)}
+    given |= {"cu_seqlens_q_padded": starts, "cu_seqlens_kv_padded": starts, "cu_seqlens_kv": cumulative(*lengths)}
+    expected, expected_back = both(q, k, v, **given)
+    for x in (q, k, v):
+        x[~inside] = torch.nan
+    made, back = both(q, k, v, **given)
+    for found, clean in zip((*made[:3], *back[:3]), (*expected[:3], *expected_back[:3])):
+        assert torch.equal(found, clean)
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("hidden", [slice(0, 130), slice(130, 300)])
+def test_a_bias_of_minus_infinity_hides_tiles(hidden: slice) -> None:
+    """Those before the first number, too; and rows of nothing else are as if masked."""
+    bias = torch.zeros(1, 2, 140, 300)
+    bias[..., hidden] = -torch.inf
+    bias[:, :, 7] = -torch.inf
+    check(*operands(140, 300), mask="none", bias_type="post_scale", bias=bias)

@@ -153,6 +153,28 @@ def test_a_failure_names_kernel_chip_and_configuration() -> None:
         assert part in str(row.problem)
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("scaling", ["tensor", "block_2d"])
+def test_codes_that_are_stored_twice_are_made_twice(scaling: str, rows: int) -> None:
+    """NVIDIA's assembler 12.8 takes codes for two stores apart wrongly (`kernels.tile.apart`). One row is a case of its
+    own: Triton compiles in an argument that is 1."""
+    from te_dispatch.numerics.quantizers import BlockQuantizer, CurrentQuantizer
+    from te_dispatch_triton.quantize import cast
+
+    quantizer = CurrentQuantizer("e4m3fn") if scaling == "tensor" else BlockQuantizer("e4m3fn", two_d=True)
+    made = {}
+    targets.pretend(torch.device("cpu"), chips.TARGETS["sm_90"])
+    try:
+        for usage in ("column", "both"):
+            with recording(launches := []):
+                cast(torch.empty(rows, 96), quantizer, usage)
+            ptx = compile_for(launches[-1], chips.TARGETS["sm_90"]).asm["ptx"]
+            made[usage] = ptx.count("cvt.rn.satfinite.e4m3x2.f32")
+    finally:
+        targets.pretend(torch.device("cpu"), None)
+    assert made["both"] == 2 * made["column"] > 0, made
+
+
 def test_spills_and_shared_memory_have_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     launch = _launch("sm_90")
     fine = assembly.Facts(32, 0, 1024, ())

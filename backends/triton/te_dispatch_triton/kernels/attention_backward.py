@@ -43,7 +43,7 @@ def common(x, other):
 
 @triton.jit
 def load_lse(places, mask):
-    """Log-sum-exps in powers of two; Inf where there is none, which makes every weight of the row 0."""
+    """Log-sum-exps in powers of two; Inf where there is none, which makes every weight of the row 0. NaN stays."""
     found = tl.load(places, mask=mask, other=float("-inf"))
     return tl.where(found == float("-inf"), float("inf"), found * LOG2E)
 
@@ -135,7 +135,7 @@ def queries(
     i = first + m
     offset_l, step_l = lse_place(b, h, origin + first, heads, rows, LAYOUT)
     ends = load_lse(lse + offset_l + m * step_l, i < len_q)
-    live = ends < float("inf")
+    live = ends != float("inf")
     offset_o, step_o = output_place(b, h, origin + first, batch, heads, rows, DV, LAYOUT)
     o_places = offset_o + m[:, None].to(tl.int64) * step_o + dv[None, :]
     o_mask = live[:, None] & (dv < DV)[None, :]
@@ -212,7 +212,7 @@ def _past_queries(
         of_rows = tl.load(delta + places, mask=i < len_q, other=0.0)
         if GUARD or hidden is not None:
             # Rows that see nothing may hold anything.
-            live = ends < float("inf")
+            live = ends != float("inf")
             queries = load_rows(q_places, live, d, D, BD, True)
             grads = load_rows(o_places, live, wide, DV, BDV, True)
         else:

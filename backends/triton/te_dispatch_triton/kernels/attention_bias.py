@@ -65,7 +65,7 @@ def bias_gradient(
             offset_l, step_l = lse_place(b, h, start_q, heads, rows, LAYOUT)
             offset_o, step_o = output_place(b, h, start_q, batch, heads, rows, DV, LAYOUT)
             ends = load_lse(lse + offset_l + i * step_l, i < len_q)
-            live = (ends < float("inf"))[:, None]
+            live = (ends != float("inf"))[:, None]
             of_rows = tl.load(delta + offset_l + i * step_l, mask=i < len_q, other=0.0)
             q_rows = tl.load(
                 q + wide_b * q_b + wide_h * q_h + row_q[:, None] * q_s + d[None, :], mask=live & (d < D)[None, :],

@@ -2,6 +2,8 @@
 """Attention, forward: one program takes a block of queries of one head past all keys that it sees.
 
 Weights are kept relative to the largest logit so far, in powers of two (Dao et al. 2022; Milakov and Gimelshein 2018).
+That starts at the lowest finite number, so that a tile of nothing but -Inf, masked or not, adds 0. A maximum leaves
+NaN out; the sum of a row's weights holds it.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ from te_dispatch_triton.kernels.attention import (
     slope_of,
 )
 from te_dispatch_triton.kernels.codes import narrow
+
+_LOWEST = tl.constexpr(-3.4028234663852886e38)
 
 
 @triton.jit
@@ -62,11 +66,8 @@ def _past(
             )
             s = tl.where(seen, s, float("-inf"))
         higher = tl.maximum(top, tl.max(s, 1) * factor)
-        shift = higher
-        if EDGE or hidden is not None:
-            shift = tl.where(higher == float("-inf"), 0.0, higher)
-        p = tl.exp2(s * factor - shift[:, None])
-        fade = tl.exp2(top - shift)
+        p = tl.exp2(s * factor - higher[:, None])
+        fade = tl.exp2(top - higher)
         top = higher
         total = total * fade + tl.sum(p, 1)
         acc = acc * fade[:, None]
@@ -75,6 +76,12 @@ def _past(
         values = load_rows(v_places, j < len_kv, dv, DV, BDV, EDGE)
         acc = product(narrow(p, values.dtype, INTERPRETED), values, acc, PRECISION, INTERPRETED)
     return acc, total, top
+
+
+@triton.jit
+def _largest(x):
+    """The largest element, NaN if any is."""
+    return tl.where(tl.max((x != x).to(tl.int32)) > 0, float("nan"), tl.max(x))
 
 
 _SIZES = ["blocks", "batch", "heads", "groups", "rows", "columns", "left", "right", "threshold", "pages_b"]
@@ -143,7 +150,7 @@ def forward(
         factor = scale * LOG2E
     acc = tl.zeros((BM, BDV), tl.float32)
     total = tl.zeros((BM,), tl.float32)
-    top = tl.full((BM,), float("-inf"), tl.float32)
+    top = tl.full((BM,), _LOWEST, tl.float32)
     begin, inner, outer, end = columns_of(first, len_q, len_kv, low, high, BM, BN, LEFT, RIGHT)
     near = tl.minimum(inner, end)
     if not SPLIT:
@@ -166,9 +173,11 @@ def forward(
         D, DV, BD, BDV, BN, True, LEFT, RIGHT, BIAS, CAP, DROPOUT, PAGE, PLAIN, PRECISION, INTERPRETED,
     )  # fmt: skip
 
-    live = (top > float("-inf")) & (i < len_q)
+    live = ((top > _LOWEST) | (total != 0.0)) & (i < len_q)  # NaN is not 0
     if largest is not None:
-        tl.store(largest + place, tl.max(tl.where(i < len_q, top, float("-inf"))) * LN2)
+        # A logit of Inf makes the sum NaN, too.
+        logit = tl.where((total != total) & (top < float("inf")), float("nan"), top * LN2)
+        tl.store(largest + place, _largest(tl.where(live, logit, float("-inf"))))
     if SINK != "vanilla":
         at = 0.0
         if SINK == "learnable":
@@ -197,7 +206,6 @@ def largest_logits(partial, result, count, BLOCK: tl.constexpr):
     found = tl.full((BLOCK,), float("-inf"), tl.float32)
     for first in range(0, count, BLOCK):
         places = first + tl.arange(0, BLOCK)
-        found = tl.maximum(
-            found, tl.load(partial + h.to(tl.int64) * count + places, mask=places < count, other=float("-inf"))
-        )
-    tl.store(result + h, tl.max(found))
+        more = tl.load(partial + h.to(tl.int64) * count + places, mask=places < count, other=float("-inf"))
+        found = tl.maximum(found, more, propagate_nan=tl.PropagateNan.ALL)
+    tl.store(result + h, _largest(found))

@@ -281,5 +281,5 @@ def put_tile(
         tile.put_rows(encode(v * scale, ENCODING, COMMON, HARD), row_data, rows, columns, M, N)
     if column_data is not None:
         tl.store(column_scales + side.to(tl.int64) * tl.cdiv(M, 128) + down, inverse)
-        codes = encode(v * tile.apart(scale, M), ENCODING, COMMON, HARD)
+        codes = encode(v * tile.apart(scale), ENCODING, COMMON, HARD)
         tile.put_transposed(codes, column_data, rows, columns, M, N)

@@ -52,7 +52,7 @@ def cast_squares(
         if row_data is not None:
             tile.put_rows(encode(v * factor, ENCODING, COMMON, HARD), row_data, rows, columns, M, N)
         if column_data is not None:
-            codes = encode(v * tile.apart(factor, M), ENCODING, COMMON, HARD)
+            codes = encode(v * tile.apart(factor), ENCODING, COMMON, HARD)
             tile.put_transposed(codes, column_data, rows, columns, M, N)
 
 

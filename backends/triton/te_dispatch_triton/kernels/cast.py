@@ -78,7 +78,7 @@ def cast_tiles(
     if row_data is not None:
         tile.put_rows(tile.scaled_codes(v, factor, ENCODING, COMMON, HARD), row_data, rows, columns, M, N)
     if column_data is not None:
-        codes = tile.scaled_codes(v, tile.apart(factor, M), ENCODING, COMMON, HARD)
+        codes = tile.scaled_codes(v, tile.apart(factor), ENCODING, COMMON, HARD)
         tile.put_transposed(codes, column_data, rows, columns, M, N)
     if history is not None:
         tile.record_amax(history, tile.amax_of(v))

@@ -86,7 +86,7 @@ def deliver(
         if row_data is not None:
             tl.store(row_data + places, tile.scaled_codes(v, factor, ENCODING, COMMON, HARD), mask=mask)
         if column_data is not None:
-            codes = tile.scaled_codes(v, tile.apart(factor, M), ENCODING, COMMON, HARD)
+            codes = tile.scaled_codes(v, tile.apart(factor), ENCODING, COMMON, HARD)
             tile.put_transposed(codes, column_data, rows, columns, M, bound)
     elif SCALING == "block_2d":
         down, side = first_row // 128, first_column // 128

@@ -129,7 +129,7 @@ def cast_tensors(
         codes = tile.scaled_codes(v, scale, ENCODING, COMMON, HARD)
         tile.put_rows(codes, _tensor(entry, ROW_AT, tl.uint8, ALIGNED), rows, columns, M, N)
     if COLUMN:
-        codes = tile.scaled_codes(v, tile.apart(scale, M), ENCODING, COMMON, HARD)
+        codes = tile.scaled_codes(v, tile.apart(scale), ENCODING, COMMON, HARD)
         tile.put_transposed(codes, _tensor(entry, COLUMN_AT, tl.uint8, ALIGNED), rows, columns, M, N)
     if DELAYED:  # noqa: SIM102  (a constant, and a branch)
         if tl.load(entry + (WHOLE_AT + 2)) != 0:
@@ -229,5 +229,5 @@ def cast_tiles_of_128(
         if ROW and TWO_D:
             tile.put_rows(encode(v * factor, ENCODING, COMMON, HARD), row_data, rows, c, M, N)
         if COLUMN:
-            codes = encode(v * tile.apart(factor, M), ENCODING, COMMON, HARD)
+            codes = encode(v * tile.apart(factor), ENCODING, COMMON, HARD)
             tile.put_transposed(codes, column_data, rows, c, M, N)

@@ -110,11 +110,12 @@ def scaled_codes(v, scale, ENCODING: tl.constexpr, COMMON: tl.constexpr, HARD: t
 
 
 @triton.jit
-def apart(factor, M):
-    """factor again, for codes that are stored a second time: a value of its own to compilers, which do not know that
-    M > 0. Where codes are packed for one store and taken apart for the other, NVIDIA's assembler 12.8, which Triton 3.5
+def apart(factor):
+    """factor again, for codes that are stored a second time: a value of its own to compilers, which cannot leave out
+    the selection because it makes 0 of -0. Nothing here may depend on an integer argument: Triton compiles in one that
+    is 1. Where codes are packed for one store and taken apart for the other, NVIDIA's assembler 12.8, which Triton 3.5
     and 3.6 come with, may read half of a pair before it is there. `encode` with HARD = 1 has no pairs."""
-    return tl.where(M > 0, factor, 0.0)
+    return tl.where(factor == 0.0, 0.0, factor)
 
 
 @triton.jit
