@@ -214,9 +214,14 @@ def problem_of(
     )  # fmt: skip
 
 
-def dense_out(out: torch.Tensor, accumulate: bool) -> torch.Tensor:
-    """Where to write for `out`: itself, or memory without gaps that is copied to it afterwards."""
-    if out.is_contiguous():
+#: What addresses of FP8 operands and of their product must be multiples of for cuBLASLt to have a kernel.
+CODES = 16
+
+
+def dense_out(out: torch.Tensor, accumulate: bool, multiple: int = 1) -> torch.Tensor:
+    """Where to write for `out`: itself, or memory without gaps, at a multiple of so many bytes, that is copied to it
+    afterwards."""
+    if out.is_contiguous() and not out.data_ptr() % multiple:
         return out
     target = empty("workspace", tuple(out.shape), out.dtype, out.device)
     return target.copy_(out) if accumulate else target

@@ -34,6 +34,15 @@ def dense(x: torch.Tensor) -> torch.Tensor:
     return target
 
 
+def aligned(x: torch.Tensor, multiple: int) -> torch.Tensor:
+    """x, or a dense copy of it where it does not start at a multiple of so many bytes."""
+    if not x.data_ptr() % multiple:
+        return x
+    target = empty("workspace", tuple(x.shape), x.dtype, x.device)
+    target.copy_(x)
+    return target
+
+
 def matrix_shape(x: torch.Tensor) -> tuple[int, int]:
     """(M, K) of the matrix that leading dimensions flatten to."""
     return rows_of(x.shape), x.shape[-1]

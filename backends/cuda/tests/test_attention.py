@@ -21,7 +21,7 @@ from te_dispatch.core.errors import Declined  # noqa: E402
 from te_dispatch.ops.attention import lse_shape  # noqa: E402
 from te_dispatch.ops.results import Saved  # noqa: E402
 from te_dispatch_cuda import packages  # noqa: E402
-from te_dispatch_cuda.attention import calls, cudnn, flash, frontend, repeated, rows, setting  # noqa: E402
+from te_dispatch_cuda.attention import assemble, calls, cudnn, flash, frontend, repeated, rows, setting  # noqa: E402
 from te_dispatch_cuda.implementations.attention import IMPLEMENTATIONS  # noqa: E402
 
 
@@ -242,6 +242,22 @@ def test_strides_of_single_elements_are_not_looked_at() -> None:
     assert not setting.fits((2, 3, 4, 12), (144, 48, 12, 1), 2)  # rows of 24 bytes
 
 
+def test_operands_in_another_order_are_copied_where_sequences_have_lengths_of_their_own() -> None:
+    heads_outside = (64, 5 * 64, 5 * 2 * 64, 1)  # of (rows, batch, heads, features)
+    assert setting.fits((5, 2, 4, 64), heads_outside, 2)
+    assert not setting.ordered((5, 2, 4, 64), heads_outside)
+    assert setting.ordered((5, 2, 4, 64), (2 * 3 * 4 * 64, 3 * 4 * 64, 64, 1))  # one of three, packed
+    assert setting.ordered((5, 1, 4, 64), (256, 7, 64, 1))  # a single element's stride
+    assert not assemble._unfit(_setting(q_stride=heads_outside))
+    assert assemble._unfit(_setting(q_stride=heads_outside, mask="padding"))
+
+
+def test_dropout_is_declined_where_heads_share_keys() -> None:
+    shared = _setting(k=(5, 2, 2, 64), v=(5, 2, 2, 64), dropout_p=0.1)
+    with pytest.raises(Declined, match="dropout repeats itself where heads share keys, got 4 and 2 heads"):
+        assemble._forward(shared, False, False)
+
+
 @pytest.mark.parametrize(
     ("packing", "whole", "strides"),
     [
@@ -274,6 +290,15 @@ def test_a_call_without_rows_is_declined() -> None:
     assert setting.extents(_setting()).rows == 5
     with pytest.raises(Declined, match="no dimension of 0"):
         setting.extents(_setting(q=(0, 2, 4, 64)))
+
+
+def test_packed_sequences_of_one_row_are_described_as_two() -> None:
+    """cuDNN's kernel for a single row puts log-sum-exps of grouped heads elsewhere."""
+    packed = (7, 4, 64)
+    strides = setting.contiguous(packed)
+    given = dict.fromkeys(("q", "k", "v"), packed) | {f"{name}_stride": strides for name in ("q", "k", "v")}
+    found = setting.extents(_setting(layout="thd", batch=7, longest_q=1, longest_kv=1, **given))
+    assert (found.rows, found.columns) == (2, 2)
 
 
 def test_the_package_is_shown_the_process_s_library(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from te_dispatch.core.errors import Declined
 from te_dispatch.numerics.quantized import Quantized
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -65,7 +66,7 @@ def _of_tensors(gemm: Any) -> Variants:
     made: Variants = []
     for dtype, layout, (m, n, k) in itertools.product((BF16, FP16), LAYOUTS, SIZES):
         a, b = (torch.zeros(shape, dtype=dtype) for shape in _shapes(layout, m, n, k))
-        for o in ({}, {"alpha": 2.0}, {"alpha": 0.0}, {"alpha": -0.0}, {"out_dtype": FP32}, {"bias": torch.zeros(n)}):
+        for o in ({}, {"alpha": 2.0}, {"alpha": -2.0}, {"out_dtype": FP32}, {"bias": torch.zeros(n)}):
             made.append(lambda a=a, b=b, la=layout, o=o: gemm.gemm(a, b, layout=la, **o))
     return made
 
@@ -96,6 +97,18 @@ def test_every_product_is_found_for_its_own_kind(products: list[Any], variants: 
         products.clear()
         call()
         assert products[0][0] is not product[0] and _noted(products[0]) == _noted(product)
+
+
+@pytest.mark.parametrize("alpha", [0.0, -0.0])
+def test_a_product_times_0_is_left_to_others(products: list[Any], alpha: float) -> None:
+    """cuBLAS has kernels that leave its bias out."""
+    from te_dispatch_cuda import gemm
+
+    x = torch.zeros(32, 64, dtype=BF16)
+    for _ in range(3):
+        with pytest.raises(Declined, match="times 0"):
+            gemm.gemm(x, x, layout="NT", alpha=alpha)
+    assert not products
 
 
 def test_what_is_wrong_is_refused_beside_known_products(products: list[Any]) -> None:

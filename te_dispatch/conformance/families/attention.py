@@ -122,7 +122,8 @@ SAME = (
 EIGHT_BIT = (
     SCALED_OPERANDS, CAST_OF_P, Axis("shape", ("2x16x16", "2x17x33", "1x40x129")), DENSE,
     Axis("mask", ("none", "causal", "causal_bottom_right")), Axis("heads", ("2/2", "4/2")),
-    Axis("dims", ("32/32", "64/16")), Axis("softmax", ("vanilla", "off-by-one")), Axis("dtype", ("bf16", "fp32")),
+    Axis("dims", ("32/32", "64/16"), once=("128/128",)), Axis("softmax", ("vanilla", "off-by-one")),
+    Axis("dtype", ("bf16", "fp32")),
 )  # fmt: skip
 
 

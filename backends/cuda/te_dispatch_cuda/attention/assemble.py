@@ -20,6 +20,7 @@ from te_dispatch_cuda.attention.setting import (
     contiguous,
     extents,
     fits,
+    ordered,
     packed,
     pages,
     ragged,
@@ -124,8 +125,11 @@ def _count(shape: Sizes) -> int:
 
 
 def _unfit(s: Setting) -> bool:
-    size = s.dtype.itemsize
-    return not all(fits(x, step, size) for x, step in ((s.q, s.q_stride), (s.k, s.k_stride), (s.v, s.v_stride)))
+    size, uneven = s.dtype.itemsize, ragged(s)
+    return not all(
+        fits(x, step, size) and (not uneven or ordered(x, step))
+        for x, step in ((s.q, s.q_stride), (s.k, s.k_stride), (s.v, s.v_stride))
+    )
 
 
 def _with_copies(s: Setting, cleaned: tuple[int, ...]) -> Setting:
@@ -169,6 +173,9 @@ def forward(s: Setting, inference: bool, with_max_logit: bool) -> Call:
 
 
 def _forward(s: Setting, inference: bool, with_max_logit: bool) -> Call:
+    if s.dropout_p > 0 and s.q[-2] != s.k[-2]:
+        # Rows i and i + 2 of a head drop the same elements (cuDNN 9.x on Hopper, found by the conformance kit).
+        raise Declined(f"cuDNN's dropout repeats itself where heads share keys, got {s.q[-2]} and {s.k[-2]} heads")
     if with_max_logit and s.softmax_type != "vanilla":
         raise Declined("cuDNN's largest logits count the softmax offset as one")
     # Of packed tensors cuDNN reads no row behind a sequence's end; of dense ones it does, and 0 * NaN is NaN.
@@ -229,7 +236,8 @@ def _backward(s: Setting, with_dbias: bool, through_scores: bool) -> Call:
     e, call = b.extents, Call(s)
     options = b.options()
     if s.bias is not None and s.bias_dtype is not None and with_dbias:
-        options["dBias"] = b.tensor(Slot.DBIAS, s.bias, contiguous(s.bias), s.bias_dtype).set_output(True)
+        # Whatever dtype it is given, cuDNN writes it as the operands'.
+        options["dBias"] = b.tensor(Slot.DBIAS, s.bias, contiguous(s.bias), s.dtype).set_output(True)
     if s.softmax_type == "learnable":
         dsink = b.tensor(Slot.DSINK, (1, e.heads, 1, 1), (e.heads, 1, 1, 1), torch.float32)
         options["dSink_token"] = dsink.set_output(True)

@@ -194,19 +194,25 @@ def attention_bwd(
     dout, out, lse = dense_aligned(dout), dense_aligned(out), dense(lse)
     dq, dk, dv = call.gradients(device)
     bias = None if bias is None else dense_aligned(bias)
-    dbias = empty("dbias", tuple(bias.shape), bias.dtype, device) if with_dbias and bias is not None else None
+    dbias = made_dbias = None
+    if with_dbias and bias is not None:
+        dbias = made_dbias = empty("dbias", tuple(bias.shape), bias.dtype, device)
+        if bias.dtype is not q.dtype:
+            made_dbias = empty("workspace", tuple(bias.shape), q.dtype, device)
     sink = None if softmax_offset is None else dense(softmax_offset)
     dsink = empty("dsoftmax_offset", (call.heads,), torch.float32, device) if sink is not None else None
     workspace = empty("workspace", (call.bytes,), torch.uint8, device)
     run.backward(
         call, index, stream, workspace.data_ptr(), addresses, out.data_ptr(), lse.data_ptr(), dout.data_ptr(),
         (dq.data_ptr(), dk.data_ptr(), dv.data_ptr()), 0 if bias is None else bias.data_ptr(),
-        0 if dbias is None else dbias.data_ptr(), _random(rng_state, dropout_p),
+        0 if made_dbias is None else made_dbias.data_ptr(), _random(rng_state, dropout_p),
         0 if sink is None else sink.data_ptr(), 0 if dsink is None else dsink.data_ptr(),
         batch_of(call.setting, cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded, cu_seqlens_kv_padded)
         if call.uneven
         else None,
     )  # fmt: skip
+    if dbias is not None and made_dbias is not dbias:
+        dbias.copy_(made_dbias)  # type: ignore[arg-type]
     return AttentionBackward(dq, dk, dv, dbias, dsink)
 
 
