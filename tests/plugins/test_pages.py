@@ -33,9 +33,8 @@ def _broken(page: Path) -> Iterator[str]:
         target = page.parent / path if path else page
         if "://" in link:
             continue
-        if not target.exists():
-            yield link
-        elif anchor and anchor not in map(_anchor, _HEADING.findall(_prose(target))):
+        known = _HEADING.findall(_prose(target)) if anchor and target.is_file() else []
+        if not target.exists() or (anchor and anchor not in map(_anchor, known)):
             yield link
 
 
