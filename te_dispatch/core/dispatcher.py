@@ -76,7 +76,7 @@ class Dispatcher:
                 found = self.lookup.entries.get(self.lookup.key(*args))
                 if found is not None:
                     return found
-            self.manager.refuse_during_capture(self.operator.name)
+            self.manager.devices.refuse_during_capture(self.operator.name)
             facts = self.manager.device_facts(device if device is not None else self._device(*args))
             decision, reads, bound = self._resolve_and_bind(self.facts(args), facts)
             reads, by_device = self._elsewhere(decision, reads)
@@ -120,7 +120,7 @@ class Dispatcher:
         if not _traceable(decision):
             return reads, True
         assert decision.chosen is not None
-        for device in self.manager.seen_devices() if self.manager.several_devices() else ():
+        for device in self.manager.devices.seen() if self.manager.devices.several() else ():
             other, others_reads = resolve_recorded(
                 self.operator, decision.call, device, self.bindings.policy, self.manager.snapshot
             )
@@ -199,7 +199,7 @@ class Dispatcher:
             atoms,
             by_device,
             key=codegen.reader(self.operator, self.manager.namespace, expression, "key"),
-            table=Table(self.operator, atoms, self.manager.device_mode() if by_device else NO_DEVICE, self.miss),
+            table=Table(self.operator, atoms, self.manager.devices.mode() if by_device else NO_DEVICE, self.miss),
             entries={},
             settled=(*before.settled, *before.entries.values()) if before else (),
         )

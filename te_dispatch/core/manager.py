@@ -11,12 +11,10 @@ import dataclasses
 import itertools
 import logging
 import os
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from te_dispatch.core import codegen
@@ -25,14 +23,8 @@ from te_dispatch.core.atomic import assign
 from te_dispatch.core.bind import import_target, load, positional
 from te_dispatch.core.bindings import Bindings, Observer
 from te_dispatch.core.decision import Decision
-from te_dispatch.core.devices import (
-    current_accelerator,
-    is_capturing,
-    is_imitation,
-    probe_backends,
-    probe_device,
-)
-from te_dispatch.core.errors import BindError, CaptureError
+from te_dispatch.core.devices import is_imitation, probe_backends
+from te_dispatch.core.errors import BindError
 from te_dispatch.core.facts import DeviceFacts
 from te_dispatch.core.failures import on_request, traceback_text
 from te_dispatch.core.importing import refuse_while_importing, released
@@ -40,14 +32,13 @@ from te_dispatch.core.layers import ProcessLayers, Sources
 from te_dispatch.core.mirror import Mirror
 from te_dispatch.core.operator import OPERATORS, Operator
 from te_dispatch.core.policy import Policy
+from te_dispatch.core.process_devices import ProcessDevices
 from te_dispatch.core.results import checked, checking_results
 from te_dispatch.core.scope import Scope
 from te_dispatch.core.shadow import Shadows
 from te_dispatch.core.snapshot import Snapshot
 from te_dispatch.core.startup import no_collection
-from te_dispatch.core.tables import ANY, CPU_ONLY
 from te_dispatch.core.trampolines import Trampolines
-from te_dispatch.numerics.quantized import Quantized
 
 if TYPE_CHECKING:
     from te_dispatch.core.dispatcher import Dispatcher
@@ -81,8 +72,8 @@ class OpManager:
         self._registry = 0
         self._environ = environ
         self._layers = ProcessLayers(Sources(environ, self.known))
-        self._devices: dict[tuple[str, int | None], DeviceFacts] = {}
-        self._several: bool | None = None
+        #: The devices of this process, as backends of the registry know them.
+        self.devices = ProcessDevices(self)
         self._known: Known | None = None
         self._bound: dict[str, Callable[..., Any]] = {}
         #: Whether every result is checked, None until the environment is read; candidate -> as bound, and checked.
@@ -140,7 +131,7 @@ class OpManager:
                     self._snapshot = found
                     if given is None:
                         report(found)
-                    self._report(problems)
+                    self.report_problems(problems)
                 return self._snapshot
 
     def bound(self, operator: Operator, candidate: str) -> Callable[..., Any]:
@@ -203,63 +194,16 @@ class OpManager:
 
     def device_facts(self, device: Any) -> DeviceFacts:
         """Facts of a ``torch.device`` (or anything with ``type`` and ``index``), probed once."""
-        key = (device.type, device.index)
-        found = self._devices.get(key)
-        if found is not None:
-            return found
-        registry, snapshot = self._registry, self.snapshot
-        with released(self.lock):
-            found, problems = probe_device(snapshot, *key)
-        with self.lock:
-            if self._registry != registry:
-                return found
-            if key not in self._devices:
-                self._devices[key] = found
-                self._report(problems)
-            return self._devices[key]
+        return self.devices.facts(device)
 
-    def _report(self, problems: list[str]) -> None:
+    def report_problems(self, problems: list[str]) -> None:
+        """Warn of what probes did wrong, and keep it for whoever asks."""
         for problem in problems:
             _log.warning("%s", problem)
         self.probe_problems += problems
 
-    def seen_devices(self) -> list[DeviceFacts]:
-        """Facts of the CPU, the current accelerator if there is one, and every device met so far."""
-        accelerator = current_accelerator()
-        if accelerator is not None:
-            self.device_facts(accelerator)
-        self.device_facts(SimpleNamespace(type="cpu", index=None))
-        return list(self._devices.values())
-
-    def several_devices(self) -> bool:
-        """Whether calls on different kinds of devices may meet in this process."""
-        if self._several is None:
-            self._several = current_accelerator() is not None
-        return self._several
-
-    def device_mode(self) -> str:
-        """How a lookup tells this process's devices apart (`te_dispatch.core.tables.Table`)."""
-        torch = sys.modules.get("torch")
-        if torch is None:
-            return ANY
-        self.namespace.__dict__["_REAL"] = frozenset((torch.Tensor, torch.nn.Parameter, Quantized))
-        if not self.several_devices():
-            return CPU_ONLY
-        kind = torch.accelerator.current_accelerator().type
-        attribute = f"is_{kind}"
-        archs = {self.device_facts(torch.device(kind, i)).arch for i in range(torch.accelerator.device_count())}
-        return attribute if len(archs) == 1 and hasattr(torch.Tensor, attribute) else ANY
-
     def imitated(self, device: Any, args: tuple[Any, ...]) -> bool:
         return is_imitation(device, args)
-
-    def refuse_during_capture(self, operator: str) -> None:
-        """Resolution imports, allocates and may synchronize: none of it may happen inside a CUDA graph capture."""
-        if self.several_devices() and is_capturing():
-            raise CaptureError(
-                f"{operator}: this combination of device, dtypes and options has not been called yet, and resolving "
-                "it is not possible during CUDA graph capture; run the step once before capturing it"
-            )
 
     def announce(self, decision: Decision) -> None:
         """Warn, once each, of what a user should know about a decision."""
@@ -330,7 +274,7 @@ class OpManager:
                 (self, "_snapshot", None),
                 (self, "_registry", self._registry + 1),
                 (self, "_known", None),
-                (self, "_devices", {}),
+                (self, "devices", ProcessDevices(self)),
                 (self, "_bound", {}),
                 (self, "_kept", {}),
                 (self, "_environments", {}),

@@ -173,7 +173,7 @@ class Plan:
         if _choosing(policy.as_data()) != dict(self.policy):
             ours = _choosing(policy.as_data())
             found.append("the effective policy differs: " + _policy_difference(dict(self.policy), ours))
-        devices = {facts.label(): facts for facts in manager.seen_devices()}
+        devices = {facts.label(): facts for facts in manager.devices.seen()}
         for label, theirs in self.devices.items():
             if label not in devices:
                 found.append(f"there is no {label} device here")

@@ -223,7 +223,7 @@ def _silent(quantizer: Quantizer) -> Quantizer:
 
 def device_encodings(device: torch.device) -> tuple[str, ...]:
     """FP8 encodings of a device, best first; empty where it has none or nothing is known about it."""
-    found = scopes.MANAGER.device_facts(device)["encodings"]
+    found = scopes.MANAGER.devices.facts(device)["encodings"]
     return found if isinstance(found, tuple) else ()
 
 

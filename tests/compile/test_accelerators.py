@@ -28,7 +28,7 @@ EXACT = {"empty", "empty_like", "getattr", "view", "reshape", "expand", "t", "si
 @pytest.fixture(autouse=True)
 def h100(monkeypatch):
     torch._dynamo.reset()
-    monkeypatch.setitem(MANAGER._devices, ("cuda", 0), describe_device(MANAGER.snapshot, "nvidia:sm_90"))
+    monkeypatch.setitem(MANAGER.devices.known, ("cuda", 0), describe_device(MANAGER.snapshot, "nvidia:sm_90"))
 
 
 def graph_of(function, *args):

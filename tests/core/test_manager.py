@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -371,3 +372,16 @@ def test_probes_are_asked_once_and_a_broken_one_costs_its_facts_only() -> None:
     denying = Policy(rules=(rule("mix", when=(OneOf("device.vendor", "ACME"),), deny=("a",)),))
     with m.policy(denying), pytest.raises(NoImplementation):
         m.ops.mix(T, T)
+
+
+def test_what_a_probe_answers_after_its_registry_was_replaced_is_not_kept() -> None:
+    def later(index: int) -> DeviceFacts:
+        return DeviceFacts("cpu", "later", "y1")
+
+    def probe(index: int) -> DeviceFacts:
+        m.replace_snapshot(installed(backend("b", vendors=("later",), devices={"cpu": target(later)})))
+        return DeviceFacts("cpu", "acme", "x1")
+
+    m = manager(backend("a", vendors=("acme",), devices={"cpu": target(probe)}))
+    cpu = SimpleNamespace(type="cpu", index=None)
+    assert [m.device_facts(cpu).vendor for _ in range(3)] == ["acme", "later", "later"]

@@ -51,7 +51,7 @@ def breeze(tmp_path_factory: pytest.TempPathFactory, wheels: dict[str, Path]) ->
 
 def test_the_guide_has_what_it_promises() -> None:
     assert len(files()) == 5
-    assert len(commands()) == 4
+    assert len(commands()) == 5
 
 
 def test_the_guide_s_own_tests_pass(breeze: tuple[Environment, Path]) -> None:

@@ -67,8 +67,6 @@ def read_condition(
         given = [False if one is None else one for one in (value if isinstance(value, list) else [value])]
         value = given if isinstance(value, list) else given[0]
     condition = condition_from_policy(fact, value)
-    if isinstance(condition, MultipleOf) and condition.factor == 0:
-        raise ValueError(f"{fact}: '% 0 == 0' divides by zero")
     if isinstance(condition, OneOf):
         for single in condition.values:
             _check_value(fact, single, operators, known, optional)
