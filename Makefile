@@ -30,7 +30,7 @@ CUDA_SOURCES := $(shell find $(CUDA)/csrc $(CUDA)/cmake -type f -not -name '*.py
 cuda_stamp = $(VENV)/.cuda-$(or $(ARCHS),$(1))
 NO_NVCC = @echo "no nvcc: backends/cuda is left out, and so are its tests of the build (make cuda builds it all the same)"
 
-.PHONY: demo test cuda conformance crosscompile lint format types check bench test-gpu sanitize conformance-gpu bench-gpu clean
+.PHONY: demo test test-kit cuda conformance crosscompile lint format types check bench test-gpu sanitize conformance-gpu bench-gpu clean
 
 demo: $(STAMP) $(if $(PRESENT),$(call cuda_stamp,$(PRESENT)))
 	$(BIN)/te-dispatch demo --out $(OUT) $(DEMO)
@@ -101,6 +101,11 @@ $(GPU_SITE)/.installed: $(CUDA_SOURCES) \
 
 test-gpu: $(GPU_SITE)/.installed
 	$(GPU_PYTHON) -m pytest -q -p no:cacheprovider $(or $(TESTS),tests/gpu)
+
+# The conformance kit on wrong and on legal implementations, at every level. `make test` leaves level full of the legal
+# ones out.
+test-kit: $(STAMP)
+	TE_DISPATCH_TEST_KIT=1 $(BIN)/python -m pytest -n 2 -q tests/conformance/test_faults.py tests/conformance/test_variations.py
 
 # compute-sanitizer over the CUDA backend's conformance units; SANITIZE="--tool memcheck --resume" for other options.
 SANITIZE ?=

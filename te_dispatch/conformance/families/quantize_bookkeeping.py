@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from te_dispatch.conformance.families.quantize import DTYPE, ENCODING, SHAPE, VALUES, bits, operand
 from te_dispatch.conformance.maker import Maker
-from te_dispatch.conformance.space import Arguments, Axis, Space, Values, register
+from te_dispatch.conformance.rules import Rule, Within
+from te_dispatch.conformance.space import Arguments, Axis, Judged, Space, Values, register
 from te_dispatch.numerics.encodings import ENCODINGS, FP8_ENCODINGS
 from te_dispatch.ops.shapes import ceil_div
 
@@ -101,11 +104,17 @@ def _update(values: Values, maker: Maker) -> Arguments:
 
 _WITH_SCALAR = Axis("shape", (*SHAPE.values, "scalar"), SHAPE.smoke, once=SHAPE.once)
 
+
+def _equal(judged: Judged) -> Mapping[str, Rule]:
+    """Equal numbers: the larger of the maximum and -minimum of zeros is -0."""
+    return {path: Within(torch.zeros((), dtype=torch.float64)) for path in judged.actual}
+
+
 register(
     Space(
         "compute_amax", "plain",
         (DTYPE, _WITH_SCALAR, VALUES, Axis("out", ("fresh", "given"))),
-        _amax, bits, widen=False,
+        _amax, _equal, widen=False,
     ),
     Space(
         "partial_amax", "plain",

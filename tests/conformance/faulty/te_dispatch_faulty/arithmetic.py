@@ -19,7 +19,10 @@ def product(multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> B
 
     def behave(call: Call) -> Gemm:
         a, b, layout, out = call["a"], call["b"], call["layout"], call["out"]
-        call.sound(out=out.clone() if isinstance(out, torch.Tensor) else out)  # refuses what has to be refused
+        # Refuses what has to be refused. An output whose elements share memory must be seen as it is; no other may be
+        # written here.
+        shared = isinstance(out, torch.Tensor) and 0 in out.stride() and out.numel() > 1
+        call.sound(out=out.clone() if isinstance(out, torch.Tensor) and not shared else out)
         left, right = _matrices(_values(a, layout, "a"), _values(b, layout, "b"), layout)
         z = multiply(left.float(), right.float())
         shape = (z.shape[0], z.shape[1]) if layout == "TN" else (*a.shape[:-1], z.shape[1])
