@@ -23,7 +23,7 @@ from te_dispatch.ops.gemm import operand_format as default_format
 from te_dispatch.ops.results import Gemm
 from te_dispatch_cuda import known_products
 from te_dispatch_cuda.codes import DTYPES, cast_code, cast_facts
-from te_dispatch_cuda.gemm_calls import CODES, dense_out, placed, prepare_fused, prepare_product
+from te_dispatch_cuda.gemm_calls import CODES, dense_out, of_codes, placed, prepare_fused, prepare_product
 from te_dispatch_cuda.gemm_plans import CALLS, LAID_OUT, NONE, SCALES, UNALIGNED, type_code
 from te_dispatch_cuda.gemm_repeated import copies, repeated
 from te_dispatch_cuda.known_products import Products
@@ -129,8 +129,8 @@ def gemm_codes(
         a_data, b_data = dense(a_data), dense(b_data)
     if a.scaling != "tensor":
         a_scale, b_scale = dense(a_scale), dense(b_scale)
-    elif (a_data.data_ptr() | b_data.data_ptr()) % CODES:
-        a_data, b_data = aligned(a_data, CODES), aligned(b_data, CODES)
+    elif (a_data.data_ptr() | b_data.data_ptr() | a_scale.data_ptr() | b_scale.data_ptr()) % CODES:
+        a_data, b_data, a_scale, b_scale = (aligned(x, CODES) for x in (a_data, b_data, a_scale, b_scale))
     kind, layout = _kind(a, b, a_scale, b_scale, layout, split_accumulator)
     dtype = out_dtype or (a.dtype if out is None else out.dtype)
     if epilogue is None and out_quantizer is None and a.global_scale_inv is None:
@@ -239,7 +239,7 @@ def _product(
     if bias is not None:
         bias = dense(bias)
     key = _product_key(a, b, layout, kind, shape, alpha, out is None, accumulate, bias, dtype)
-    target = None if out is None else dense_out(out, accumulate, _multiple(kind))
+    target = None if out is None else dense_out(out, accumulate, CODES if of_codes(kind) else 1)
     call = CALLS.get(key)
     result = None if call is None else call(a, b, a_scale, b_scale, bias, target)
     if result is None:
@@ -294,7 +294,7 @@ def _fused(
         bias = dense(bias)
     key = _product_key(a, b, layout, kind, shape, alpha, out is None, accumulate, bias, dtype)
     key = _fused_key(key, epilogue, read_type, casts)
-    target = None if out is None else dense_out(out, accumulate, _multiple(kind))
+    target = None if out is None else dense_out(out, accumulate, CODES if of_codes(kind) else 1)
     tensors = (a, b, a_scale, b_scale, bias, target, read, read_scale, *wholes, *state)
     call = CALLS.get(key)
     result = None if call is None else call(*tensors)
@@ -305,11 +305,6 @@ def _fused(
         )  # fmt: skip
         result = placed(key, (a, b, target, read), tensors, prepared)
     return result if target is out else result._replace(out=out.copy_(target))  # type: ignore[union-attr,no-any-return]
-
-
-def _multiple(kind: Any) -> int:
-    """What the address of an output must be a multiple of; `kind` as of `problem_of`."""
-    return CODES if isinstance(kind, tuple) and len(kind) == 3 else 1
 
 
 def _fused_key(

@@ -80,6 +80,8 @@ def prepare_product(
     aligned = [(x, multiple) for x in (at_a, at_b, out)]
     if isinstance(kind, tuple) and len(kind) == 6:
         aligned += [(x, SCALES) for x, flags in zip(scales, kind[4:]) if not flags & UNALIGNED]
+    elif of_codes(kind):
+        aligned += [(x, CODES) for x in scales]
     return prepare("gemm_run", a.device, arguments, Gemm(out, None, None), tensors=6, aligned=aligned, keep=plan)
 
 
@@ -133,6 +135,8 @@ def prepare_fused(
         Given(8), Given(9),
     )  # fmt: skip
     aligned = [(x, multiple) for x in (at_a, at_b, written, aux_at, dbias)]
+    if of_codes(kind):
+        aligned += [(x, CODES) for x in (Given(2), Given(3))]
     result = Gemm(made, aux, dbias)  # type: ignore[arg-type]
     return prepare("gemm_run_fused", a.device, arguments, result, tensors=14, aligned=aligned, keep=plan)
 
@@ -214,8 +218,13 @@ def problem_of(
     )  # fmt: skip
 
 
-#: What addresses of FP8 operands and of their product must be multiples of for cuBLASLt to have a kernel.
+#: What addresses of FP8 operands, of their scales and of their product must be multiples of: cuBLASLt refuses others.
 CODES = 16
+
+
+def of_codes(kind: Any) -> bool:
+    """Whether operands are FP8 with one scale each; `kind` as of `problem_of`."""
+    return isinstance(kind, tuple) and len(kind) == 3
 
 
 def dense_out(out: torch.Tensor, accumulate: bool, multiple: int = 1) -> torch.Tensor:

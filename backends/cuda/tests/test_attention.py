@@ -242,20 +242,21 @@ def test_strides_of_single_elements_are_not_looked_at() -> None:
     assert not setting.fits((2, 3, 4, 12), (144, 48, 12, 1), 2)  # rows of 24 bytes
 
 
-def test_operands_in_another_order_are_copied_where_sequences_have_lengths_of_their_own() -> None:
-    heads_outside = (64, 5 * 64, 5 * 2 * 64, 1)  # of (rows, batch, heads, features)
-    assert setting.fits((5, 2, 4, 64), heads_outside, 2)
-    assert not setting.ordered((5, 2, 4, 64), heads_outside)
-    assert setting.ordered((5, 2, 4, 64), (2 * 3 * 4 * 64, 3 * 4 * 64, 64, 1))  # one of three, packed
-    assert setting.ordered((5, 1, 4, 64), (256, 7, 64, 1))  # a single element's stride
-    assert not assemble._unfit(_setting(q_stride=heads_outside))
-    assert assemble._unfit(_setting(q_stride=heads_outside, mask="padding"))
+def test_copies_of_lengths_do_not_share_memory() -> None:
+    """The copy of one, let go, was the memory of the next one's copy."""
+    every_other = torch.arange(12, dtype=torch.int32)[::2]
+    q, kv, none = rows.dense_lengths(every_other, every_other + 1, None)
+    assert none is None and q is not None and kv is not None
+    assert q.is_contiguous() and q.data_ptr() != kv.data_ptr()
+    batch = rows.batch_of(_setting(layout="thd"), q, kv, None, None)
+    assert batch == (q.data_ptr(), kv.data_ptr(), 0, 0)
 
 
-def test_dropout_is_declined_where_heads_share_keys() -> None:
-    shared = _setting(k=(5, 2, 2, 64), v=(5, 2, 2, 64), dropout_p=0.1)
-    with pytest.raises(Declined, match="dropout repeats itself where heads share keys, got 4 and 2 heads"):
-        assemble._forward(shared, False, False)
+def test_dropout_is_declined_where_it_repeats_itself() -> None:
+    biased = {"bias": (1, 4, 5, 5), "bias_dtype": torch.bfloat16}
+    for options in ({"k": (5, 2, 2, 64), "v": (5, 2, 2, 64)}, biased):
+        with pytest.raises(Declined, match="dropout repeats itself between rows where heads share keys"):
+            assemble._forward(_setting(dropout_p=0.1, **options), False, False)
 
 
 @pytest.mark.parametrize(

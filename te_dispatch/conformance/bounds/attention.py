@@ -173,10 +173,10 @@ def kept(x: Known, keep: torch.Tensor | None, dropout_p: float) -> Known:
     return x if keep is None else (x * (1.0 / (1.0 - dropout_p))).part(keep)
 
 
-def narrowed(x: Known, unit: float) -> Known:
+def narrowed(x: Known, unit: float, nothing: float = _NOTHING) -> Known:
     """Rounded to the operands' dtype, whose smallest numbers (fp16's) are finer than FLUSH only in fp32's range."""
     smallest = {UNIT[torch.float16]: 2.0**-25}.get(unit, FLUSH)
-    return Known(x.value, torch.where(x.largest > _NOTHING, x.error + unit * x.largest + smallest, x.error))
+    return Known(x.value, torch.where(x.largest > nothing, x.error + unit * x.largest + smallest, x.error))
 
 
 def taken(dout: torch.Tensor, unit: float) -> Known:
@@ -275,9 +275,9 @@ def bias_gradient(made: Forward, found: Backward, capped: Known, shape: tuple[in
     dimensions that it broadcasts along; each term may be rounded to the operands' dtype before."""
     grad = capped * made.call.scale if made.call.early else found.dz
     over = [axis for axis in (0, 1) if shape[axis] == 1]
-    each = narrowed(grad, made.unit)
+    each = narrowed(grad, made.unit, 0.0)  # what is masked is an exact 0 here
     if not over:
-        return grad
+        return each
     n = 1
     for axis in over:
         n *= grad.value.shape[axis]

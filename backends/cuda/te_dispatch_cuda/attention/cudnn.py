@@ -17,7 +17,7 @@ from te_dispatch.numerics.quantizers import Quantizer
 from te_dispatch.ops.checks import attention as checks
 from te_dispatch.ops.results import AttentionBackward, AttentionForward, Saved
 from te_dispatch_cuda.attention import calls, repeated, run
-from te_dispatch_cuda.attention.rows import batch_of
+from te_dispatch_cuda.attention.rows import batch_of, dense_lengths
 from te_dispatch_cuda.attention.setting import ALIGNMENT
 from te_dispatch_cuda.memory import dense, empty, stream_of
 
@@ -109,11 +109,12 @@ def attention_fwd(
     table = page_table if page_table is None else dense(page_table)
     bias = None if bias is None else dense_aligned(bias)
     sink = None if softmax_offset is None else dense(softmax_offset)
+    lengths = dense_lengths(cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded, cu_seqlens_kv_padded)
     run.forward(
         call, index, stream, workspace.data_ptr(), addresses, out.data_ptr(), 0 if lse is None else lse.data_ptr(),
         0 if bias is None else bias.data_ptr(), _random(rng_state, dropout_p), 0 if sink is None else sink.data_ptr(),
         0 if table is None else table.data_ptr(), 0 if largest is None else largest.data_ptr(),
-        batch_of(call.setting, cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded, cu_seqlens_kv_padded)
+        batch_of(call.setting, *lengths)
         if call.uneven
         else None,
     )  # fmt: skip
@@ -202,12 +203,13 @@ def attention_bwd(
     sink = None if softmax_offset is None else dense(softmax_offset)
     dsink = empty("dsoftmax_offset", (call.heads,), torch.float32, device) if sink is not None else None
     workspace = empty("workspace", (call.bytes,), torch.uint8, device)
+    lengths = dense_lengths(cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded, cu_seqlens_kv_padded)
     run.backward(
         call, index, stream, workspace.data_ptr(), addresses, out.data_ptr(), lse.data_ptr(), dout.data_ptr(),
         (dq.data_ptr(), dk.data_ptr(), dv.data_ptr()), 0 if bias is None else bias.data_ptr(),
         0 if made_dbias is None else made_dbias.data_ptr(), _random(rng_state, dropout_p),
         0 if sink is None else sink.data_ptr(), 0 if dsink is None else dsink.data_ptr(),
-        batch_of(call.setting, cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded, cu_seqlens_kv_padded)
+        batch_of(call.setting, *lengths)
         if call.uneven
         else None,
     )  # fmt: skip

@@ -20,7 +20,7 @@ from te_dispatch.ops.checks import attention as checks
 from te_dispatch.ops.results import AttentionBackward, AttentionForward, Saved
 from te_dispatch_cuda.attention.cudnn import aligned
 from te_dispatch_cuda.attention.flash_packages import FOUR, THREE, TWO, Options, Package
-from te_dispatch_cuda.attention.rows import Sequences, batch_of, rows
+from te_dispatch_cuda.attention.rows import Sequences, batch_of, dense_lengths, rows
 from te_dispatch_cuda.attention.setting import ALIGNMENT, Setting, fits, packed
 from te_dispatch_cuda.memory import empty, stream_of
 
@@ -88,7 +88,8 @@ def _setting(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: str, windo
 def _mend_forward(out: torch.Tensor, lse: torch.Tensor | None, setting: Setting, batch: Batch) -> None:
     """Rows behind the last sequence, and rows that see nothing."""
     of = rows(tuple(out.shape), out.stride(), "thd", out.element_size())
-    given = batch_of(setting, batch.queries, batch.keys, None, None)
+    lengths = dense_lengths(batch.queries, batch.keys)
+    given = batch_of(setting, *lengths, None, None)
     address = 0 if lse is None else lse.data_ptr()
     Sequences(setting, ()).mend_forward(stream_of(setting.device), given, out.data_ptr(), of, address)
 
@@ -236,7 +237,8 @@ def _backward(package: Package) -> Callable[..., AttentionBackward]:
             s = _setting(q, k, v, mask, window, batch)
             of = tuple(rows(tuple(x.shape), x.stride(), "thd", x.element_size()) for x in gradients)
             addresses = tuple(x.data_ptr() for x in gradients)
-            given = batch_of(s, cu_seqlens_q, cu_seqlens_kv, None, None)
+            lengths = dense_lengths(cu_seqlens_q, cu_seqlens_kv)
+            given = batch_of(s, *lengths, None, None)
             Sequences(s, ()).mend_backward(stream_of(s.device), given, addresses, of)  # type: ignore[arg-type]
         return AttentionBackward(*gradients, None, None)
 

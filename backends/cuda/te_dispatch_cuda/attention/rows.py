@@ -36,7 +36,8 @@ def batch_of(
     cu_seqlens_q_padded: torch.Tensor | None,
     cu_seqlens_kv_padded: torch.Tensor | None,
 ) -> Batch:
-    """Lengths count for thd and padding masks; those of paged keys wherever they are given."""
+    """Of dense lengths (`dense_lengths`). They count for thd and padding masks; those of paged keys wherever they are
+    given."""
     uneven = setting.layout == "thd" or setting.mask.startswith("padding")
     return Batch(
         _address(cu_seqlens_q) if uneven else 0,
@@ -45,9 +46,14 @@ def batch_of(
     )  # fmt: skip
 
 
+def dense_lengths(*given: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    """Cumulative lengths, those copied that are not dense. Hold on to them until the call is launched: the memory of a
+    copy that is let go is the next copy's."""
+    return tuple(x if x is None else dense(x) for x in given)
+
+
 def _address(x: torch.Tensor | None) -> int:
-    """Of a dense copy where x is not dense: nothing else takes that memory before the launches of this call read it."""
-    return 0 if x is None else dense(x).data_ptr()
+    return 0 if x is None else x.data_ptr()
 
 
 class Rows(NamedTuple):

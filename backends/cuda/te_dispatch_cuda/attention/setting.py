@@ -72,13 +72,6 @@ def fits(shape: Sizes, stride: Sizes, element_size: int) -> bool:
     return all(n == 1 or (step > 0 and step * element_size % ALIGNMENT == 0) for n, step in zip(shape[:-1], stride))
 
 
-def ordered(shape: Sizes, stride: Sizes) -> bool:
-    """Whether dimensions lie in memory in their order, gaps between them allowed: ragged offsets, pages and copies
-    of valid rows count on it."""
-    step = _named(shape, stride)
-    return all(step[i] >= step[i + 1] * shape[i + 1] for i in range(len(shape) - 1) if shape[i] > 1)
-
-
 def contiguous(shape: Sizes) -> Sizes:
     """Row-major strides."""
     strides, step = [], 1
