@@ -127,7 +127,7 @@ def test_one_tensor_as_several_operands(operator: str, same: str) -> None:
 
 
 def test_a_kernel_that_scales_its_keys_in_place() -> None:
-    """And back, so that no input is changed: right unless the values are the same memory."""
+    """And back, which is seen; or a copy of them, which is right unless the values are the same memory."""
 
     def kernel(right: Subject, given: Given) -> Any:
         given["k"].mul_(2)
@@ -141,7 +141,9 @@ def test_a_kernel_that_scales_its_keys_in_place() -> None:
         k.mul_(2)
         return right.call({**given, "k": k, "v": v, "softmax_scale": given["q"].shape[-1] ** -0.5 / 2})
 
-    _values("plain", kernel)
+    with pytest.raises(Failure, match="inputs were written to, and then put back: k"):
+        _values("plain", kernel)
+    _values("plain", same_memory)
     with pytest.raises(Failure, match="out"):
         _values("twice", same_memory, same="kv")
 
