@@ -248,3 +248,25 @@ def test_numbers_below_fp32_s_normal_ones_may_be_flushed(factor: str) -> None:
     find("values").run(trial_of(_APART, BACKWARD, _flushing(2.0**-126, factor)))
     with pytest.raises(Failure, match="dbias"):
         find("values").run(trial_of(_APART, BACKWARD, _flushing(2.0**-118, factor)))
+
+
+@pytest.mark.parametrize("shape", ["11", "bh"])
+def test_a_bias_gradient_may_come_in_the_operands_dtype(shape: str) -> None:
+    """What fp16 cannot hold is then 0, whatever the bias's dtype."""
+    values = {"bias": "post_scale", "bias_shape": shape, "bias_dtype": "bf16", "values": "large", "dbias": "yes"}
+    case = case_of("attention_bwd", "scored", dtype="fp16", **values)
+
+    def backward(right: Subject, arguments: Mapping[str, Any]) -> Any:
+        made = right.call(arguments)
+        rounded = made.dbias.half().to(made.dbias.dtype)
+        assert bool(((rounded == 0) & (made.dbias != 0)).any())
+        return made._replace(dbias=rounded)
+
+    find("values").run(trial_of(case, BACKWARD, backward))
+    with pytest.raises(Failure, match="dbias"):
+        find("values").run(trial_of(case, BACKWARD, lambda right, given: _coarse(right.call(given))))
+
+
+def _coarse(made: Any) -> Any:
+    """dbias as fixed-point numbers of 2^-20."""
+    return made._replace(dbias=(made.dbias * 2.0**20).round() / 2.0**20)
