@@ -14,6 +14,7 @@ from te_dispatch.conformance.bounds import rounding
 from te_dispatch.conformance.bounds.attention_own import own
 from te_dispatch.conformance.case import Case
 from te_dispatch.conformance.checks import find
+from te_dispatch.conformance.families import attention_rules
 from te_dispatch.conformance.families.attention_rules import backward_expected, forward_expected
 from te_dispatch.conformance.maker import Maker
 from te_dispatch.conformance.selection import cases_of
@@ -270,3 +271,34 @@ def test_a_bias_gradient_may_come_in_the_operands_dtype(shape: str) -> None:
 def _coarse(made: Any) -> Any:
     """dbias as fixed-point numbers of 2^-20."""
     return made._replace(dbias=(made.dbias * 2.0**20).round() / 2.0**20)
+
+
+def _by_tiles(right: Subject, arguments: Mapping[str, Any]) -> Any:
+    """FP8 units and a cast of e^(z - m) before the division by its sum, as kernels that work tile by tile have them."""
+    made = right.call(arguments)
+    call = spread(widened(arguments))
+    q, k = call.q, call.per_head(call.k)
+    products = q[..., :, None, :] * k[..., None, :, :]
+    unit = 2.0**-13 * products.abs().amax(-1, keepdim=True)
+    z = ((products / unit).trunc() * unit).sum(-1) * call.scale
+    z = z.masked_fill(call.hidden, -torch.inf)
+    weight = torch.exp(z - z.amax(-1, keepdim=True))
+    scale = arguments["s_quantizer"].scale.double()
+    cast = (weight * scale).clamp_max(448.0).to(torch.float8_e4m3fn).double() / scale
+    out = cast @ call.per_head(call.v) / weight.sum(-1, keepdim=True)
+    lse = z.logsumexp(-1)
+    written = call.queries.write(out).reshape(made.out.shape)
+    return made._replace(out=written.to(made.out.dtype), lse=None if made.lse is None else lse.to(made.lse))
+
+
+@pytest.mark.parametrize("dims", ["32/32", "128/128"])
+@pytest.mark.parametrize("mask", ["none", "causal"])
+def test_fp8_attention_by_tiles_is_right_for_who_says_so(dims: str, mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = case_of("attention_fwd", "eight_bit", s="delayed", mask=mask, dims=dims, dtype="fp32", out_cast="none")
+    with pytest.raises(Failure):
+        find("values").run(trial_of(case, FORWARD, _by_tiles))
+    monkeypatch.setattr(attention_rules, "_tiled", lambda judged: True)
+    find("values").run(trial_of(case, FORWARD, _by_tiles))
+    with pytest.raises(Failure):  # half a step more
+        coarse = lambda right, a: (lambda r: r._replace(out=r.out * 1.2))(_by_tiles(right, a))  # noqa: E731
+        find("values").run(trial_of(case, FORWARD, coarse))

@@ -33,6 +33,7 @@ import torch
 
 from te_dispatch.conformance.bounds import U32, UNIT
 from te_dispatch.conformance.bounds.elementary import TWO_ULP, tanh
+from te_dispatch.conformance.bounds.gemm import PROMOTED, U14
 from te_dispatch.conformance.bounds.known import FLUSH, Known, gamma
 from te_dispatch.conformance.spread import Spread
 
@@ -99,10 +100,14 @@ def _max(x: torch.Tensor) -> torch.Tensor:
     return x.amax(1) if x.shape[1] else x.new_full(x.shape[:1], -torch.inf)
 
 
-def logits(call: Spread, wide: bool) -> tuple[Known, Known | None]:
-    """z, and the cap's slope."""
+def logits(call: Spread, wide: bool, units: bool = False) -> tuple[Known, Known | None]:
+    """z, and the cap's slope; `units` where FP8 matrix units multiply, which cut products off (`bounds.gemm`)."""
     q, k = Known.exactly(call.q), Known.exactly(call.per_head(call.k).transpose(-1, -2))
-    z = _dot(q, k, wide) * call.scale  # the scale may as well multiply q
+    z = _dot(q, k, wide)
+    if units and q.value.shape[-1]:
+        largest = q.largest.amax(-1, keepdim=True) * k.largest.amax(-2, keepdim=True)
+        z = Known(z.value, z.error + min(q.value.shape[-1], PROMOTED) * U14 * largest)
+    z = z * call.scale  # the scale may as well multiply q
     bias = None if call.bias is None else Known(call.bias, 4 * U32 * call.bias.abs())
     if bias is not None and call.early:
         z = z + bias * call.scale
@@ -121,16 +126,17 @@ def _one_minus_square(t: Known) -> Known:
     return Known(value, 2 * t.error * t.largest + 2 * U32)
 
 
-def forward(call: Spread, dtype: torch.dtype, keep: torch.Tensor | None = None) -> Forward:
+def forward(call: Spread, dtype: torch.dtype, keep: torch.Tensor | None = None, units: bool = False) -> Forward:
     """Everything but casts.
 
     Args:
         dtype: the operands' (float32 for records, whose products with a scale are no 16-bit numbers).
         keep: bool (b, h, s_q, s_kv), which elements of p dropout keeps; None for all.
+        units: as in `logits`.
     """
     wide, unit = dtype == torch.float32, UNIT[dtype]
     of_exp = TWO_ULP if wide else NARROW_EXP
-    z, slope = logits(call, wide)
+    z, slope = logits(call, wide, units)
     shown = ~call.hidden.expand(z.value.shape)
     columns = z.value.shape[-1]
     open_z = torch.where(shown, z.value, -torch.inf)

@@ -93,7 +93,7 @@ def forward_known(
     """The forward of a call of either operator, casts of p included, and PyTorch's own."""
     call = spread(arguments)
     dtype = _dtype(arguments["q"])
-    made = bounds.forward(call, dtype, keep)
+    made = bounds.forward(call, dtype, keep, tiled and isinstance(arguments["q"], Quantized))
     quantizer = arguments.get("s_quantizer")
     if quantizer is not None:
         made = bounds.with_weights(made, _left_by(quantizer, _before_cast(made), tiled))
