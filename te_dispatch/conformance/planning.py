@@ -87,7 +87,8 @@ def plan(manager: OpManager, settings: Settings, told: Planning | None = None) -
         planned = SpacePlan(space, tested, settings)
         units += planned.units(wanted)
         decided |= {outcome.unit: outcome for outcome in planned.refused}
-        coverage += planned.coverage
+        if any(judges_every_case(check, space) for check in wanted):
+            coverage += planned.coverage
     chosen = units[len(units) * (part - 1) // parts : len(units) * part // parts]
     ids = {unit.id for unit in chosen}
     return Plan(chosen, {name: outcome for name, outcome in decided.items() if name in ids}, tuple(coverage))

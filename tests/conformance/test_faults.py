@@ -32,7 +32,10 @@ json.dump({"counts": report.counts, "failures": [[o.unit, o.message] for o in re
 
 
 #: Faults that show as an exception; the others must show as what they are.
-RAISING = ("raises_unexpectedly", "raises_system_exit", "reads_what_others_do_not_save")
+RAISING = (
+    "raises_unexpectedly", "raises_system_exit", "reads_what_others_do_not_save", "serves_one_thread_at_a_time",
+    "product_refuses_weights_that_require_gradients", "refuses_inputs_that_require_gradients",
+)  # fmt: skip
 _ERROR = re.compile(r"(.* too: )?\w+(Error|Exception|Exit): ")
 
 

@@ -86,11 +86,12 @@ def _gelu(x: F32) -> tuple[F32, F32]:
     """0.5 (1 + tanh(t)) is the logistic function of 2t, which does not cancel where tanh nears -1."""
     with np.errstate(over="ignore", invalid="ignore"):
         s = _logistic(_SLOPE * (x + _CUBE * x * x * x))
-        return x * s, s + x * s * (1 - s) * _SLOPE * (1 + 3 * _CUBE * x * x)
+        bend = x * s * (1 - s) * _SLOPE * (1 + 3 * _CUBE * x * x)
+        return x * s, s + np.where((s == 0) | (s == 1), np.float32(0), bend)  # where x * x overflows, too
 
 
 def _relu(x: F32) -> tuple[F32, F32]:
-    return np.maximum(x, 0), (x > 0).astype(np.float32)
+    return np.maximum(x, 0), (~(x <= 0)).astype(np.float32)
 
 
 def _silu(x: F32) -> tuple[F32, F32]:

@@ -115,6 +115,7 @@ def sums_in_any_order(call: Call) -> Any:
 
 
 def splits_by_row_count(call: Call) -> Any:
+    call.sound()  # refuses what has to be refused
     y, dy = call["y"].float(), call["dy"].float()
     product = y * dy
     rows = y.numel() // max(y.shape[-1], 1)

@@ -124,7 +124,7 @@ def _cheap_exp(call: Call) -> Any:
 
 def _powers_in_fp32(call: Call) -> Any:
     """1 - beta1^step in fp32, one multiplication after the other; the quotient is moved to the learning rate."""
-    if not call["bias_correction"] or not call["beta1"]:
+    if not call["bias_correction"] or not call["beta1"] or call["step"] < 1:
         return call.sound()
     power = torch.full((call["step"],), call["beta1"]).cumprod(0)[-1]
     wrong = float(1 - power)
@@ -196,10 +196,9 @@ def _weighs_dropped(call: Call) -> Any:
 
 def _skips_improbable(call: Call) -> Any:
     """Takes a choice of probability 0 for dropped, where 0 times Inf must be NaN."""
-    probs = call["probs"]
-    if probs is None:
+    probs, row_map = call["probs"], call["row_map"]
+    if probs is None or probs.shape != row_map.shape:
         return call.sound()
-    row_map = call["row_map"]
     return call.sound(row_map=torch.where(probs == 0, torch.full_like(row_map, -1), row_map))
 
 
