@@ -285,7 +285,7 @@ def test_an_applied_function_is_its_apply() -> None:
     x = torch.randn(3, requires_grad=True)
     run(x, 2.0).sum().backward()
     assert torch.equal(x.grad, torch.full((3,), 2.0))
-    with pytest.raises(RuntimeError, match="do not support the transforms of torch.func"):
+    with pytest.raises(RuntimeError, match="do not support the transforms of"):
         torch.func.grad(lambda t: run(t, 2.0).sum())(x)
     leaked: list[torch.Tensor] = []
     torch.func.grad(lambda t: (leaked.append(t), t.sum())[1])(x.detach())
