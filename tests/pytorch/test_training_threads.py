@@ -109,15 +109,17 @@ def test_a_backward_in_another_thread_than_its_forward() -> None:
 
 
 def test_recipes_that_are_made_anew_leave_no_groups_behind() -> None:
-    model = _model(0)
+    """Groups of other tests' modules that are still alive are not counted."""
+    model, recipes = _model(0), []
     for step in range(80):
         recipe = DelayedScaling(amax_history_len=2, amax_compute_algo=lambda history: history.amax(0), margin=step)
+        recipes.append(recipe)
         with te.autocast(recipe=recipe):
             y = model(torch.randn(16, 32))
         y.sum().backward()
-    groups = scale_update.trainer().groups
-    assert sum(bool(group.states()) for group in groups if group.recipe.amax_history_len == 2) == 2
-    assert len(groups) < 10
+    groups = [group for group in scale_update.trainer().groups if group.recipe in recipes]
+    assert sum(bool(group.states()) for group in groups) == 2
+    assert len(groups) < 6
     assert len(thread.states) <= 64
 
 

@@ -27,7 +27,7 @@ from te_dispatch_cuda.gemm_calls import CODES, dense_out, of_codes, placed, prep
 from te_dispatch_cuda.gemm_plans import CALLS, LAID_OUT, NONE, SCALES, UNALIGNED, type_code
 from te_dispatch_cuda.gemm_repeated import copies, repeated
 from te_dispatch_cuda.known_products import Products
-from te_dispatch_cuda.memory import aligned, dense
+from te_dispatch_cuda.memory import dense, dense_aligned
 
 Operand = torch.Tensor | Quantized
 _OF_TENSORS, _OF_RECORDS = Products(), Products()
@@ -130,7 +130,7 @@ def gemm_codes(
     if a.scaling != "tensor":
         a_scale, b_scale = dense(a_scale), dense(b_scale)
     elif (a_data.data_ptr() | b_data.data_ptr() | a_scale.data_ptr() | b_scale.data_ptr()) % CODES:
-        a_data, b_data, a_scale, b_scale = (aligned(x, CODES) for x in (a_data, b_data, a_scale, b_scale))
+        a_data, b_data, a_scale, b_scale = (dense_aligned(x, CODES) for x in (a_data, b_data, a_scale, b_scale))
     kind, layout = _kind(a, b, a_scale, b_scale, layout, split_accumulator)
     dtype = out_dtype or (a.dtype if out is None else out.dtype)
     if epilogue is None and out_quantizer is None and a.global_scale_inv is None:

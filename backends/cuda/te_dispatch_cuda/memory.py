@@ -25,22 +25,21 @@ def address(x: torch.Tensor | None) -> int:
     return 0 if x is None else x.data_ptr()
 
 
+def copied(x: torch.Tensor) -> torch.Tensor:
+    """A row-major copy of x, in memory of its own: the allocator's is aligned to more than any kernel asks for."""
+    target = empty("workspace", tuple(x.shape), x.dtype, x.device)
+    target.copy_(x)
+    return target
+
+
 def dense(x: torch.Tensor) -> torch.Tensor:
     """x, or a copy of it where its elements do not lie one after the other in row-major order."""
-    if x.is_contiguous():
-        return x
-    target = empty("workspace", tuple(x.shape), x.dtype, x.device)
-    target.copy_(x)
-    return target
+    return x if x.is_contiguous() else copied(x)
 
 
-def aligned(x: torch.Tensor, multiple: int) -> torch.Tensor:
-    """x, or a dense copy of it where it does not start at a multiple of so many bytes."""
-    if not x.data_ptr() % multiple:
-        return x
-    target = empty("workspace", tuple(x.shape), x.dtype, x.device)
-    target.copy_(x)
-    return target
+def dense_aligned(x: torch.Tensor, multiple: int) -> torch.Tensor:
+    """x where it is dense and starts at a multiple of so many bytes, else a copy."""
+    return x if x.is_contiguous() and not x.data_ptr() % multiple else copied(x)
 
 
 def matrix_shape(x: torch.Tensor) -> tuple[int, int]:

@@ -19,24 +19,12 @@ from te_dispatch.ops.results import AttentionBackward, AttentionForward, Saved
 from te_dispatch_cuda.attention import calls, repeated, run
 from te_dispatch_cuda.attention.rows import batch_of, dense_lengths
 from te_dispatch_cuda.attention.setting import ALIGNMENT
-from te_dispatch_cuda.memory import dense, empty, stream_of
+from te_dispatch_cuda.memory import copied, dense, dense_aligned, empty, stream_of
 
 FORMAT = "cuda.cudnn/1"
 _NAME = {False: "cuda.cudnn_attention", True: "cuda.cudnn_attention_deterministic"}
 #: Addresses have these bits clear.
 _LOW = ALIGNMENT - 1
-
-
-def aligned(x: torch.Tensor) -> torch.Tensor:
-    """A dense copy of x, in memory that starts at a multiple of what cuDNN loads at once."""
-    target = empty("workspace", tuple(x.shape), x.dtype, x.device)
-    target.copy_(x)
-    return target
-
-
-def dense_aligned(x: torch.Tensor) -> torch.Tensor:
-    """x where it is dense and aligned, else a copy."""
-    return x if x.is_contiguous() and not x.data_ptr() & _LOW else aligned(x)
 
 
 def attention_fwd(
@@ -92,7 +80,7 @@ def attention_fwd(
     addresses = q.data_ptr(), k.data_ptr(), v.data_ptr()
     if call.copied or (addresses[0] | addresses[1] | addresses[2]) & _LOW:
         return attention_fwd(
-            aligned(q), aligned(k), aligned(v), layout=layout, packing=packing, mask=mask, window=window,
+            copied(q), copied(k), copied(v), layout=layout, packing=packing, mask=mask, window=window,
             cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, cu_seqlens_q_padded=cu_seqlens_q_padded,
             cu_seqlens_kv_padded=cu_seqlens_kv_padded, max_seqlen_q=max_seqlen_q, max_seqlen_kv=max_seqlen_kv,
             page_table=page_table, bias=bias, bias_type=bias_type, softmax_scale=softmax_scale,
@@ -107,7 +95,7 @@ def attention_fwd(
     largest = empty("max_logit", (call.heads,), torch.float32, device) if with_max_logit else None
     workspace = empty("workspace", (call.bytes,), torch.uint8, device)
     table = page_table if page_table is None else dense(page_table)
-    bias = None if bias is None else dense_aligned(bias)
+    bias = None if bias is None else dense_aligned(bias, ALIGNMENT)
     sink = None if softmax_offset is None else dense(softmax_offset)
     lengths = dense_lengths(cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded, cu_seqlens_kv_padded)
     run.forward(
@@ -183,7 +171,7 @@ def attention_bwd(
     addresses = q.data_ptr(), k.data_ptr(), v.data_ptr()
     if call.copied or (addresses[0] | addresses[1] | addresses[2]) & _LOW:
         return attention_bwd(
-            dout, aligned(q), aligned(k), aligned(v), out, lse, saved, layout=layout, packing=packing, mask=mask,
+            dout, copied(q), copied(k), copied(v), out, lse, saved, layout=layout, packing=packing, mask=mask,
             window=window, cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv,
             cu_seqlens_q_padded=cu_seqlens_q_padded, cu_seqlens_kv_padded=cu_seqlens_kv_padded,
             max_seqlen_q=max_seqlen_q, max_seqlen_kv=max_seqlen_kv, bias=bias, bias_type=bias_type,
@@ -192,9 +180,9 @@ def attention_bwd(
         )  # fmt: skip
     device, index = q.device, key[0]
     stream = stream_of(index)
-    dout, out, lse = dense_aligned(dout), dense_aligned(out), dense(lse)
+    dout, out, lse = dense_aligned(dout, ALIGNMENT), dense_aligned(out, ALIGNMENT), dense(lse)
     dq, dk, dv = call.gradients(device)
-    bias = None if bias is None else dense_aligned(bias)
+    bias = None if bias is None else dense_aligned(bias, ALIGNMENT)
     dbias = made_dbias = None
     if with_dbias and bias is not None:
         dbias = made_dbias = empty("dbias", tuple(bias.shape), bias.dtype, device)

@@ -17,15 +17,15 @@ from te_dispatch.numerics.quantizers import Quantizer
 from te_dispatch.ops.checks import attention as checks
 from te_dispatch.ops.results import AttentionBackward, AttentionForward, Saved
 from te_dispatch_cuda.attention import eight_bit_graphs as graphs
-from te_dispatch_cuda.attention.cudnn import aligned, dense_aligned
 from te_dispatch_cuda.attention.run import execute
-from te_dispatch_cuda.memory import empty, stream_of
+from te_dispatch_cuda.attention.setting import ALIGNMENT
+from te_dispatch_cuda.memory import copied, dense_aligned, empty, stream_of
 from te_dispatch_cuda.native import load
 
 _native = load()
 FORMAT = "cuda.cudnn_fp8/1"
 NAME = "cuda.cudnn_fp8_attention"
-_LOW = 15
+_LOW = ALIGNMENT - 1
 
 
 def _codes(name: str, x: Quantized) -> tuple[torch.Tensor, torch.Tensor]:
@@ -114,7 +114,7 @@ def attention_fwd(
     if call.refused is not None:
         raise Declined(call.refused)
     if call.unfit or (qc.data_ptr() | kc.data_ptr() | vc.data_ptr()) & _LOW:
-        qc, kc, vc = aligned(qc), aligned(kc), aligned(vc)
+        qc, kc, vc = copied(qc), copied(kc), copied(vc)
         key = _key(qc, kc, vc, layout, mask, softmax_scale)
         call = graphs.CALLS.get((key, inference)) or graphs.forward(key, inference)
         if call.refused is not None:
@@ -197,12 +197,12 @@ def attention_bwd(
     key = _key(qc, kc, vc, layout, mask, softmax_scale)
     call = graphs.CALLS.get((key, encodings)) or graphs.backward(key, encodings)
     if call.unfit or (qc.data_ptr() | kc.data_ptr() | vc.data_ptr()) & _LOW:
-        qc, kc, vc = aligned(qc), aligned(kc), aligned(vc)
+        qc, kc, vc = copied(qc), copied(kc), copied(vc)
         key = _key(qc, kc, vc, layout, mask, softmax_scale)
         call = graphs.CALLS.get((key, encodings)) or graphs.backward(key, encodings)
     if call.refused is not None:
         raise RuntimeError(f"{NAME}: {call.refused}; the forward of this call was another one")
-    oc, gc = dense_aligned(oc), dense_aligned(gc)
+    oc, gc = dense_aligned(oc, ALIGNMENT), dense_aligned(gc, ALIGNMENT)
     device, index = q.device, key[0]
     stream = stream_of(index)
     names = ("dq", "dk", "dv")

@@ -18,11 +18,10 @@ from te_dispatch.core.errors import Declined
 from te_dispatch.numerics.quantizers import Quantizer
 from te_dispatch.ops.checks import attention as checks
 from te_dispatch.ops.results import AttentionBackward, AttentionForward, Saved
-from te_dispatch_cuda.attention.cudnn import aligned
 from te_dispatch_cuda.attention.flash_packages import FOUR, THREE, TWO, Options, Package
 from te_dispatch_cuda.attention.rows import Sequences, batch_of, dense_lengths, rows
 from te_dispatch_cuda.attention.setting import ALIGNMENT, Setting, fits, packed
-from te_dispatch_cuda.memory import empty, stream_of
+from te_dispatch_cuda.memory import copied, empty, stream_of
 
 
 class Batch(NamedTuple):
@@ -68,7 +67,7 @@ def _options(
 def _batch_first(x: torch.Tensor, layout: str) -> torch.Tensor:
     """(b, s, h, d), or (t, h, d): a view, unless it does not lie as the packages load it."""
     if x.data_ptr() % ALIGNMENT or not fits(x.shape, x.stride(), x.element_size()):
-        x = aligned(x)
+        x = copied(x)
     return x.transpose(0, 1) if layout == "sbhd" else x
 
 
