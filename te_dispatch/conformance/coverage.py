@@ -46,6 +46,7 @@ class Claims:
         self.subjects = {one.id: one for one in subjects}
         self.seed = seed
         self._known: dict[tuple[str, ...], dict[str, Claim]] = {}
+        self._operands: dict[tuple[str, ...], frozenset[str]] = {}
 
     def claim(self, subject: str, values: Values) -> Claim:
         """Whether dispatch would give the subject a call of these values. Made once for all subjects."""
@@ -59,7 +60,17 @@ class Claims:
         case = Case.of(self.space.operator, self.space.name, values, self.seed)
         first = next(iter(self.subjects.values()))
         arguments = transfer.moved(self.space.make(case.values, Sketch(case, first.manager)), first.device)
+        self._operands[tuple(values.values())] = frozenset(
+            name
+            for name, value in arguments.items()
+            if any(tensor.numel() for _, tensor in transfer.tensors({name: value}))
+        )
         return {name: subject.claim(arguments) for name, subject in self.subjects.items()}
+
+    def operands(self, values: Values) -> frozenset[str]:
+        """Names of the parameters for which a call of these values has tensors that are not empty."""
+        self.claim(next(iter(self.subjects)), values)
+        return self._operands[tuple(values.values())]
 
     def hopeless(self, subject: str, values: Values) -> bool:
         """Whether the refusal of one combination is a refusal of all."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import random
 from collections.abc import Iterator, Sequence
@@ -10,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from te_dispatch.conformance import checks, covering
 from te_dispatch.conformance.case import Case, Unit
 from te_dispatch.conformance.coverage import Claims, Coverage, cover
+from te_dispatch.conformance.inputs import SPECIAL
 from te_dispatch.conformance.outcome import Outcome
 from te_dispatch.conformance.settings import Settings
 from te_dispatch.conformance.space import Space, Values
@@ -17,6 +19,8 @@ from te_dispatch.conformance.subject import Subject
 
 #: Level smoke runs at most so many cases of a space per implementation; its axes' values come in pairs before that.
 SMOKE_CASES = 6
+#: A check of each operand sees it in so many cases: one case may drop, mask or ignore what an operand holds.
+EACH_OPERAND = 2
 #: Seeds of level soak.
 SOAK_SEEDS = 3
 
@@ -130,8 +134,22 @@ class SpacePlan:
                 yield from self._of_all(check, able)
                 continue
             for one in able if count else ():
-                chosen = spread(self.space, self._claimed[one.id], count) or self._all[one.id][:1]
+                chosen = self._chosen(check, one, count) or self._all[one.id][:1]
                 yield from self._noted(check, one, chosen)
+
+    def _chosen(self, check: checks.Check, one: Subject, count: int) -> list[Case]:
+        claimed = self._claimed[one.id]
+        if not check.each_operand or self.space.sampled:
+            return spread(self.space, claimed, count)
+        ordered = sorted(claimed, key=functools.partial(_unusual, self.space))
+        chosen: list[Case] = []
+        seen: collections.Counter[str] = collections.Counter()
+        for case in ordered:
+            given = self._claims.operands(case.values)
+            if len(chosen) < count and any(seen[name] < EACH_OPERAND for name in given):
+                chosen.append(case)
+                seen.update(given)
+        return chosen
 
     def _of_all(self, check: checks.Check, able: Sequence[Subject]) -> Iterator[Unit]:
         order: dict[Case, list[Subject]] = {}
@@ -167,6 +185,16 @@ def spread(space: Space, cases: Sequence[Case], count: int) -> list[Case]:
         chosen.append(best)
         seen.update(best.axes)
     return chosen
+
+
+def _unusual(space: Space, case: Case) -> int:
+    """How many axes do not have their plainest value. NaN and Inf among an operand's values count for more than that,
+    and a size beyond the usual thresholds for more still."""
+    values = case.values
+    differing = sum(axis.values[0] != values[axis.name] for axis in space.axes)
+    special = sum(value in SPECIAL for value in values.values())
+    large = sum(values[axis.name] in axis.once for axis in space.axes)
+    return differing + 100 * special + 10_000 * large
 
 
 def _is_soak(space: Space, case: Case) -> bool:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from te_dispatch.conformance.maker import Maker
 from te_dispatch.conformance.oracle import Oracle
 from te_dispatch.conformance.outputs import named_results
 from te_dispatch.conformance.rules import Finding, Rule, judge
-from te_dispatch.conformance.space import Arguments, Judged, Space, find
+from te_dispatch.conformance.space import Arguments, Judged, Space, Values, find
 from te_dispatch.conformance.subject import Claim, Subject, subjects
 from te_dispatch.conformance.world import World
 from te_dispatch.core.errors import Declined
@@ -98,6 +98,22 @@ class Trial:
         """The same of the same case with other data."""
         return Trial(self.subject, dataclasses.replace(self.case, seed=seed), self.oracle, self.space)
 
+    def with_values(self, how: str, change: Callable[[Arguments], Arguments]) -> Trial:
+        """The same case with operands that hold other values. What it finds is reported with what this trial finds.
+
+        Args:
+            how: part of the new case's id; equal words mean equal changes.
+            change: the new arguments, on the host, of the case's own.
+        """
+
+        def make(values: Values, maker: Maker) -> Arguments:
+            return change(self.space.make(values, maker))
+
+        case = dataclasses.replace(self.case, axes=(*self.case.axes, ("memory", how)))
+        other = Trial(self.subject, case, self.oracle, dataclasses.replace(self.space, make=make))
+        other.findings, other.notes = self.findings, self.notes
+        return other
+
     def call(self, arguments: Mapping[str, Any]) -> Any:
         """Run the subject, and see that it leaves global state as it found it.
 
@@ -122,8 +138,17 @@ class Trial:
         """The oracle's results by path, on the host. Computed once per case, whichever implementation asks."""
         return self.oracle.results(self.space, self.case, self.arguments)
 
-    def judge(self, result: Any, arguments: Mapping[str, Any]) -> list[Finding]:
+    def judge(
+        self,
+        result: Any,
+        arguments: Mapping[str, Any],
+        read: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
+    ) -> list[Finding]:
         """Compare a call's results with the oracle's, and keep the findings.
+
+        Args:
+            read: (result, what is expected) -> what is judged in place of the result, where a check leaves some of it
+                open.
 
         Raises:
             Failure: a result is missing, or not as it must be.
@@ -134,6 +159,8 @@ class Trial:
         if actual.keys() != expected.keys():
             missing, more = sorted(expected.keys() - actual.keys()), sorted(actual.keys() - expected.keys())
             raise Failure(f"results differ: missing {missing or 'none'}, not expected {more or 'none'}")
+        if read is not None:
+            actual = {path: read(tensor, expected[path]) for path, tensor in actual.items()}
         judged = Judged(self.case.values, self.arguments(), expected, actual, self.subject.traits, self.subject.claims)
         try:
             rules = self.space.rules(judged)

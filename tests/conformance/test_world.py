@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import random
+import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -41,6 +44,8 @@ LEAKS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "autocast": (lambda: torch.set_autocast_enabled("cpu", True), "autocast"),
     "cudnn's search": (lambda: setattr(torch.backends.cudnn, "benchmark", True), "cudnn.benchmark"),
+    "no garbage collection": (gc.disable, "Python's garbage collection"),
+    "another folder": (lambda: os.chdir(tempfile.gettempdir()), "the working directory"),
     "oneDNN off": (lambda: setattr(torch.backends.mkldnn, "enabled", False), "mkldnn.enabled"),
 }  # fmt: skip
 
@@ -64,6 +69,15 @@ def test_a_call_that_leaves_state_behind_fails(name: str) -> None:
     with pytest.raises(Failure, match=f"changed global state and left it so: .*{message}"):
         find("values").run(trial_of(CASE, "torch.softmax_fwd", leaving))
     find("values").run(trial_of(CASE, "torch.softmax_fwd"))  # what was left is put back
+
+
+def test_a_call_that_gives_an_operand_a_gradient_fails() -> None:
+    def giving(right: Any, arguments: Any) -> Any:
+        arguments["x"].grad = torch.zeros_like(arguments["x"])
+        return right.call(arguments)
+
+    with pytest.raises(Failure, match="x was given a gradient"):
+        find("values").run(trial_of(CASE, "torch.softmax_fwd", giving))
 
 
 def test_a_call_that_raises_and_leaves_state_behind_fails() -> None:

@@ -27,6 +27,7 @@ class Check:
         doc: one phrase for reports.
         of_errors: for spaces whose calls must raise; all other checks are for those whose calls return.
         claim: the claim of a manifest that it judges, if it judges one.
+        each_operand: its cases are the plainest that have each operand twice, not the most different ones.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Check:
     doc: str
     of_errors: bool = False
     claim: str = ""
+    each_operand: bool = False
 
 
 _checks: dict[str, Check] = {}
@@ -88,6 +90,7 @@ def _load() -> None:
         gradients,
         layout,
         memoized,
+        nonfinite,
         placement,
         refusing,
         repeatability,

@@ -8,7 +8,6 @@ caller has no other. What none may do is to read as if elements were adjacent, o
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,11 +16,9 @@ import torch
 
 from te_dispatch.conformance import arranging
 from te_dispatch.conformance.arranging import Arranged, Plan
-from te_dispatch.conformance.case import Case
 from te_dispatch.conformance.checks import Check, register
 from te_dispatch.conformance.checks.values import changed_inputs, synchronize
-from te_dispatch.conformance.maker import Maker
-from te_dispatch.conformance.space import Arguments, Space, Values
+from te_dispatch.conformance.space import Arguments, Space
 from te_dispatch.conformance.subject import Subject
 from te_dispatch.conformance.transfer import mapped, tensors
 from te_dispatch.conformance.trial import Failure, Trial
@@ -94,23 +91,10 @@ def permuted(trial: Trial) -> None:
 def expanded(trial: Trial) -> None:
     """Operands of one row for all, and gradients of one number for all."""
     memory = trial.subject.operator.memory
-    _check(_with(trial, "expanded", _equal_rows(memory)), arranging.expanded)
+    _check(trial.with_values("expanded", _equal_rows(memory)), arranging.expanded)
     gradients = tuple(name for name in _GRADIENTS if name in memory)
     if gradients:
-        _check(_with(trial, "constant", _equal_everywhere(gradients)), arranging.constant, gradients)
-
-
-def _with(trial: Trial, how: str, change: Callable[[Arguments], Arguments]) -> Trial:
-    """A trial of the same case with other values, which shares what is reported."""
-
-    def make(values: Values, maker: Maker) -> Arguments:
-        return change(trial.space.make(values, maker))
-
-    case = dataclasses.replace(trial.case, axes=(*trial.case.axes, ("memory", how)))
-    other = Trial(trial.subject, Case(case.operator, case.space, case.axes, case.seed), trial.oracle,
-                  dataclasses.replace(trial.space, make=make))  # fmt: skip
-    other.findings, other.notes = trial.findings, trial.notes
-    return other
+        _check(trial.with_values("constant", _equal_everywhere(gradients)), arranging.constant, gradients)
 
 
 def _equal_rows(memory: Mapping[str, str]) -> Callable[[Arguments], Arguments]:

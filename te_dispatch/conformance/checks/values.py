@@ -73,6 +73,9 @@ def _call(trial: Trial, poison: int) -> tuple[Any, Arguments]:
     written = [path for path in before if after[path] != versions[path]]
     if written:
         raise Failure(f"inputs were written to, and then put back: {', '.join(written)}")
+    given = [path for path, tensor in tensors(dict(arguments)) if tensor.is_leaf and tensor.grad is not None]
+    if given:
+        raise Failure(f"{given[0]} was given a gradient: operators are below autograd")
     made = _made(trial.results(result, arguments))
     shared = _shared_memory(made, arguments, expected_form)
     if shared is not None:

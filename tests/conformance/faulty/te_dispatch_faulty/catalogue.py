@@ -23,6 +23,7 @@ from te_dispatch_faulty import (
     products,
     rows,
     scores,
+    secondary,
     sizes,
     special,
     state,
@@ -307,7 +308,7 @@ _CONDUCT = (
     *_of(conduct, "pad_rows", "pad_rows", raises_system_exit="raises SystemExit"),
 )  # fmt: skip
 
-_TABLES = (sizes, operands, special, state, draws, options, narrow)
+_TABLES = (sizes, operands, special, secondary, state, draws, options, narrow)
 
 FAULTS: tuple[Fault, ...] = (
     *(*_CASTS, *_FORMS, *_PRODUCTS, *_ROWS, *_SCORES, *_STEPS, *_CONDUCT),

@@ -31,6 +31,20 @@ from te_dispatch_faulty.arithmetic import (
 )
 from te_dispatch_faulty.binding import Call, swapped
 from te_dispatch_faulty.fault import Fault
+from te_dispatch_faulty.formulas import (
+    activation_by_sigmoids,
+    adam_with_folded_corrections,
+    contiguous_operands,
+    flash_backward,
+    flash_forward,
+    in_a_thread,
+    keeps_constants,
+    norm_by_power,
+    norm_gradient_in_fp64,
+    rope_by_complex_numbers,
+    softmax_gradient_distributed,
+    unpermute_in_fp64,
+)
 from te_dispatch_faulty.spoiling import Behaviour, operand
 from te_dispatch_torch.activation import _backward, _forward
 from te_dispatch_torch.dropout import keep_mask
@@ -316,4 +330,28 @@ VARIATIONS = (
         "attention_fwd", "unfused_attention", "unfused_attention_bwd",
         attention_draws_otherwise=("has a generator of its own", _other_draws),
     ),
+    *_variations("attention_fwd", "unfused_attention", flash_attention=("works by tiles of keys", flash_forward)),
+    *_variations("attention_bwd", "unfused_attention_bwd", flash_gradient=("works by tiles of keys", flash_backward)),
+    *_variations("activation_fwd", activation_by_sigmoids=("computes gelu by a sigmoid", activation_by_sigmoids)),
+    *_variations(
+        "softmax_bwd", softmax_gradient_distributed=("multiplies before it subtracts", softmax_gradient_distributed)
+    ),
+    *_variations("layernorm_bwd", layernorm_gradient_in_fp64=("computes in fp64", norm_gradient_in_fp64)),
+    *_variations("rmsnorm_bwd", rms_gradient_in_fp64=("computes in fp64", norm_gradient_in_fp64)),
+    *_variations("rope_fwd", rope_by_complex_numbers=("multiplies complex numbers", rope_by_complex_numbers)),
+    *_variations(
+        "multi_tensor_adam",
+        adam_with_folded_corrections=("folds bias corrections into the step", adam_with_folded_corrections),
+    ),
+    *_variations("multi_tensor_l2norm", norm_by_64_sums=("keeps 64 sums in fp64", norm_by_power)),
+    *_variations("moe_unpermute", unpermute_in_fp64=("computes in fp64", unpermute_in_fp64)),
+    *_variations(
+        "gemm", "matmul",
+        product_of_contiguous_operands=("copies operands first", contiguous_operands),
+        product_keeps_constants=("keeps a constant", keeps_constants("b")),
+        product_in_a_thread=("computes in a thread of its own", in_a_thread),
+    ),
+    *_variations("layernorm_fwd", norm_keeps_constants=("keeps a constant", keeps_constants("x"))),
+    *_variations("dropout_add_fwd", dropout_of_contiguous_operands=("copies operands first", contiguous_operands)),
+    *_variations("quantize", quantize_in_a_thread=("computes in a thread of its own", in_a_thread)),
 )  # fmt: skip
