@@ -110,11 +110,13 @@ def _unknown_facts(
 ) -> dict[str, list[str]]:
     """Device facts of no standard name that no probe tells -> the implementations that require them.
 
-    Of a backend with probes that found no device of theirs nothing can be said.
+    Of a backend with probes that found no device of theirs nothing can be said. What its own probes tell counts even
+    where a backend native to the device is believed instead.
     """
-    if backend.manifest.devices and not any(a.value for a in answers if a.kind == "devices"):
+    own = [device for a in answers if a.kind == "devices" for device in a.value or ()]
+    if backend.manifest.devices and not own:
         return {}
-    told = {*DEVICE_FACTS, *(name for device in devices for name in device["facts"])}
+    told = {*DEVICE_FACTS, *(name for device in (*devices, *own) for name in device["facts"])}
     found: dict[str, list[str]] = {}
     for implementation in backend.manifest.implementations:
         for name in sorted({name for condition in implementation.requires for name in condition.reads()}):
