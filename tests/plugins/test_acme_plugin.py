@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from .workshop import SOURCES, Environment, create_environment, needs_a_compiler
+from .workshop import SOURCES, Environment, build_wheel, create_environment, needs_a_compiler
 
 pytestmark = pytest.mark.slow
 
@@ -56,6 +57,14 @@ def test_the_wheel_is_of_one_platform_and_any_python(wheels: dict[str, Path]) ->
     assert wheel.name.startswith("te_dispatch_acme-0.1.0-py3-none-linux_")
     names = zipfile.ZipFile(wheel).namelist()
     assert [name for name in names if "kernels" in name] == ["te_dispatch_acme/_kernels.abi3.so"]
+
+
+def test_without_a_compiler_the_wheel_is_built_without_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ignored = shutil.ignore_patterns("build", "*.egg-info", "*.so")
+    source = shutil.copytree(SOURCES["te-dispatch-acme"], tmp_path / "source", ignore=ignored)
+    monkeypatch.setenv("CC", str(tmp_path / "no_compiler"))
+    names = zipfile.ZipFile(build_wheel(source, tmp_path)).namelist()
+    assert "te_dispatch_acme/compiled_softmax.py" in names and not [name for name in names if "kernels" in name]
 
 
 @contextmanager
