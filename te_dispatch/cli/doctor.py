@@ -24,6 +24,7 @@ from te_dispatch.cli.probing import TIME_LIMIT, Answer, probes_of, run_probes
 from te_dispatch.core.discovery import find, list_entry_points
 from te_dispatch.core.environment import debug_setting, environment_layers
 from te_dispatch.core.errors import PolicyError
+from te_dispatch.core.manifest import CANONICAL
 from te_dispatch.core.operator import OPERATORS
 from te_dispatch.core.policy.file import load_policy
 from te_dispatch.core.policy.known import DEVICE_FACTS, VERSION_PREFIX, Known
@@ -68,8 +69,10 @@ def examine(time_limit: float = TIME_LIMIT) -> dict[str, Any]:
     answers = dict(zip((b.name for b in backends), asked))
     devices = _devices(backends, answers)
     shown = [_backend(backend, snapshot, answers[backend.name]) for backend in backends]
+    formats = {(i.operator, i.saved_format) for backend in backends for i in backend.manifest.implementations}
     for backend, data_of_one in zip(backends, shown):
         data_of_one["unknown_facts"] = _unknown_facts(backend, answers[backend.name], devices)
+        data_of_one["without_companion"] = _without_companion(backend, formats)
     known = Known.of([backend.manifest for backend in backends], OPERATORS)
     data: dict[str, Any] = {
         "python": platform.python_version(),
@@ -110,17 +113,38 @@ def _unknown_facts(
 ) -> dict[str, list[str]]:
     """Device facts of no standard name that no probe tells -> the implementations that require them.
 
-    Of a backend with probes that found no device of theirs nothing can be said.
+    Of a backend with probes that found no device of theirs nothing can be said. What its own probes tell counts even
+    where a backend native to the device is believed instead.
     """
-    if backend.manifest.devices and not any(a.value for a in answers if a.kind == "devices"):
+    own = [device for a in answers if a.kind == "devices" for device in a.value or ()]
+    if backend.manifest.devices and not own:
         return {}
-    told = {*DEVICE_FACTS, *(name for device in devices for name in device["facts"])}
+    told = {*DEVICE_FACTS, *(name for device in (*devices, *own) for name in device["facts"])}
     found: dict[str, list[str]] = {}
     for implementation in backend.manifest.implementations:
         for name in sorted({name for condition in implementation.requires for name in condition.reads()}):
             fact = name.removeprefix(DEVICE_PREFIX)
             if name != fact and fact not in told and not fact.startswith(VERSION_PREFIX):
                 found.setdefault(name, []).append(f"{backend.name}.{implementation.name}")
+    return found
+
+
+def _without_companion(backend: InstalledBackend, formats: set[tuple[str, str]]) -> dict[str, str]:
+    """Implementation -> what is missing for it to be chosen in training: a counterpart with its saved format.
+
+    Args:
+        formats: operators and saved formats of all implementations that are installed.
+    """
+    found = {}
+    for implementation in backend.manifest.implementations:
+        operator, saved = OPERATORS.get(implementation.operator), implementation.saved_format
+        if operator is None or operator.companion is None or saved == CANONICAL or implementation.inference:
+            continue
+        if (operator.companion, saved) not in formats:
+            verb = "leaves it" if operator.backward else "reads it"
+            found[f"{backend.name}.{implementation.name}"] = (
+                f"its saved format is {saved!r}, and no implementation of {operator.companion} {verb}"
+            )
     return found
 
 
@@ -194,6 +218,7 @@ def _problems(data: dict[str, Any], known: Known) -> list[str]:
         where = f"backend {backend['name']!r} of {backend['distribution']} {backend['version']}"
         problems += [f"{where}: {name}: {why}" for name, why in backend["unusable"].items()]
         problems += [f"{where}: its probe {f['probe']} {f['reason']}" for f in backend["probe_failures"]]
+        problems += [f"{where}: {name}: {why}" for name, why in backend["without_companion"].items()]
         problems += [
             f"{where}: {', '.join(names)}: requires {fact}, which no probe tells of any device here; a fact that is "
             "unknown is assumed to suit"

@@ -91,8 +91,10 @@ def facts_problem(facts: object, type: str, vendors: Collection[str]) -> str | N
     if vendors and facts.vendor not in vendors:
         hint = did_you_mean(facts.vendor, vendors)
         return f"says vendor {facts.vendor!r}, to which its manifest is not native{hint}"
+    if not vendors and type in _TYPES.values() and facts.vendor not in _TYPES:
+        return f"says vendor {facts.vendor!r}, which is not in its manifest's vendors"
     elsewhere = _TYPES.get(facts.vendor, type)
-    if elsewhere != type or (not vendors and type in _TYPES.values() and facts.vendor not in _TYPES):
+    if elsewhere != type:
         return f"says vendor {facts.vendor!r}, whose devices are not of this type"
     return None
 

@@ -273,6 +273,9 @@ def _fact_problem(atom: Atom, fact: Fact) -> str | None:
             return _value_problem(where, atom, int)
         if fact.kind == "dtype":
             return _value_problem(where, atom, str, DTYPES)
+        wrong = [v for v in atom.values if fact.boolean and v is not None and not isinstance(v, bool)]
+        if wrong:
+            return f"{where}: {fact.name} is True or False, got {wrong[0]!r}"
         return _value_problem(where, atom, bool if fact.presence else None, fact.words, True)
     if fact.kind == "dtype" or fact.words or fact.presence:
         return f"{where}: {fact.name} does not compare; list values with OneOf"

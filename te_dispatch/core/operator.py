@@ -17,6 +17,7 @@ from typing import Any
 from te_dispatch.core.facts import UNKNOWN, CallFacts, FactValue
 from te_dispatch.core.memory import forms_of
 from te_dispatch.numerics.quantized import SCALINGS
+from te_dispatch.numerics.quantizers import KINDS
 
 _DTYPE_NAMES = {
     "torch.float32": "fp32",
@@ -205,7 +206,7 @@ def quantizer_facts(parameter: str, optional: bool = True) -> list[Fact]:
     """Facts of a quantizer parameter: its kind and target encoding, None where no quantizer is given."""
     guard = f"None if {parameter} is None else " if optional else ""
     return [
-        Fact(parameter, f"({guard}{parameter}.kind)", "option", f"kind of `{parameter}`"),
+        Fact(parameter, f"({guard}{parameter}.kind)", "option", f"kind of `{parameter}`", words=KINDS),
         Fact(f"{parameter}.encoding", f"({guard}{parameter}.encoding)", "dtype", f"target encoding of `{parameter}`"),
         Fact(
             f"{parameter}.scaling",

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     import torch
 
 
+#: Values of `kind`.
+KINDS = ("delayed", "current", "block", "mxfp8", "nvfp4")
+
+
 @dataclass(frozen=True)
 class _Cast:
     """What all quantizers share.

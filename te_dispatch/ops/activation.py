@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from te_dispatch.core.facts import Derived, fact
 from te_dispatch.core.operator import operator
 from te_dispatch.ops.results import ActivationBackward, ActivationForward
-from te_dispatch.ops.shapes import empty_quantized
+from te_dispatch.ops.shapes import USAGES, empty_quantized
 
 if TYPE_CHECKING:
     import torch
@@ -66,7 +66,7 @@ def _forward_shape(
     operands=("x",),
     quantizers=("quantizer",),
     options=("kind", "usage", "with_out", "params"),
-    words={"kind": KINDS},
+    words={"kind": KINDS, "usage": USAGES},
     dtypes=("out_dtype",),
     sizes={"k": "x.shape[-1]"},
     companion="activation_bwd",
@@ -93,7 +93,7 @@ def activation_fwd(
 
     Args:
         x: (..., K) float32, bfloat16, float16, or `Quantized` (its values are used).
-        kind: see the module; gated kinds need an even K and give K / 2.
+        kind: formulas in ``docs/numerics.md``, Formulas; gated kinds need an even K and give K / 2.
         params: ``clamped_swiglu`` only: (limit, alpha), None for (7, 1.702).
         quantizer, usage: also cast the result (from fp32) as `quantize` would.
         with_out: return `out` beside `out_quantized`; without a quantizer it is always returned.
@@ -134,7 +134,7 @@ def _backward_shape(
     tensors=("dy",),
     quantizers=("quantizer",),
     options=("kind", "usage", "with_dx", "with_dbias", "params"),
-    words={"kind": KINDS},
+    words={"kind": KINDS, "usage": USAGES},
     sizes={"k": "x.shape[-1]"},
     companion="activation_fwd",
     backward=True,

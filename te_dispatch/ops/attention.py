@@ -62,22 +62,29 @@ _SIZES = {
     "head_dim_v": "v.shape[-1]",
 }
 _FACTS = (
-    Fact("dropout", "(dropout_p > 0.0)", doc="whether dropout is on"),
-    Fact("softcap", "(softcap > 0.0)", doc="whether logits are capped"),
+    Fact("dropout", "(dropout_p > 0.0)", doc="whether dropout is on", boolean=True),
+    Fact("softcap", "(softcap > 0.0)", doc="whether logits are capped", boolean=True),
     Fact(
         "window",
         # (-1, 0) is what a causal mask means anyway.
         "(window is not None and window != (-1, -1) and not (window == (-1, 0) and 'causal' in mask))",
         doc="whether a sliding window is set",
+        boolean=True,
     ),
     Fact("softmax_scale", "(softmax_scale is not None)", doc="whether a scale other than the default is given"),
     Fact("max_seqlen_q", "(max_seqlen_q is not None)"),
     Fact("max_seqlen_kv", "(max_seqlen_kv is not None)"),
-    Fact("same_head_dim", "(q.shape[-1:] == v.shape[-1:])", doc="whether values have the queries' head dimension"),
+    Fact(
+        "same_head_dim",
+        "(q.shape[-1:] == v.shape[-1:])",
+        doc="whether values have the queries' head dimension",
+        boolean=True,
+    ),
     Fact(
         "same_seqlen",
         "(layout != 'thd' and q.shape[layout == 'bshd' :][:1] == k.shape[layout == 'bshd' :][:1])",
         doc="whether a dense layout has as many queries as keys",
+        boolean=True,
     ),
 )
 

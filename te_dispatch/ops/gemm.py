@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from te_dispatch.core.errors import NoImplementation
 from te_dispatch.core.operator import OPERATORS, Fact, operator
 from te_dispatch.core.resolve import resolve
+from te_dispatch.numerics.quantized import SCALINGS
 from te_dispatch.ops.results import Gemm
 from te_dispatch.ops.shapes import empty_quantized, rows_of
 
@@ -149,12 +150,12 @@ def _gemm_shape(
     options=("layout", "accumulate", "epilogue", "split_accumulator"),
     words={"layout": LAYOUTS, "epilogue": EPILOGUES},
     dtypes=("out_dtype",),
-    sizes={
-        "k": "_rows(a) if layout == 'TN' else a.shape[-1]",
-        "m": "a.shape[-1] if layout == 'TN' else _rows(a)",
-        "n": "_rows(b) if layout == 'NT' else b.shape[-1]",
-    },
-    facts=(Fact("alpha.one", "(alpha == 1)", doc="whether alpha is exactly 1"),),
+    facts=(
+        Fact("k", "(_rows(a) if layout == 'TN' else a.shape[-1])", "size", "the contracted dimension"),
+        Fact("m", "(a.shape[-1] if layout == 'TN' else _rows(a))", "size", "rows of the product, all together"),
+        Fact("n", "(_rows(b) if layout == 'NT' else b.shape[-1])", "size", "columns of the product"),
+        Fact("alpha.one", "(alpha == 1)", doc="whether alpha is exactly 1", boolean=True),
+    ),
     mutates=("out", "aux_quantizer.amax", "out_quantizer.amax"),
 )
 def gemm(
@@ -256,11 +257,16 @@ def _grouped_shape(
     facts=(
         Fact("a.dtype", "(a[0].encoding if a[0].__class__ in _RECORDS else a[0].dtype)", "dtype"),
         Fact("b.dtype", "(b[0].encoding if b[0].__class__ in _RECORDS else b[0].dtype)", "dtype"),
-        Fact("a.scaling", "(a[0].scaling if a[0].__class__ in _RECORDS else 'none')"),
-        Fact("b.scaling", "(b[0].scaling if b[0].__class__ in _RECORDS else 'none')"),
+        Fact("a.scaling", "(a[0].scaling if a[0].__class__ in _RECORDS else 'none')", words=("none", *SCALINGS)),
+        Fact("b.scaling", "(b[0].scaling if b[0].__class__ in _RECORDS else 'none')", words=("none", *SCALINGS)),
         Fact("a", "len(a)", "size", "number of groups"),
         Fact("b", "len(b)", "size", "number of groups"),
-        Fact("splits", "('none' if splits is None else 'host' if splits.__class__ in _SEQUENCES else 'device')"),
+        Fact(
+            "splits",
+            "('none' if splits is None else 'host' if splits.__class__ in _SEQUENCES else 'device')",
+            doc="where the splits are",
+            words=("none", "host", "device"),
+        ),
         Fact("bias", "(bias is not None)"),
         Fact("out", "(out is not None)"),
     ),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from te_dispatch.core.facts import CallFacts, Derived, fact
 from te_dispatch.core.operator import operator
 from te_dispatch.ops.results import NormBackward, NormForward
-from te_dispatch.ops.shapes import empty_quantized
+from te_dispatch.ops.shapes import USAGES, empty_quantized
 
 if TYPE_CHECKING:
     import torch
@@ -57,6 +57,7 @@ def _backward_facts(call: CallFacts) -> CallFacts:
     tensors=("x", "gamma", "beta", "residual"),
     quantizers=("quantizer",),
     options=("zero_centered_gamma", "usage", "with_y"),
+    words={"usage": USAGES},
     dtypes=("out_dtype",),
     sizes={"hidden": "x.shape[-1]"},
     companion="layernorm_bwd",
@@ -104,6 +105,7 @@ def layernorm_fwd(
     tensors=("x", "gamma", "residual"),
     quantizers=("quantizer",),
     options=("zero_centered_gamma", "usage", "with_y"),
+    words={"usage": USAGES},
     dtypes=("out_dtype",),
     sizes={"hidden": "x.shape[-1]"},
     companion="rmsnorm_bwd",

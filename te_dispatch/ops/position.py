@@ -26,6 +26,7 @@ def _like(x: Any = None, *_: Any, dy: Any = None, **__: Any) -> torch.Tensor:
     device="x.device",
     tensors=("x", "freqs", "cu_seqlens", "offsets"),
     options=("layout", "interleaved"),
+    words={"layout": ("sbhd", "bshd", "thd")},
     sizes={"head_dim": "x.shape[-1]", "rotary_dim": "freqs.shape[-1]"},
     companion="rope_bwd",
     companion_facts=lambda call: Derived(
@@ -69,6 +70,7 @@ def rope_fwd(
     device="dy.device",
     tensors=("dy", "freqs", "cu_seqlens", "offsets"),
     options=("layout", "interleaved"),
+    words={"layout": ("sbhd", "bshd", "thd")},
     sizes={"head_dim": "dy.shape[-1]", "rotary_dim": "freqs.shape[-1]"},
     companion="rope_fwd",
     backward=True,

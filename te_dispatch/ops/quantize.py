@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from te_dispatch.core.memory import ROWS
 from te_dispatch.core.operator import Fact, operator
+from te_dispatch.numerics.quantizers import KINDS
 from te_dispatch.ops.quantize_forms import convert_encoding, relayout_scales, transpose_quantized
 from te_dispatch.ops.quantize_scales import compute_amax, partial_amax, partial_cast, update_delayed_scales
 from te_dispatch.ops.results import QuantizeDbias
-from te_dispatch.ops.shapes import empty_quantized
+from te_dispatch.ops.shapes import USAGES, empty_quantized
 
 if TYPE_CHECKING:
     import torch
@@ -57,6 +58,7 @@ def _quantize_shape(x: Any, quantizer: Quantizer, *, usage: str, out: Any = None
     tensors=("x", "noop_flag", "amax", "rng_state"),
     quantizers=("quantizer",),
     options=("usage",),
+    words={"usage": USAGES},
     sizes={"k": "x.shape[-1]"},
     facts=(Fact("out", "(out is not None)"),),
     mutates=("out", "quantizer.amax"),
@@ -111,6 +113,7 @@ def _quantize_dbias_shape(
     tensors=("x",),
     quantizers=("quantizer",),
     options=("usage",),
+    words={"usage": USAGES},
     dtypes=("bias_dtype",),
     sizes={"k": "x.shape[-1]"},
     mutates=("quantizer.amax",),
@@ -146,7 +149,14 @@ def _dequantize_shape(x: Any, *, dtype: torch.dtype | None = None) -> torch.Tens
     device="x.device",
     operands=("x",),
     dtypes=("dtype",),
-    facts=(Fact("x.usage", "('row' if x.row_data is not None else 'column')"),),
+    facts=(
+        Fact(
+            "x.usage",
+            "('row' if x.row_data is not None else 'column')",
+            doc="the copy there is, the row-wise one if both",
+            words=("row", "column"),
+        ),
+    ),
 )
 def dequantize(x: Quantized, *, dtype: torch.dtype | None = None) -> torch.Tensor:
     """High-precision values of a `Quantized`, of its logical shape: RN_dtype(RN32(decode(data) * scale_inv)).
@@ -172,9 +182,10 @@ def _split_quantize_shape(x: Any, splits: Any, quantizers: Any, *, usage: str) -
     device="x.device",
     tensors=("x",),
     options=("usage",),
+    words={"usage": USAGES},
     facts=(
         Fact("splits", "len(splits)", "size", "how many splits"),
-        Fact("quantizers", "(quantizers[0].kind if quantizers else None)", doc="kind of the quantizers"),
+        Fact("quantizers", "(quantizers[0].kind if quantizers else None)", doc="kind of the quantizers", words=KINDS),
         Fact("quantizers.encoding", "(quantizers[0].encoding if quantizers else None)", "dtype"),
     ),
     mutates=("quantizers.amax",),
@@ -199,10 +210,11 @@ def split_quantize(
     ],
     device="xs[0].device",
     options=("usage",),
+    words={"usage": USAGES},
     facts=(
         Fact("xs", "len(xs)", "size", "how many tensors"),
         Fact("xs.dtype", "xs[0].dtype", "dtype"),
-        Fact("quantizers", "quantizers[0].kind", doc="kind of the quantizers"),
+        Fact("quantizers", "quantizers[0].kind", doc="kind of the quantizers", words=KINDS),
         Fact("quantizers.encoding", "quantizers[0].encoding", "dtype"),
     ),
     mutates=("quantizers.amax",),

@@ -69,6 +69,9 @@ def _relayout_shape(x: Any, *, scale_layout: str) -> Quantized:
     )  # fmt: skip
 
 
+_SCALE_LAYOUTS = ("canonical", "gemm_1d", "gemm_2d", "swizzled_32x4x4")
+
+
 @operator(
     family="quantize",
     version=1,
@@ -76,7 +79,8 @@ def _relayout_shape(x: Any, *, scale_layout: str) -> Quantized:
     device="x.device",
     operands=("x",),
     options=("scale_layout",),
-    facts=(Fact("x.scale_layout", "x.scale_layout"),),
+    facts=(Fact("x.scale_layout", "x.scale_layout", doc="scale layout of `x`"),),
+    words={"scale_layout": _SCALE_LAYOUTS, "x.scale_layout": _SCALE_LAYOUTS},
 )
 def relayout_scales(x: Quantized, *, scale_layout: str) -> Quantized:
     """The same values with scales in another layout.
@@ -122,6 +126,7 @@ def _convert_shape(x: Any, *, encoding: str, **_: Any) -> Quantized:
     operands=("x",),
     tensors=("count",),
     options=("overflow",),
+    words={"overflow": ("saturate", "error")},
     dtypes=("encoding",),
     mutates=("count",),
 )

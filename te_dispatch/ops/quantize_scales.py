@@ -119,6 +119,7 @@ def _update_shape(*_: Any, **__: Any) -> None:
     shape=_update_shape,
     device="histories[0].device",
     options=("algorithm", "margin"),
+    words={"algorithm": ("max", "most_recent")},
     facts=(
         Fact("histories", "len(histories)", "size", "how many histories"),
         Fact("scales", "len(scales)", "size"),

@@ -27,7 +27,7 @@ def _dropout_shape(x: Any, residual: Any = None, *, dropout_p: float = 0.0, **_:
     shape=_dropout_shape,
     device="x.device",
     tensors=("x", "residual", "bias", "rng_state"),
-    facts=(Fact("dropout", "(dropout_p > 0.0)"),),
+    facts=(Fact("dropout", "(dropout_p > 0.0)", doc="whether dropout is on", boolean=True),),
     companion="dropout_add_bwd",
     companion_facts=lambda call: Derived(
         call,
@@ -66,7 +66,7 @@ def dropout_add_fwd(
     shape=lambda dy, mask=None, **_: _dropout_shape(dy).out,
     device="dy.device",
     tensors=("dy", "mask"),
-    facts=(Fact("dropout", "(dropout_p > 0.0)"),),
+    facts=(Fact("dropout", "(dropout_p > 0.0)", doc="whether dropout is on", boolean=True),),
     companion="dropout_add_fwd",
     backward=True,
 )

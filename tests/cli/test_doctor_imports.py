@@ -110,6 +110,46 @@ def test_a_device_fact_that_nobody_tells_is_told(harmed):
     assert all(_backend(harmed, name)["unknown_facts"] == {} for name in ("reference", "torch", "triton"))
 
 
+def test_what_its_own_probe_tells_is_known_where_another_backend_is_believed(tmp_path, run_process):
+    body = """
+    from te_dispatch.core.facts import DeviceFacts
+    from te_dispatch.core.requirements import OneOf
+    def native(index): return DeviceFacts("cpu", "chip", "c1")
+    def portable(index): return DeviceFacts("cpu", "cpu", "cpu", extra={"fans": 2})
+    """
+    fields = "name='chip', vendors=('chip',), implementations=(), devices={'cpu': 'chip_backend:native'}"
+    _plugin(tmp_path, "chip", _source(body, fields))
+    gemm = "Implementation(op='gemm@1', name='gemm', target='fans_backend:absent', requires=(OneOf('device.fans', 2),))"
+    fields = f"name='fans', implementations=({gemm},), devices={{'cpu': 'fans_backend:portable'}}"
+    _plugin(tmp_path, "fans", _source(body, fields))
+    answer = run_process(tmp_path, "doctor", "--json", path=tmp_path)
+    assert [(d["device"], "fans" in d["facts"]) for d in answer.json["devices"]] == [("chip:c1", False)]
+    assert _backend(answer, "fans")["unknown_facts"] == {}
+    assert _backend(answer, "triton")["unknown_facts"] == {}
+
+
+def test_a_saved_format_without_a_counterpart_is_told(tmp_path, run_process):
+    def implementation(op, saved, more=""):
+        return f"Implementation(op='{op}@1', name='{op}', target='alone_backend:kernel', saved_format={saved!r}{more})"
+
+    rows = (
+        implementation("attention_fwd", "alone.flash/1"),
+        implementation("softmax_bwd", "alone.softmax/1"),
+        implementation("layernorm_fwd", "alone.norm/1"),
+        implementation("layernorm_bwd", "alone.norm/1"),
+        implementation("rmsnorm_fwd", "alone.rms/1", ", inference=True"),
+        implementation("rmsnorm_bwd", "canonical"),
+    )
+    _plugin(tmp_path, "alone", _source("", f"name='alone', implementations=({', '.join(rows)})"))
+    answer = run_process(tmp_path, "doctor", "--json", path=tmp_path)
+    assert _backend(answer, "alone")["without_companion"] == {
+        "alone.attention_fwd": "its saved format is 'alone.flash/1', and no implementation of attention_bwd reads it",
+        "alone.softmax_bwd": "its saved format is 'alone.softmax/1', and no implementation of softmax_fwd leaves it",
+    }
+    assert any("alone.attention_fwd: its saved format is" in problem for problem in answer.json["problems"])
+    assert all(_backend(answer, name)["without_companion"] == {} for name in ("reference", "torch", "triton"))
+
+
 @pytest.mark.parametrize("verb", [("doctor",), ("ops",), ("explain", "gemm", "dtype=bf16"), ("policy", "list")])
 def test_what_plugins_print_is_not_in_the_document(tmp_path, run_process, verb):
     _plugin(tmp_path, "talks", _TALKS)

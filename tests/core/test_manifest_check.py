@@ -12,6 +12,7 @@ import te_dispatch.ops.declared  # noqa: F401  # fills OPERATORS
 from te_dispatch.core.discovery import register
 from te_dispatch.core.facts import Arch
 from te_dispatch.core.manifest import Implementation, Manifest
+from te_dispatch.core.manifest_check import operator_problems
 from te_dispatch.core.operator import OPERATORS
 from te_dispatch.core.policy import Policy
 from te_dispatch.core.requirements import AnyOf, Compare, MultipleOf, NoneOf, OneOf, OnVendor
@@ -140,6 +141,30 @@ def test_a_word_that_nobody_else_uses_costs_its_implementation_and_is_told(condi
     snapshot = registered(manifest)
     assert not snapshot.failures and set(snapshot.unusable) == {"zeta.k"}
     assert reason in snapshot.unusable["zeta.k"]
+
+
+@pytest.mark.parametrize(
+    ("op", "condition", "reason"),
+    [
+        ("quantize", OneOf("quantizer", "delayd"), "unknown word 'delayd'; did you mean 'delayed'?"),
+        ("multi_tensor_quantize", OneOf("quantizers", "curent"), "did you mean 'current'?"),
+        ("quantize", OneOf("usage", "rows"), "did you mean 'row'?"),
+        ("dequantize", OneOf("x.usage", "both"), "unknown word 'both'; known: column, row"),
+        ("relayout_scales", OneOf("scale_layout", "swizzled"), "unknown word 'swizzled'"),
+        ("convert_encoding", OneOf("overflow", "raise"), "unknown word 'raise'; known: error, saturate"),
+        ("update_delayed_scales", OneOf("algorithm", "most-recent"), "did you mean 'most_recent'?"),
+        ("rope_fwd", OneOf("layout", "shbd"), "did you mean 'sbhd'?"),
+        ("grouped_gemm", OneOf("splits", "cpu"), "unknown word 'cpu'; known: device, host, none"),
+        ("grouped_gemm", OneOf("a.scaling", "blocked"), "unknown word 'blocked'"),
+        ("softmax_fwd", OneOf("causal", "no"), "causal is True or False, got 'no'"),
+        ("attention_fwd", OneOf("dropout", "off"), "dropout is True or False, got 'off'"),
+        ("dropout_add_fwd", NoneOf("dropout", 0.0), "dropout is True or False, got 0.0"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.describe(),
+)
+def test_every_operator_s_words_are_known(op: str, condition: Any, reason: str) -> None:
+    implementation = Implementation(f"{op}@1", "k", "m:f", (condition,))
+    assert reason in operator_problems(Manifest("zeta", 1, (implementation,)), OPERATORS)["zeta.k"]
 
 
 @pytest.mark.parametrize(

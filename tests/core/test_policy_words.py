@@ -28,6 +28,8 @@ def conditions(tmp_path: Path, op: str, when: str) -> Any:
         ("attention", "layout: bhsd", "layout: can never be 'bhsd'; did you mean '[bs]+hd'"),
         ("gemm", "layout: 3", "layout: can never be 3"),
         ("gemm", "bias: yes", "bias: must be true or false, got 'yes'"),
+        ("quantize", "quantizer: delayd", "quantizer: can never be 'delayd'; did you mean 'delayed'?"),
+        ("quantize", "usage: rows", "usage: can never be 'rows'; did you mean 'row'?"),
         ("gemm", "bias: 1", "bias: must be true or false, got 1"),
     ],
 )

@@ -88,6 +88,13 @@ def test_a_portable_probe_cannot_make_the_host_another_vendor_s_device() -> None
     assert "backend 'alpha'" in problem and "says vendor 'nvidia', whose devices are not of this type" in problem
 
 
+def test_a_vendor_that_the_manifest_forgot_to_name_is_told() -> None:
+    snapshot = installed(portable(), native(_cpu(), vendors=()))
+    facts, [problem] = probe_device(snapshot, "cpu", None)
+    assert facts.vendor == "cpu"
+    assert "says vendor 'zeta', which is not in its manifest's vendors" in problem
+
+
 def test_an_arch_that_the_manifest_does_not_list_is_told_and_kept() -> None:
     facts, [problem] = probe_device(installed(portable(), native(_cpu(arch="z22"))), "cpu", None)
     assert (facts.vendor, facts.arch) == ("zeta", "z22")

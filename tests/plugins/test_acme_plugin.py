@@ -4,12 +4,16 @@
 from __future__ import annotations
 
 import json
+import shutil
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from .workshop import SOURCES, Environment, create_environment
+from .workshop import SOURCES, Environment, build_wheel, create_environment, needs_a_compiler
 
 pytestmark = pytest.mark.slow
 
@@ -45,6 +49,74 @@ def test_the_plugin_s_own_tests_pass(everything: Environment) -> None:
     done = everything.python("-m", "pytest", *options, str(tests))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "skipped" not in done.stdout
+
+
+@needs_a_compiler
+def test_the_wheel_is_of_one_platform_and_any_python(wheels: dict[str, Path]) -> None:
+    wheel = wheels["te-dispatch-acme"]
+    assert wheel.name.startswith("te_dispatch_acme-0.1.0-py3-none-linux_")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert [name for name in names if "kernels" in name] == ["te_dispatch_acme/_kernels.abi3.so"]
+
+
+def test_without_a_compiler_the_wheel_is_built_without_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ignored = shutil.ignore_patterns("build", "*.egg-info", "*.so")
+    source = shutil.copytree(SOURCES["te-dispatch-acme"], tmp_path / "source", ignore=ignored)
+    monkeypatch.setenv("CC", str(tmp_path / "no_compiler"))
+    names = zipfile.ZipFile(build_wheel(source, tmp_path)).namelist()
+    assert "te_dispatch_acme/compiled_softmax.py" in names and not [name for name in names if "kernels" in name]
+
+
+@contextmanager
+def _kernels(environment: Environment, contents: bytes | None) -> Iterator[None]:
+    """The compiled kernels replaced by other contents, or by nothing."""
+    file = environment.site_packages / "te_dispatch_acme" / "_kernels.abi3.so"
+    kept = file.rename(file.with_suffix(".kept"))
+    try:
+        if contents is not None:
+            file.write_bytes(contents)
+        yield
+    finally:
+        file.unlink(missing_ok=True)
+        kept.rename(file)
+
+
+@needs_a_compiler
+def test_without_compiled_kernels_numpy_serves(everything: Environment) -> None:
+    with _kernels(everything, None):
+        calls, stderr = everything.run(EXERCISE, "primitives", ACME_DEVICE="1")
+        report = everything.doctor(ACME_DEVICE="1")
+        explained = everything.command("explain", "softmax_fwd", "x.dtype=fp32", "--json", ACME_DEVICE="1")
+    assert calls["ran"]["softmax_fwd"] == ["acme.softmax_fwd"] and calls["finite"]
+    assert "acme" not in stderr and report["problems"] == []
+    reasons = {rejected["id"]: rejected["reason"] for rejected in json.loads(explained.stdout)["rejected"]}
+    assert reasons["acme.compiled_softmax_fwd"] == "device.acme_kernels is not built, needs compiled"
+    own = next(backend for backend in report["backends"] if backend["name"] == "acme")["doctor"]
+    [row] = [row for row in own if row["subject"] == "kernels"]
+    assert row["state"] == "missing" and "install gcc or clang" in row["reason"]
+
+
+@needs_a_compiler
+def test_kernels_that_cannot_be_loaded_are_told_of_and_numpy_serves(everything: Environment) -> None:
+    with _kernels(everything, b"of another platform"):
+        calls, stderr = everything.run(EXERCISE, "primitives", ACME_DEVICE="1")
+        problems = everything.doctor(ACME_DEVICE="1")["problems"]
+    assert calls["ran"]["softmax_fwd"] == ["acme.softmax_fwd"] and calls["finite"]
+    assert stderr.count("_kernels.abi3.so: file too short") == 1
+    [problem] = problems
+    assert "acme.compiled_softmax_fwd" in problem and "_kernels.abi3.so: file too short" in problem
+
+
+@needs_a_compiler
+def test_the_compiled_kernel_serves_and_is_certified(everything: Environment, tmp_path: Path) -> None:
+    calls, _ = everything.run(EXERCISE, "primitives", ACME_DEVICE="1")
+    assert calls["ran"]["softmax_fwd"] == ["acme.compiled_softmax_fwd"]
+    options = ("--backend", "acme", "--op", "softmax_fwd", "--level", "smoke", "--jobs", "1", "--out", str(tmp_path))
+    done = everything.command("conformance", *options, ACME_DEVICE="1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    outcomes = json.loads((tmp_path / "conformance.json").read_text())["outcomes"]
+    states = [o["state"] for o in outcomes if o["unit"].startswith("acme.compiled_softmax_fwd/")]
+    assert states.count("passed") > 10 and set(states) <= {"passed", "not_claimed"}
 
 
 def test_doctor_shows_the_chip_and_what_the_plugin_says_of_itself(everything: Environment) -> None:

@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 #: Distribution -> where its source is.
@@ -32,10 +34,13 @@ SOURCES = {
     "te-dispatch-torch": REPOSITORY / "backends" / "torch",
     "te-dispatch-acme": REPOSITORY / "examples" / "acme_backend",
 }
-_BUILT_FROM = ("pyproject.toml", "README.md", "LICENSE", "policies")
+_BUILT_FROM = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "policies")
 _PIP = ("-m", "pip", "--disable-pip-version-check", "--no-input")
 _OFFLINE = ("--quiet", "--no-deps", "--no-index", "--no-build-isolation")
 _OURS = ("te_dispatch", "__editable__.te_dispatch", "__editable___te_dispatch")
+
+
+needs_a_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="the kernels are compiled: needs a C compiler")
 
 
 @dataclass(frozen=True)

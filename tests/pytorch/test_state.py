@@ -150,6 +150,16 @@ def test_checkpoint_without_extra_state_loads_strictly() -> None:
         other.load_state_dict({k: v for k, v in state.items() if k != "0.weight"}, strict=True)
 
 
+def test_a_checkpoint_without_extra_state_changes_no_scale_of_a_model_that_ran() -> None:
+    model = _model()
+    made_before = {k: v.clone() for k, v in model.state_dict().items()}
+    assert not [key for key in made_before if key.endswith("_extra_state")]
+    _step(model)
+    before = [tensor.clone() for tensor in _tensors(model)]
+    model.load_state_dict(made_before, strict=True)
+    assert _same(_tensors(model), before) and any((m._forward_scales.scale != 1).any() for m in model)
+
+
 @pytest.mark.parametrize("length", [1, 2, 4, 9])
 def test_another_history_length_keeps_the_newest_steps(length: int) -> None:
     model = _model()

@@ -76,3 +76,10 @@ def test_every_chip_is_served(vendor: str) -> None:
 def test_what_is_not_served_hears_why(facts: DeviceFacts) -> None:
     failed = [found for condition in SERVED if not (found := condition.check({}, facts)).holds]
     assert failed and all(found.reason for found in failed)
+
+
+def test_another_vendor_s_device_of_type_cpu_is_not_served() -> None:
+    """Its probe says nothing of Triton, and what is unknown is assumed to suit."""
+    facts = DeviceFacts("cpu", "acme", "x1", "Acme x1", 0)
+    failed = [found.reason for condition in SERVED if not (found := condition.check({}, facts)).holds]
+    assert any("device.vendor is acme" in reason for reason in failed)

@@ -23,13 +23,19 @@ _ROW_BY_ROW = frozenset({"deterministic", "batch_invariant"})
 
 
 def _primitive(
-    op: str, target: str, *requires: Condition, claims: frozenset[str] = _DETERMINISTIC, name: str | None = None
+    op: str,
+    target: str,
+    *requires: Condition,
+    claims: frozenset[str] = _DETERMINISTIC,
+    name: str | None = None,
+    rank: int = 100,
 ) -> Implementation:
     return Implementation(
         op=f"{op}@1",
         name=name or op,
         target=f"te_dispatch_acme.{target}",
         requires=(_ON_X1, *requires),
+        rank=rank,
         claims=claims,
     )
 
@@ -109,6 +115,17 @@ MANIFEST = Manifest(
             OneOf("with_dbias", False),
             *_no("quantizer"),
             claims=_ROW_BY_ROW,
+        ),
+        # The compiled kernel comes first where the wheel has it. NumPy serves fp16, and wheels without kernels.
+        _primitive(
+            "softmax_fwd",
+            "compiled_softmax:softmax_fwd",
+            OneOf("device.acme_kernels", "compiled"),
+            OneOf("x.dtype", "fp32", "bf16"),
+            OneOf("out_dtype", None, "fp32", "bf16"),
+            claims=_ROW_BY_ROW,
+            name="compiled_softmax_fwd",
+            rank=50,
         ),
         _primitive("softmax_fwd", "softmax:softmax_fwd", claims=_ROW_BY_ROW),
         _primitive("softmax_bwd", "softmax:softmax_bwd", claims=_ROW_BY_ROW),

@@ -6,10 +6,13 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
+from pathlib import Path
 
 from te_dispatch.core.facts import DeviceFacts
 
 _LIBRARIES = ("numpy", "torch")
+
+NOT_BUILT = "installed without compiled kernels: install gcc or clang, then te-dispatch-acme again"
 
 
 def _here() -> bool:
@@ -30,12 +33,21 @@ def probe(index: int = 0) -> DeviceFacts | None:
         name="Acme x1",
         index=index,
         table=MANIFEST.archs["acme"]["x1"],
-        extra={"version.acme_driver": "1.0"},
+        # Device facts of our own. What requires the kernels is rejected with "device.acme_kernels is not built".
+        extra={"version.acme_driver": "1.0", "acme_kernels": "compiled" if kernels() else "not built"},
     )
 
 
+def kernels() -> Path | None:
+    """The compiled kernels' file, if the wheel has it. Looking costs nothing; it is loaded when a kernel is chosen."""
+    return next(Path(__file__).parent.glob("_kernels*.so"), None)
+
+
 def unavailable() -> str | None:
-    """Why nothing of this backend can run, or None. The chip's absence is no reason: that is the probe's to say."""
+    """Why nothing of this backend can run, or None.
+
+    The chip's absence is no reason: that is the probe's to say. Nor are absent kernels: NumPy serves.
+    """
     missing = [name for name in _LIBRARIES if importlib.util.find_spec(name) is None]
     return f"{' and '.join(missing)} not installed" if missing else None
 
@@ -47,6 +59,7 @@ def doctor() -> list[tuple[str, str, str]]:
         rows.append(("x1", "ok", "1 device"))
     else:
         rows.append(("x1", "missing", "no device: set ACME_DEVICE=1 to pretend that the CPU is one"))
+    rows.append(("kernels", "ok", "compiled") if kernels() else ("kernels", "missing", NOT_BUILT))
     for name in _LIBRARIES:
         if importlib.util.find_spec(name) is None:
             rows.append((name, "missing", f"not installed: pip install {name}"))

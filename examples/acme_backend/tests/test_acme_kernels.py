@@ -186,17 +186,52 @@ def test_activations(kind: str) -> None:
     torch.testing.assert_close(ours.dx, theirs.dx, rtol=2**9 * 8 * EPS, atol=2**9 * EPS)
 
 
+@pytest.mark.parametrize("implementation", ["acme.compiled_softmax_fwd", "acme.softmax_fwd"])
 @pytest.mark.parametrize("causal", [False, True])
-def test_softmax(causal: bool) -> None:
+def test_softmax(causal: bool, implementation: str) -> None:
     x, mask = torch.randn(2, 3, 16, 24) * 5, torch.rand(2, 1, 16, 24) < 0.3
     mask[0, 0, 3] = True
-    ours, theirs = both("softmax_fwd", x, mask, scale=0.7, causal=causal)
+    with te_dispatch.using(softmax_fwd=implementation):
+        ours = ops.softmax_fwd(x, mask, scale=0.7, causal=causal)
+    with te_dispatch.using(softmax_fwd="reference"):
+        theirs = ops.softmax_fwd(x, mask, scale=0.7, causal=causal)
     assert (ours[0, :, 3] == 0).all()
     # exp's argument is at most 2^5 and its sum has 24 terms.
     torch.testing.assert_close(ours, theirs, rtol=(2**5 * 2 + 24 + 8) * EPS, atol=EPS)
     dy = torch.randn_like(x)
     ours, theirs = both("softmax_bwd", dy, theirs, scale=0.7)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=float((24 + 8) * EPS * dy.abs().max() * 2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_compiled_softmax_reads_operands_where_they_lie(dtype: torch.dtype) -> None:
+    """Gaps, other orders of dimensions and expansion are strides; the result has the bits of packed operands."""
+    wide = torch.randn(6, 40, 3, 2).to(dtype)
+    x, mask = wide.permute(3, 0, 2, 1)[..., ::2], (torch.rand(6, 1, 20) < 0.3).expand(2, 6, 3, 20)
+    assert not x.is_contiguous() and 0 in mask.stride()
+    with te_dispatch.using(softmax_fwd="acme.compiled_softmax_fwd"):
+        found = ops.softmax_fwd(x, mask, causal=True)
+        expected = ops.softmax_fwd(x.contiguous(), mask.contiguous(), causal=True)
+    assert found.is_contiguous()
+    assert_same_bits(found, expected)
+
+
+def test_the_compiled_softmax_passes_nan_and_rounds_ties_to_even() -> None:
+    # 1 / (1 + 2^-k) is near 1 - 2^-k: halfway between two bf16 values for k = 9, and its neighbours.
+    x = torch.stack([torch.zeros(64), -torch.arange(64) * 2**-3 * 0.6931472], dim=-1)
+    x[5, 0] = float("nan")
+    with te_dispatch.using(softmax_fwd="acme.compiled_softmax_fwd"):
+        single, rounded = ops.softmax_fwd(x), ops.softmax_fwd(x, out_dtype=torch.bfloat16)
+    assert_same_bits(rounded.nan_to_num(2.0), single.to(torch.bfloat16).nan_to_num(2.0))
+    assert rounded[5].isnan().all() and int(rounded.isnan().sum()) == 2
+
+
+def test_what_the_compiled_softmax_does_not_serve_goes_to_numpy() -> None:
+    served = []
+    with te_dispatch.observe(lambda operator, accepted, args, result: served.append(accepted.id)):
+        ops.softmax_fwd(torch.randn(4, 8))
+        ops.softmax_fwd(torch.randn(4, 8).half())
+    assert served == ["acme.compiled_softmax_fwd", "acme.softmax_fwd"]
 
 
 def test_dropout_is_a_function_of_its_state() -> None:

@@ -22,7 +22,8 @@ SERVED: tuple[Condition, ...] = (
     AnyOf(
         All(OneOf("device.vendor", "nvidia"), Compare("device.arch", ">=", "sm_80")),
         OneOf("device.vendor", "amd"),
-        OneOf("device.type", "cpu"),  # Triton's interpreter
+        # Triton's interpreter. The vendor and not the type: another vendor's device of type cpu is none of ours.
+        OneOf("device.vendor", "cpu"),
     ),
     OneOf("device.triton.ready", True),
 )
