@@ -53,9 +53,6 @@ _STATES = 64
 _LEFTOVERS = "backward_scales"
 register_call(_LEFTOVERS, scale_update.update_leftover_backward_scales)
 
-#: Names of recipes that this version can carry out.
-_usable: set[str] = set()
-
 
 def _require_usable(recipe: Recipe) -> None:
     """Raise a NotImplementedError that names the knob that this version cannot honour."""
@@ -143,11 +140,7 @@ class autocast:
                 self._state = found
                 return
         if enabled or calibrating:
-            if torch.compiler.is_compiling():
-                _require_usable(recipe)
-            elif name not in _usable:
-                _require_usable(recipe)
-                _usable.add(name)
+            _require_usable(recipe)
         state = AutocastState(bool(enabled), bool(calibrating), name, amax_reduction_group)
         if not torch.compiler.is_compiling():
             if len(thread.states) >= _STATES:  # a recipe with another function at every step

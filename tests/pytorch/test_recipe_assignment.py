@@ -25,6 +25,7 @@ from te_dispatch.common.recipe import (
 )
 from te_dispatch.core import scopes
 from te_dispatch.pytorch.autocast import current_state, thread
+from te_dispatch.pytorch.compile import recipes
 
 RECIPES = [DelayedScaling, Float8CurrentScaling, Float8BlockScaling, MXFP8BlockScaling, NVFP4BlockScaling]
 
@@ -250,6 +251,26 @@ def test_equal_recipes_share_a_state_and_new_ones_leave_nothing() -> None:
         with te.autocast(recipe=DelayedScaling(amax_history_len=7)):
             assert current_state() is first
     assert len(thread.states) == count
+
+
+def test_recipes_that_nothing_uses_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function of its own at every step: what is in use is kept, the rest is not, and all can be used again."""
+    monkeypatch.setattr(recipes, "_KEPT", len(recipes._names) + 16)
+    layer, kept = _linear(), Float8CurrentScaling(fp8_format=Format.E4M3, use_power_2_scales=True)
+    with te.autocast(recipe=kept):
+        layer(torch.randn(16, 32))
+    plan, made = layer._plan, []
+    for _ in range(400):
+        made.append(DelayedScaling(amax_compute_algo=lambda history: history.amax(0)))
+        with te.autocast(recipe=made[-1]):
+            pass
+    assert len(recipes._names) == len(vars(recipes._named)) <= recipes._KEPT + 64
+    for recipe in (made[0], made[-1], copy.copy(made[1])):
+        with te.autocast(recipe=recipe):
+            assert current_state().recipe == recipe
+    with te.autocast(recipe=kept):
+        layer(torch.randn(16, 32))
+    assert layer._plan is plan
 
 
 def test_a_recipe_that_threads_change_and_use_is_one_of_its_values() -> None:

@@ -8,6 +8,8 @@ that compiled code makes or receives is known by its fields, which become guards
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import sys
 from operator import index
 from typing import Any, cast
 
@@ -26,6 +28,9 @@ class _Named:
 
 _named = _Named()
 _names: dict[Recipe, str] = {}
+_numbers = itertools.count()
+#: How many recipes there may be before those that nothing uses are forgotten.
+_KEPT = 256
 _groups: list[Any] = []
 
 _CLASSES = {c.__name__: c for c in vars(recipes).values() if dataclasses.is_dataclass(c) and isinstance(c, type)}
@@ -35,18 +40,32 @@ _FIELDS = {name: tuple(field.name for field in dataclasses.fields(c) if field.in
 def intern_recipe(recipe: Recipe) -> str:
     """The name of the recipe that stands for all equal ones, for `recipe_named`."""
     name = recipe._name  # a training loop hashes its recipe once, not at every step
-    if name is not None:
+    if name is not None and hasattr(_named, name):
         return name
     with CHANGES:
         name = _names.get(recipe)
         if name is None:
-            name = f"recipe_{len(_names)}"
+            if len(_names) >= _KEPT:
+                _forget_unused()
+            name = f"recipe_{next(_numbers)}"
             used = recipe.in_use()
             used.__dict__["_name"] = name
             setattr(_named, name, used)
             _names[used] = name
         recipe.__dict__["_name"] = name
         return name
+
+
+def _forget_unused() -> None:
+    """Forget recipes that no autocast, plan or group refers to: a program may make another one at every step.
+
+    Names are not used again, so a compiled graph that knows one is traced anew.
+    """
+    for name, used in list(vars(_named).items()):
+        # `_named`, `_names`, the pair in the list, this variable and the argument refer to it.
+        if sys.getrefcount(used) <= 5:
+            del _names[used]
+            delattr(_named, name)
 
 
 def recipe_named(name: str) -> Recipe:
