@@ -109,19 +109,20 @@ class RecipeValues:
     def __delattr__(self, name: str) -> None:
         raise AttributeError(f"{type(self).__name__}: {name} cannot be deleted")
 
+    def key(self) -> tuple[Any, ...]:
+        """What equal recipes have in common. An assigned cast counts where it is not what the knobs give."""
+        kind = type(self)
+        casts = tuple((name, cast) for name, cast in self._assigned if cast != getattr(kind, name).by_knobs(self))
+        return kind, _reader(kind)(self), casts
+
     def __eq__(self, other: object) -> bool:
         if other.__class__ is not self.__class__:
             return NotImplemented
         assert isinstance(other, RecipeValues)
-        read = _reader(type(self))
-        if read(self) != read(other):
-            return False
-        if self._assigned == other._assigned:
-            return True
-        return all(getattr(self, name) == getattr(other, name) for name in self.CASTS)
+        return self.key() == other.key()
 
     def __hash__(self) -> int:
-        return hash((type(self), _reader(type(self))(self)))
+        return hash(self.key())
 
     def __getstate__(self) -> dict[str, Any]:
         # Names are of this process, and a copy of what is in use may be changed.

@@ -134,6 +134,24 @@ def test_recipes_that_were_pickled_frozen_load() -> None:
         recipe.margin = "1"  # type: ignore[assignment]
 
 
+@dataclasses.dataclass
+class Noted(DelayedScaling):
+    """A user's recipe, which dataclasses make without a hash."""
+
+    note: str = ""
+
+
+def test_a_recipe_of_a_users_class() -> None:
+    first, second = Noted(note="a"), Noted(note="b")
+    with te.autocast(recipe=first):
+        state = current_state()
+    with te.autocast(recipe=second):
+        assert current_state() is not state and current_state().recipe == second
+    second.note = "a"
+    with te.autocast(recipe=second):
+        assert current_state() is state
+
+
 # -- regions ------------------------------------------------------------------------------------------------------
 
 

@@ -27,7 +27,7 @@ class _Named:
 
 
 _named = _Named()
-_names: dict[Recipe, str] = {}
+_names: dict[tuple[Any, ...], str] = {}
 _numbers = itertools.count()
 #: How many recipes there may be before those that nothing uses are forgotten.
 _KEPT = 256
@@ -43,7 +43,8 @@ def intern_recipe(recipe: Recipe) -> str:
     if name is not None and hasattr(_named, name):
         return name
     with CHANGES:
-        name = _names.get(recipe)
+        key = recipe.key()
+        name = _names.get(key)
         if name is None:
             if len(_names) >= _KEPT:
                 _forget_unused()
@@ -51,7 +52,7 @@ def intern_recipe(recipe: Recipe) -> str:
             used = recipe.in_use()
             used.__dict__["_name"] = name
             setattr(_named, name, used)
-            _names[used] = name
+            _names[key] = name
         recipe.__dict__["_name"] = name
         return name
 
@@ -62,9 +63,9 @@ def _forget_unused() -> None:
     Names are not used again, so a compiled graph that knows one is traced anew.
     """
     for name, used in list(vars(_named).items()):
-        # `_named`, `_names`, the pair in the list, this variable and the argument refer to it.
-        if sys.getrefcount(used) <= 5:
-            del _names[used]
+        # `_named`, the pair in the list, this variable and the argument refer to it.
+        if sys.getrefcount(used) <= 4:
+            del _names[used.key()]
             delattr(_named, name)
 
 
