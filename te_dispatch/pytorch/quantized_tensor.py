@@ -263,7 +263,7 @@ class QuantizedTensor(torch.Tensor):
         shared = self._row_scale_inv is not None and self._col_scale_inv is self._row_scale_inv
         if shared:
             parts = (*parts[:3], None, parts[4])
-        more = {"quantizer": None if self._quantizer is None else options_of(self._quantizer)}
+        more = {"quantizer": None if self._quantizer is None else options_of(self._quantizer), "whole": self._whole}
         kind = (_rebuild_subclass, (type(self),)) if type(self) is not QuantizedTensor else (_rebuild, ())
         return kind[0], (
             *kind[1], *parts, *tags, shared, self.requires_grad, isinstance(self, torch.nn.Parameter), more,
@@ -278,6 +278,7 @@ def _rebuild(*state: Any) -> torch.Tensor:
     if shared:
         col_scale = row_scale
     made = QuantizedTensor(row, col, row_scale, col_scale, global_scale, *tags)
+    made._whole = more.get("whole", True)
     if more.get("quantizer"):
         made._quantizer = quantizer_of(more["quantizer"])
     return torch.nn.Parameter(made, requires_grad) if parameter else made.requires_grad_(requires_grad)

@@ -123,6 +123,21 @@ def test_a_module_takes_columns_of_a_quantized_tensor() -> None:
     assert x.grad is not None and x.grad[:, :32].eq(0).all() and x.grad[:, 32:].ne(0).any()
 
 
+@per_tensor
+def test_a_slice_that_is_saved_is_still_a_slice(name: str) -> None:
+    """Saved with the whole, it shares memory and scales with it after loading too."""
+    x = _made(name)
+    stream = io.BytesIO()
+    torch.save({"whole": x, "part": x[:, :, 16:48]}, stream)
+    stream.seek(0)
+    loaded = torch.load(stream, weights_only=True)
+    assert torch.equal(loaded["part"].dequantize(), x.dequantize()[:, :, 16:48])
+    assert loaded["part"].record.row_data.is_contiguous()
+    with pytest.raises(RuntimeError, match="slice of a QuantizedTensor"):
+        loaded["part"].zero_()
+    loaded["whole"].zero_()
+
+
 def test_a_slice_that_a_graph_returns_is_still_a_slice() -> None:
     x = _made("current", shape=(32, 32))
     names, metadata = x[:16].__tensor_flatten__()
