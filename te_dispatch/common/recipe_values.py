@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import fields
@@ -15,6 +16,9 @@ from te_dispatch.common.recipe_parameters import QParams
 
 #: Held while a recipe changes and while one is copied for use, so that a copy is of one state.
 CHANGES = threading.RLock()
+if hasattr(os, "register_at_fork"):
+    # The thread that held it does not exist in a child.
+    os.register_at_fork(after_in_child=CHANGES._at_fork_reinit)  # type: ignore[attr-defined]
 
 _Self = TypeVar("_Self", bound="RecipeValues")
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import os
 import pickle
+import signal
+import sys
 import threading
 from typing import Any
 
@@ -23,6 +26,7 @@ from te_dispatch.common.recipe import (
     QParams,
     Recipe,
 )
+from te_dispatch.common.recipe_values import CHANGES
 from te_dispatch.core import scopes
 from te_dispatch.pytorch.autocast import current_state, thread
 from te_dispatch.pytorch.compile import recipes
@@ -289,6 +293,55 @@ def test_recipes_that_nothing_uses_are_forgotten(monkeypatch: pytest.MonkeyPatch
     with te.autocast(recipe=kept):
         layer(torch.randn(16, 32))
     assert layer._plan is plan
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_fork_while_a_recipe_changes_leaves_a_child_that_can_use_recipes() -> None:
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with CHANGES:
+            held.set()
+            done.wait(60)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait(60)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(30)
+        recipe = DelayedScaling(margin=1)
+        recipe.margin = 2
+        te.autocast(recipe=recipe)
+        os._exit(0)
+    done.set()
+    holder.join()
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_threads_that_make_recipes_forget_none_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recipes, "_KEPT", 1)
+    failures: list[BaseException] = []
+
+    def use(first: int) -> None:
+        try:
+            for margin in range(first, first + 200):
+                with te.autocast(recipe=DelayedScaling(margin=margin, amax_history_len=11)):
+                    assert current_state().recipe.margin == margin
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=use, args=(1000 * i,)) for i in range(4)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not failures
 
 
 def test_a_recipe_that_threads_change_and_use_is_one_of_its_values() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import sys
+import threading
 from operator import index
 from typing import Any, cast
 
@@ -29,6 +30,8 @@ class _Named:
 _named = _Named()
 _names: dict[tuple[Any, ...], str] = {}
 _numbers = itertools.count()
+#: What each thread asked for last, which is not forgotten before the thread has made use of it.
+_latest = threading.local()
 #: How many recipes there may be before those that nothing uses are forgotten.
 _KEPT = 256
 _groups: list[Any] = []
@@ -39,21 +42,23 @@ _FIELDS = {name: tuple(field.name for field in dataclasses.fields(c) if field.in
 
 def intern_recipe(recipe: Recipe) -> str:
     """The name of the recipe that stands for all equal ones, for `recipe_named`."""
-    name = recipe._name  # a training loop hashes its recipe once, not at every step
-    if name is not None and hasattr(_named, name):
-        return name
     with CHANGES:
-        key = recipe.key()
-        name = _names.get(key)
-        if name is None:
-            if len(_names) >= _KEPT:
-                _forget_unused()
-            name = f"recipe_{next(_numbers)}"
-            used = recipe.in_use()
-            used.__dict__["_name"] = name
-            setattr(_named, name, used)
-            _names[key] = name
-        recipe.__dict__["_name"] = name
+        name = recipe._name  # a training loop hashes its recipe once, not at every step
+        used = None if name is None else getattr(_named, name, None)
+        if name is None or used is None:
+            key = recipe.key()
+            name = _names.get(key)
+            if name is None:
+                if len(_names) >= _KEPT:
+                    _forget_unused()
+                name = f"recipe_{next(_numbers)}"
+                used = recipe.in_use()
+                used.__dict__["_name"] = name
+                setattr(_named, name, used)
+                _names[key] = name
+            used = recipe_named(name)
+            recipe.__dict__["_name"] = name
+        _latest.recipe = used
         return name
 
 
@@ -65,7 +70,7 @@ def _forget_unused() -> None:
     for name, used in list(vars(_named).items()):
         # `_named`, the pair in the list, this variable and the argument refer to it.
         if sys.getrefcount(used) <= 4:
-            del _names[used.key()]
+            _names.pop(used.key(), None)
             delattr(_named, name)
 
 
