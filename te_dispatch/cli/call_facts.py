@@ -95,7 +95,10 @@ def _value(fact: Fact, text: str, dtypes: Collection[str]) -> FactValue:
     # 'none' is also the name of a scaling and of a mask: only where it is no word of its own does it mean None.
     if text == "none" and fact.name.endswith((".scaling", "mask_type", "mask", "bias_type")):
         return text
-    return _scalar(text)
+    value = _scalar(text)
+    if fact.words and value is not None and value not in fact.words:
+        raise CommandError(f"{fact.name}: can never be {text!r}{did_you_mean(text, fact.words)}")
+    return value
 
 
 def _scalar(text: str) -> FactValue:

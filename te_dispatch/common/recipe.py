@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""Recipes: how a model is trained in 8 or 4 bits. Plain frozen data with Transformer Engine 2.20's names and defaults.
+"""Recipes: how a model is trained in 8 or 4 bits. Plain data with Transformer Engine 2.20's names and defaults.
 
 A recipe says what is asked for. Whether this version can do it is checked where it is used (`unsupported_knob`), so
 that a configuration file may hold a recipe for later. Nothing here imports torch.
@@ -20,6 +20,7 @@ from te_dispatch.common.recipe_parameters import (
     require_bool,
     require_choice,
 )
+from te_dispatch.common.recipe_values import Cast, RecipeValues
 
 __all__ = [
     "AmaxAlgorithm",
@@ -56,8 +57,11 @@ def _override() -> str | None:
     return os.getenv("NVTE_BACKWARD_OVERRIDE") or None
 
 
-class Recipe:
-    """Base of all recipes, with predicates that tell them apart without isinstance."""
+class Recipe(RecipeValues):
+    """Base of all recipes, with predicates that tell them apart without isinstance.
+
+    Attributes may be assigned; `RecipeValues` says what then holds.
+    """
 
     #: Both dimensions of every quantized GEMM operand must be multiples of this.
     alignment: ClassVar[int] = 16
@@ -103,7 +107,7 @@ class Recipe:
             return "fp8_mha=True (FP8 between attention and its projections); set it to False"
         if self.backward_override is not None:
             return f"backward_override={self.backward_override!r}; unset it and NVTE_BACKWARD_OVERRIDE"
-        return None
+        return self._unsupported_cast()
 
     def _check_shared(self, formats: tuple[Format, ...]) -> None:
         if not isinstance(self.fp8_format, Format):
@@ -129,7 +133,7 @@ _TRAINABLE = (Format.E4M3, Format.HYBRID)
 AmaxAlgorithm = Union[Literal["max", "most_recent"], Callable[[Any], Any]]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class DelayedScaling(Recipe):
     """Per-tensor scales from the amax history of earlier steps: casts need no extra pass over the data.
 
@@ -158,7 +162,7 @@ class DelayedScaling(Recipe):
     fp8_mha: bool = False
     backward_override: str | None = field(default_factory=_override)
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         self._check_shared(_TRAINABLE)
         if isinstance(self.margin, bool) or not isinstance(self.margin, int):
             raise TypeError(f"DelayedScaling: margin must be an int, got {self.margin!r}")
@@ -176,7 +180,11 @@ class DelayedScaling(Recipe):
         require_bool(self, "reduce_amax")
 
 
-@dataclass(frozen=True)
+def _current(recipe: Float8CurrentScaling) -> QParams:
+    return QParams(power_2_scale=recipe.use_power_2_scales)
+
+
+@dataclass(eq=False)
 class Float8CurrentScaling(Recipe):
     """Per-tensor scales from the tensor itself: exact range, at the price of one more pass over the data.
 
@@ -187,8 +195,11 @@ class Float8CurrentScaling(Recipe):
         fp8_format: encodings.
         fp8_gemm_fprop, fp8_gemm_dgrad, fp8_gemm_wgrad: accumulation of the three GEMMs.
         fp8_dpa, fp8_mha, backward_override: as in `DelayedScaling`.
-        fp8_quant_fwd_inp, fp8_quant_fwd_weight, fp8_quant_bwd_grad: derived: how inputs, weights, gradients are cast.
+        fp8_quant_fwd_inp, fp8_quant_fwd_weight, fp8_quant_bwd_grad: how inputs, weights, gradients are cast: as the
+            knobs say, or as assigned.
     """
+
+    CAST_OPTIONS: ClassVar[tuple[str, ...]] = ("power_2_scale", "amax_epsilon")
 
     use_power_2_scales: bool = field(default_factory=_flag("NVTE_FP8_CURRENT_SCALING_POWER_2_SCALES"))
     fp8_format: Format = Format.HYBRID
@@ -199,20 +210,17 @@ class Float8CurrentScaling(Recipe):
     fp8_mha: bool = False
     backward_override: str | None = field(default_factory=_override)
 
-    def __post_init__(self) -> None:
+    fp8_quant_fwd_inp = Cast(_current)
+    fp8_quant_fwd_weight = Cast(_current)
+    fp8_quant_bwd_grad = Cast(_current)
+
+    def _check(self) -> None:
         self._check_shared(_TRAINABLE)
         self._check_gemms()
         require_bool(self, "use_power_2_scales")
 
-    @property
-    def fp8_quant_fwd_inp(self) -> QParams:
-        return QParams(power_2_scale=self.use_power_2_scales)
 
-    fp8_quant_fwd_weight = fp8_quant_fwd_inp
-    fp8_quant_bwd_grad = fp8_quant_fwd_inp
-
-
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class MXFP8BlockScaling(Recipe):
     """OCP microscaling: 32 elements along the contracted dimension share a power-of-two (E8M0) scale.
 
@@ -232,7 +240,7 @@ class MXFP8BlockScaling(Recipe):
     backward_override: str | None = field(default_factory=_override)
     enable_2d_quantization: bool = False
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         self._check_shared(_TRAINABLE)
         require_bool(self, "enable_2d_quantization")
 
@@ -244,7 +252,11 @@ class MXFP8BlockScaling(Recipe):
         return super().unsupported_knob()
 
 
-@dataclass(frozen=True)
+def _block(recipe: Float8BlockScaling) -> QParams:
+    return QParams(power_2_scale=not recipe.use_f32_scales)
+
+
+@dataclass(eq=False)
 class Float8BlockScaling(Recipe):
     """One scale per 1x128 (activations, gradients) or 128x128 (weights) values.
 
@@ -255,8 +267,11 @@ class Float8BlockScaling(Recipe):
             operands of one GEMM cannot both have 2.
         fp8_gemm_fprop, fp8_gemm_dgrad, fp8_gemm_wgrad: accumulation; always split, since scales change along k.
         fp8_dpa, fp8_mha, backward_override: as in `DelayedScaling`.
-        fp8_quant_fwd_inp, fp8_quant_fwd_weight, fp8_quant_bwd_grad: derived: how inputs, weights, gradients are cast.
+        fp8_quant_fwd_inp, fp8_quant_fwd_weight, fp8_quant_bwd_grad: how inputs, weights, gradients are cast: as the
+            knobs say, or as assigned.
     """
+
+    CAST_OPTIONS: ClassVar[tuple[str, ...]] = ("power_2_scale", "amax_epsilon")
 
     use_f32_scales: bool = field(default_factory=_flag("NVTE_FP8_BLOCK_SCALING_FP32_SCALES"))
     fp8_format: Format = Format.E4M3
@@ -270,7 +285,11 @@ class Float8BlockScaling(Recipe):
     fp8_mha: bool = False
     backward_override: str | None = field(default_factory=_override)
 
-    def __post_init__(self) -> None:
+    fp8_quant_fwd_inp = Cast(_block)
+    fp8_quant_fwd_weight = Cast(_block)
+    fp8_quant_bwd_grad = Cast(_block)
+
+    def _check(self) -> None:
         self._check_shared(_TRAINABLE)
         self._check_gemms()
         require_bool(self, "use_f32_scales")
@@ -287,15 +306,8 @@ class Float8BlockScaling(Recipe):
             if not getattr(self, name).use_split_accumulator:
                 raise ValueError(f"Float8BlockScaling: {name} must have use_split_accumulator=True, got False")
 
-    @property
-    def fp8_quant_fwd_inp(self) -> QParams:
-        return QParams(power_2_scale=not self.use_f32_scales)
 
-    fp8_quant_fwd_weight = fp8_quant_fwd_inp
-    fp8_quant_bwd_grad = fp8_quant_fwd_inp
-
-
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class NVFP4BlockScaling(Recipe):
     """4-bit training: E2M1 values, an E4M3 scale per 16 of them and one float32 scale per tensor.
 
@@ -309,11 +321,14 @@ class NVFP4BlockScaling(Recipe):
         nvfp4_4over6_e4m3_use_256: for which of them block scales span 256 instead of 448.
         nvfp4_4over6_err_mode: how their candidates compare: ``MAE`` or ``MSE``.
         fp4_format, fp8_format: of values and of block scales; fixed.
-        fp4_quant_fwd_inp, fp4_quant_fwd_weight, fp4_quant_bwd_grad: derived: how inputs, weights, gradients are cast.
+        fp4_quant_fwd_inp, fp4_quant_fwd_weight, fp4_quant_bwd_grad: how inputs, weights, gradients are cast: as the
+            knobs say, or as assigned.
         fp8_dpa, fp8_mha, backward_override: as in `DelayedScaling`.
     """
 
     alignment: ClassVar[int] = 32
+
+    CAST_OPTIONS: ClassVar[tuple[str, ...]] = ("fp4_2d_quantization",)
 
     disable_rht: bool = field(default_factory=_flag("NVTE_NVFP4_DISABLE_RHT"))
     disable_stochastic_rounding: bool = field(default_factory=_flag("NVTE_NVFP4_DISABLE_STOCHASTIC_ROUNDING"))
@@ -328,7 +343,15 @@ class NVFP4BlockScaling(Recipe):
     fp8_mha: bool = False
     backward_override: str | None = field(default_factory=_override)
 
-    def __post_init__(self) -> None:
+    fp4_quant_fwd_inp = Cast(lambda recipe: QParams(random_hadamard_transform=not recipe.disable_rht))
+    fp4_quant_fwd_weight = Cast(lambda recipe: QParams(fp4_2d_quantization=not recipe.disable_2d_quantization))
+    fp4_quant_bwd_grad = Cast(
+        lambda recipe: QParams(
+            random_hadamard_transform=not recipe.disable_rht, stochastic_rounding=not recipe.disable_stochastic_rounding
+        )
+    )
+
+    def _check(self) -> None:
         self._check_shared((Format.E4M3,))
         for name in ("disable_rht", "disable_stochastic_rounding", "disable_2d_quantization", "row_scaled_activation"):
             require_bool(self, name)
@@ -337,24 +360,11 @@ class NVFP4BlockScaling(Recipe):
             require_choice(self, name, ("none", "weights", "activations", "all"))
         require_choice(self, "nvfp4_4over6_err_mode", ("MAE", "MSE"))
 
-    @property
-    def fp4_quant_fwd_inp(self) -> QParams:
-        return QParams(random_hadamard_transform=not self.disable_rht)
-
-    @property
-    def fp4_quant_fwd_weight(self) -> QParams:
-        return QParams(fp4_2d_quantization=not self.disable_2d_quantization)
-
-    @property
-    def fp4_quant_bwd_grad(self) -> QParams:
-        return QParams(
-            random_hadamard_transform=not self.disable_rht, stochastic_rounding=not self.disable_stochastic_rounding
-        )
-
     def unsupported_knob(self) -> str | None:
-        if not self.disable_rht:
+        given = [name for name, _ in self._assigned]
+        if not self.disable_rht and not ("fp4_quant_fwd_inp" in given and "fp4_quant_bwd_grad" in given):
             return "the random Hadamard transform; set disable_rht=True"
-        if not self.disable_stochastic_rounding:
+        if not self.disable_stochastic_rounding and "fp4_quant_bwd_grad" not in given:
             return "stochastic rounding; set disable_stochastic_rounding=True"
         if self.row_scaled_activation:
             return "row_scaled_activation=True; set it to False"
@@ -363,7 +373,7 @@ class NVFP4BlockScaling(Recipe):
         return super().unsupported_knob()
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class CustomRecipe(Recipe):
     """Quantizers from a user's factory; not supported yet.
 
@@ -381,7 +391,7 @@ class CustomRecipe(Recipe):
     backward_override: str | None = field(default_factory=_override)
     quantization_alignment: int = 128
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         if not callable(self.qfactory):
             raise TypeError(f"CustomRecipe: qfactory must be a function, got {self.qfactory!r}")
         self._check_shared((Format.E4M3, Format.E5M2, Format.HYBRID))

@@ -7,8 +7,8 @@ Every quantizer has four class-level or instance strings: `kind` (which algorith
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Union
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, ClassVar, Union
 
 from te_dispatch.numerics.encodings import encoding as find_encoding
 from te_dispatch.numerics.quantized import CANONICAL_SCALES
@@ -154,3 +154,18 @@ Quantizer = Union[DelayedQuantizer, CurrentQuantizer, BlockQuantizer, MXFP8Quant
 
 #: How many elements of the contracted dimension share a scale, by `Quantized.scaling`.
 BLOCK = {"block_1d": 128, "block_2d": 128, "mxfp8": 32, "nvfp4": 16}
+
+_STATELESS = {q.kind: q for q in (CurrentQuantizer, BlockQuantizer, MXFP8Quantizer, NVFP4Quantizer)}
+
+
+def options_of(quantizer: Quantizer) -> dict[str, Any] | None:
+    """A quantizer as plain data for `quantizer_of`; None for one of delayed scaling, whose state belongs to others."""
+    if quantizer.kind not in _STATELESS:
+        return None
+    return {"kind": quantizer.kind, **{f.name: getattr(quantizer, f.name) for f in fields(quantizer) if f.init}}
+
+
+def quantizer_of(options: dict[str, Any]) -> Quantizer:
+    """The quantizer that `options_of` described."""
+    given = {name: value for name, value in options.items() if name != "kind"}
+    return _STATELESS[options["kind"]](**given)

@@ -84,7 +84,8 @@ class DotProductAttention(torch.nn.Module):
         attention_type: ``self`` or ``cross``.
         softmax_scale: None for 1 / sqrt(d).
         softmax_type: ``vanilla``, ``off-by-one`` (1 added to the denominator) or ``learnable`` (exp of the parameter
-            `softmax_offset` (h,), which starts at 0).
+            `softmax_offset` (h,), which starts at 0). `softmax_offset` is None for the first, zeros that nothing reads
+            for the second.
         return_max_logit: also return the largest logit of each head.
         sequence_parallel, tp_size, tp_group, get_rng_state_tracker, cp_group, cp_global_ranks, cp_stream,
             cp_comm_type: not supported yet.
@@ -156,9 +157,10 @@ class DotProductAttention(torch.nn.Module):
         self.return_max_logit = bool(return_max_logit)
         self.name = name
         self.softmax_offset = None
-        if softmax_type == "learnable":
+        if softmax_type != "vanilla":
             offset = torch.zeros(num_attention_heads, dtype=torch.float32, device=resolve_device(None))
-            self.softmax_offset = torch.nn.Parameter(offset)
+            # Not a buffer: DDP would broadcast it at every step.
+            self.softmax_offset = torch.nn.Parameter(offset) if softmax_type == "learnable" else offset
 
     def extra_repr(self) -> str:
         return (

@@ -39,10 +39,10 @@ class _Thread(threading.local):
         self.state: AutocastState | None = None
         #: Plans that a graph with the outermost autocast inside has run so far, None elsewhere.
         self.traced: list[Any] | None = None
-        #: What autocasts were given, in eager: enabled, calibrating, the ids of recipe and process group. Both live as
-        #: long as the state, so no others get their ids; recipes are immutable. Per thread, so that a module sees by
-        #: the state whether the thread that trains it is another one.
-        self.states: dict[tuple[bool, bool, int, int], AutocastState] = {}
+        #: What autocasts were given, in eager: enabled, calibrating, the recipe's name, the id of the process group,
+        #: which lives as long as the state, so that no other gets it. Per thread, so that a module sees by the state
+        #: whether the thread that trains it is another one.
+        self.states: dict[tuple[bool, bool, str, int], AutocastState] = {}
 
 
 thread = _Thread()
@@ -52,9 +52,6 @@ _STATES = 64
 
 _LEFTOVERS = "backward_scales"
 register_call(_LEFTOVERS, scale_update.update_leftover_backward_scales)
-
-#: Names of recipes that this version can carry out.
-_usable: set[str] = set()
 
 
 def _require_usable(recipe: Recipe) -> None:
@@ -103,7 +100,8 @@ class autocast:
         enabled: False computes in high precision.
         calibrating: with ``enabled=False`` and delayed scaling, record amaxes while computing in high precision. Scales
             change when an autocast ends with gradients enabled; so calibrate with gradients, without a backward.
-        recipe: a recipe of `te_dispatch.common.recipe`; None for `get_default_recipe()`.
+        recipe: a recipe of `te_dispatch.common.recipe`, taken as it is now: what is assigned to it later holds for
+            autocasts that are made later. None for `get_default_recipe()`.
         amax_reduction_group: process group over which amaxes are reduced; None for the default group.
         _graph: reserved for CUDA graph capture; must be False.
 
@@ -122,10 +120,12 @@ class autocast:
     ) -> None:
         self._previous: list[AutocastState | None] = []
         if not torch.compiler.is_dynamo_compiling() and not _graph:
-            found = thread.states.get((bool(enabled), bool(calibrating), id(recipe), id(amax_reduction_group)))
-            if found is not None:
-                self._state = found
-                return
+            known: str | None = getattr(recipe, "_name", None)
+            if known is not None:
+                found = thread.states.get((bool(enabled), bool(calibrating), known, id(amax_reduction_group)))
+                if found is not None:
+                    self._state = found
+                    return
         if _graph:
             raise NotImplementedError("autocast: _graph=True is not supported yet, only _graph=False")
         if recipe is None:
@@ -133,18 +133,19 @@ class autocast:
         if not isinstance(recipe, Recipe):
             raise TypeError(f"autocast: recipe must be a recipe of te_dispatch.common.recipe, got {recipe!r}")
         name = intern_recipe(recipe)
+        key = (bool(enabled), bool(calibrating), name, id(amax_reduction_group))
+        if not torch.compiler.is_compiling():
+            found = thread.states.get(key)
+            if found is not None:  # of an equal recipe
+                self._state = found
+                return
         if enabled or calibrating:
-            if torch.compiler.is_compiling():
-                _require_usable(recipe)
-            elif name not in _usable:
-                _require_usable(recipe)
-                _usable.add(name)
+            _require_usable(recipe)
         state = AutocastState(bool(enabled), bool(calibrating), name, amax_reduction_group)
         if not torch.compiler.is_compiling():
-            key = (state.enabled, state.calibrating, id(state.recipe), id(amax_reduction_group))
             if len(thread.states) >= _STATES:  # a recipe with another function at every step
                 thread.states.clear()
-            state = thread.states.setdefault(key, state)
+            thread.states[key] = state
         self._state = state
 
     def __enter__(self) -> None:

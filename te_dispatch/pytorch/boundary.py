@@ -140,7 +140,8 @@ def detached(x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
 
 def leaving(x: torch.Tensor, leaves: Leaves) -> QuantizedTensor:
     """A plain gradient as it leaves a module's backward."""
-    return as_tensor(ops.quantize(x, snapshot(leaves.quantizer, x, in_backward=True), usage=leaves.usage))
+    record = ops.quantize(x, snapshot(leaves.quantizer, x, in_backward=True), usage=leaves.usage)
+    return as_tensor(record, leaves.quantizer)
 
 
 def leaving_product(
@@ -160,10 +161,11 @@ def leaving_product(
     """
     quantizer = snapshot(leaves.quantizer, after, in_backward)
     if leaves.usage == "row":
-        return as_tensor(ops.gemm(a, b, out_dtype=dtype, out_quantizer=quantizer, **how).out)  # type: ignore[arg-type]
+        out = ops.gemm(a, b, out_dtype=dtype, out_quantizer=quantizer, **how).out
+        return as_tensor(out, leaves.quantizer)  # type: ignore[arg-type]
     record = ops.quantize(ops.gemm(a, b, out_dtype=torch.float32, **how).out, quantizer, usage=leaves.usage)  # type: ignore[arg-type]
     record.dtype = dtype
-    return as_tensor(record)
+    return as_tensor(record, leaves.quantizer)
 
 
 def outgoing(ctx: Any, out: torch.Tensor) -> tuple[torch.Tensor, ...]:

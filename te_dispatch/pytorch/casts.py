@@ -254,7 +254,12 @@ def _stateless(recipe: Recipe, role: str, encoding: str, common: bool) -> Quanti
     if isinstance(recipe, MXFP8BlockScaling):
         return MXFP8Quantizer(encoding, common)
     if isinstance(recipe, NVFP4BlockScaling):
-        return NVFP4Quantizer("e2m1", common, role == "weight" and not recipe.disable_2d_quantization)
+        params = {
+            "input": recipe.fp4_quant_fwd_inp,
+            "weight": recipe.fp4_quant_fwd_weight,
+            "grad": recipe.fp4_quant_bwd_grad,
+        }[role]
+        return NVFP4Quantizer("e2m1", common, params.fp4_2d_quantization)
     raise NotImplementedError(f"{type(recipe).__name__}: no quantizers for this recipe yet")
 
 

@@ -7,7 +7,6 @@ must not shard it. Modules keep it as a plain attribute, move it with their para
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,11 @@ from te_dispatch.pytorch.compile import keep_static
 
 if TYPE_CHECKING:
     from te_dispatch.pytorch.scale_update import ScaleGroup
+
+
+#: Largest float32, and the largest margin either way that `ops.update_delayed_scales` takes.
+_LARGEST = torch.finfo(torch.float32).max
+_MARGIN = 1000
 
 
 class StateError(RuntimeError):
@@ -212,22 +216,26 @@ class DelayedScales:
             if tuple(tensor.shape) != (count,):
                 raise StateError(f"{where}, {name} must be ({count},), got shape {tuple(tensor.shape)}")
         for name, tensor, wanted, wrong in (
-            ("amax_history", history, "not negative", history < 0),  # a NaN is ignored by updates
+            # Casts ignore NaN when they record an amax and keep an infinity, so a history may hold the latter only.
+            ("amax_history", history, "not negative and not NaN", history.isnan() | (history < 0)),
             ("scale", scale, "finite and above 0", ~(scale.isfinite() & (scale > 0))),
             ("scale_amax", scale_amax, "finite and not negative, or NaN", scale_amax.isinf() | (scale_amax < 0)),
         ):
             if not tensor.is_meta and bool(wrong.any()):
-                raise StateError(f"{where}, {name} must be {wanted}, got {tensor[wrong][0].item()}")
+                place = wrong.nonzero()[0].tolist()
+                raise StateError(f"{where}, {name} must be {wanted}, got {tensor[wrong][0].item()} at {place}")
         max_values, margin = data.get("max_values", ()), data.get("margin", 0)
         if not (isinstance(max_values, (list, tuple)) and len(max_values) in (0, count)):
             raise StateError(f"{where}, max_values must be {count} numbers, got {max_values!r}")
         for value in max_values:
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= _LARGEST:
                 raise StateError(f"{where}, max_values must be finite and above 0, got {value!r}")
         if isinstance(margin, bool) or not isinstance(margin, int):
             raise StateError(f"{where}, margin must be an int, got {margin!r}")
+        if not -_MARGIN <= margin <= _MARGIN:
+            raise StateError(f"{where}, margin must be from {-_MARGIN} to {_MARGIN}, got {margin}")
         with torch.inference_mode(False):
-            history, scale, scale_amax = (t.detach().to(torch.float32, copy=True) for t in (history, scale, scale_amax))
+            history, scale, scale_amax = (t.clone() for t in (history, scale, scale_amax))
             return cls(history, scale, scale_amax, max_values, margin)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -243,7 +251,9 @@ def _loaded(data: dict[str, Any], name: str, where: str) -> torch.Tensor:
         raise StateError(f"{where}, {name} must be a tensor, got {got}")
     if not tensor.is_floating_point():
         raise StateError(f"{where}, {name} must be float32, got {tensor.dtype}")
-    return tensor
+    if tensor.layout != torch.strided:
+        raise StateError(f"{where}, {name} must be a dense tensor, got {tensor.layout}")
+    return tensor.detach().to(torch.float32)  # before values are judged: a float64 may be infinite in float32
 
 
 def scale_amax_unknown(scale: torch.Tensor) -> torch.Tensor:

@@ -262,7 +262,8 @@ class GemmModule(KnowingModule):
         # An evaluation takes what a training step has cached; not the other way round, because it records no amaxes.
         fits = self._cached_weights is not None and self._cached_for in (plan, plan.source)
         if is_first_microbatch or not fits or _replaced(weights, self._cached_of):
-            with torch.no_grad():
+            # A weight that inference mode cached could not be saved for a later microbatch's backward.
+            with torch.inference_mode(False), torch.no_grad():
                 self._cached_weights = [
                     operand(w.detach().contiguous(), casts.weight, casts.weight_usage[1])
                     for w, casts in zip(weights, plan.gemms)

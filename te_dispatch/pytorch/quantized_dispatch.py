@@ -9,6 +9,7 @@ to a `QuantizedTensor` quantizes the values that it left. So the answer is alway
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized
 from te_dispatch.numerics.quantizers import (
     BlockQuantizer,
     CurrentQuantizer,
+    DelayedQuantizer,
     MXFP8Quantizer,
     NVFP4Quantizer,
     Quantizer,
@@ -59,11 +61,17 @@ def values(x: Any, dtype: torch.dtype | None = None) -> Any:
     record = record_of(x)
     data = record.row_data if record.row_data is not None else record.col_data
     if type(data) is torch.Tensor:
-        return ops.dequantize(record, dtype=dtype)
+        return _without_dimensions(x, ops.dequantize(record, dtype=dtype))
     # Traced: the tensors only stand for others, and the operator must become part of the graph.
     parts = (record.row_data, record.row_scale_inv, record.col_data, record.col_scale_inv, record.global_scale_inv)
     tags = (record.encoding, record.scaling, record.scale_layout)
-    return torch.ops.te_dispatch.dequantize(parts, list(tags), list(x.shape), x.dtype, dtype or x.dtype)
+    wide = torch.ops.te_dispatch.dequantize(parts, list(tags), list(record.shape), x.dtype, dtype or x.dtype)
+    return _without_dimensions(x, wide)
+
+
+def _without_dimensions(x: QuantizedTensor, wide: torch.Tensor) -> torch.Tensor:
+    """The values of x's record in x's shape: records have at least one dimension."""
+    return wide if x.dim() else wide.reshape(())
 
 
 def _dequantize(
@@ -111,24 +119,37 @@ def _mapped(x: QuantizedTensor, function: Callable[[torch.Tensor], torch.Tensor]
     """x with `function` done to each of its tensors."""
     names, metadata = x.__tensor_flatten__()
     inner = {name: function(getattr(x, name)) for name in names}
-    return _of_class(x, QuantizedTensor.__tensor_unflatten__(inner, metadata, x.shape, None))
+    made = QuantizedTensor.__tensor_unflatten__(inner, metadata, x.shape, None)
+    made._whole = True  # it has memory and scales of its own
+    return _like(x, made)
 
 
-def _of_class(x: QuantizedTensor, made: QuantizedTensor) -> QuantizedTensor:
-    """What was made of x, of x's class, as PyTorch demands of ``detach`` and views."""
+def _like(x: QuantizedTensor, made: QuantizedTensor) -> QuantizedTensor:
+    """What was made of x: of x's class, as PyTorch demands of ``detach`` and views, and with its quantizer."""
     made.__class__ = x.__class__
+    made._quantizer = x._quantizer
     return made
 
 
-def _reshaped(x: QuantizedTensor, shape: Any) -> QuantizedTensor:
-    """x in another shape with the same last dimension: rows stay rows, so nothing but the row-wise data is reshaped."""
-    row = None if x._row_data is None else x._row_data.view(*shape[:-1], x._row_data.shape[-1])
+def _reshaped(x: QuantizedTensor, shape: Any) -> Any:
+    """x in another shape with the same last dimension: rows stay rows, so nothing but the row-wise data is reshaped.
+
+    NotImplemented for columns of a larger tensor, whose rows do not lie densely, unless the shape stays.
+    """
+    row = x._row_data
+    if row is not None:
+        if tuple(shape) == tuple(x.shape):
+            row = row.view(row.shape)
+        elif row.is_contiguous():
+            row = row.view(*shape[:-1], row.shape[-1])
+        else:
+            return NotImplemented
     made = QuantizedTensor(
         row, x._col_data, x._row_scale_inv, x._col_scale_inv, x._global_scale_inv, x._encoding, x._scaling,
         x._scale_layout, shape, x.dtype,
     )  # fmt: skip
     made._whole = x._whole
-    return _of_class(x, made)
+    return _like(x, made)
 
 
 @_handles(_aten.detach.default, _aten.alias.default, _aten.view_as.default)
@@ -136,7 +157,12 @@ def _same(func: Any, args: Any, kwargs: Any) -> Any:
     x = args[0]
     if not isinstance(x, QuantizedTensor) or any(isinstance(other, QuantizedTensor) for other in args[1:]):
         return NotImplemented
-    return return_and_correct_aliasing(func, args, kwargs, _reshaped(x, x.shape))
+    return _viewed(func, args, kwargs, _reshaped(x, x.shape))
+
+
+def _viewed(func: Any, args: Any, kwargs: Any, made: Any) -> Any:
+    """A view, as PyTorch wants it: in the storage of what it is a view of."""
+    return NotImplemented if made is NotImplemented else return_and_correct_aliasing(func, args, kwargs, made)
 
 
 @_handles(torch.ops.te_dispatch.snapshot.default, torch.ops.te_dispatch.call.default)
@@ -164,14 +190,15 @@ def _to_copy(func: Any, args: Any, kwargs: Any) -> Any:
         wide = values(x, dtype)
         return func(wide, **rest) if rest.get("device") not in (None, x.device) else wide
     device = kwargs.get("device") or x.device
-    return _mapped(x, lambda part: part.to(device, non_blocking=kwargs.get("non_blocking", False), copy=True))
+    moved = _mapped(x, lambda part: part.to(device, non_blocking=kwargs.get("non_blocking", False), copy=True))
+    if moved.device != x.device and isinstance(moved._quantizer, DelayedQuantizer):
+        moved._quantizer = None  # its scale stays behind
+    return moved
 
 
 @_handles(_aten.view.default, _aten._unsafe_view.default, _aten.reshape.default)
 def _view(func: Any, args: Any, kwargs: Any) -> Any:
     x, shape = args
-    if not x.dim() or not shape:
-        return NotImplemented
     shape = list(shape)
     if -1 in shape:
         known = 1
@@ -180,19 +207,19 @@ def _view(func: Any, args: Any, kwargs: Any) -> Any:
         if known == 0:
             return NotImplemented
         shape[shape.index(-1)] = x.numel() // known
-    if shape[-1] != x.shape[-1]:
+    if (shape or [1])[-1] != (x.shape or [1])[-1]:  # without dimensions the data is that of shape (1,)
         return NotImplemented
-    return return_and_correct_aliasing(func, args, kwargs, _reshaped(x, shape))
+    return _viewed(func, args, kwargs, _reshaped(x, shape))
 
 
 @_handles(_aten.unsqueeze.default)
 def _unsqueeze(func: Any, args: Any, kwargs: Any) -> Any:
     x, dim = args
     dim = dim if dim >= 0 else dim + x.dim() + 1
-    if dim >= x.dim():
+    if dim >= max(x.dim(), 1):
         return NotImplemented
     shape = [*x.shape[:dim], 1, *x.shape[dim:]]
-    return return_and_correct_aliasing(func, args, kwargs, _reshaped(x, shape))
+    return _viewed(func, args, kwargs, _reshaped(x, shape))
 
 
 @_handles(_aten.squeeze.dim)
@@ -201,50 +228,54 @@ def _squeeze(func: Any, args: Any, kwargs: Any) -> Any:
     dim = dim % max(x.dim(), 1)
     if dim >= x.dim() - 1 or x.shape[dim] != 1:
         return NotImplemented
-    return return_and_correct_aliasing(func, args, kwargs, _reshaped(x, [*x.shape[:dim], *x.shape[dim + 1 :]]))
+    return _viewed(func, args, kwargs, _reshaped(x, [*x.shape[:dim], *x.shape[dim + 1 :]]))
 
 
-def _rows(x: QuantizedTensor, start: int, stop: int) -> QuantizedTensor | None:
-    """``x[start:stop]`` by its row-wise copy; None where the scales cannot be cut there."""
+def _cut(x: QuantizedTensor, dim: int, start: int, stop: int) -> QuantizedTensor | None:
+    """``x.narrow(dim, start, stop - start)`` by its row-wise copy; None where the scales cannot be cut there."""
     row, scale = x._row_data, x._row_scale_inv
-    if row is None or scale is None or x.dim() < 2 or x._scale_layout != CANONICAL_SCALES or stop <= start:
+    if row is None or scale is None or x._scale_layout != CANONICAL_SCALES or stop <= start:
         return None
-    step = x.numel() // x.shape[0] // x.shape[-1] if x.shape[-1] else 0
-    first, last = start * step, stop * step
-    if x._scaling == "block_2d":
-        if first % 128 or (last % 128 and stop != x.shape[0]):
-            return None
-        first, last = first // 128, -(-last // 128)
     if x._scaling != "tensor":
+        if dim or x.dim() < 2:
+            return None
+        step = x.numel() // x.shape[0] // x.shape[-1] if x.shape[-1] else 0
+        first, last = start * step, stop * step
+        if x._scaling == "block_2d":
+            if first % 128 or (last % 128 and stop != x.shape[0]):
+                return None
+            first, last = first // 128, -(-last // 128)
         scale = scale[first:last]
     made = QuantizedTensor(
-        row[start:stop], None, scale, None, x._global_scale_inv, x._encoding, x._scaling, x._scale_layout,
-        (stop - start, *x.shape[1:]), x.dtype,
+        row.narrow(dim, start, stop - start), None, scale, None, x._global_scale_inv, x._encoding, x._scaling,
+        x._scale_layout, (*x.shape[:dim], stop - start, *x.shape[dim + 1 :]), x.dtype,
     )  # fmt: skip
     made._whole = False
-    return _of_class(x, made)
+    return _like(x, made)
 
 
 @_handles(_aten.slice.Tensor)
 def _slice(func: Any, args: Any, kwargs: Any) -> Any:
     x, dim, start, stop, step = (*args, *(0, None, None, 1)[len(args) - 1 :])
-    if kwargs or dim % max(x.dim(), 1) or step != 1:
+    if kwargs or not x.dim() or step != 1:
         return NotImplemented
-    start, stop, _ = slice(start, stop).indices(x.shape[0])
-    cut = _rows(x, start, stop)
+    dim %= x.dim()
+    start, stop, _ = slice(start, stop).indices(x.shape[dim])
+    cut = _cut(x, dim, start, stop)
     return NotImplemented if cut is None else return_and_correct_aliasing(func, args, kwargs, cut)
 
 
 @_handles(_aten.split.Tensor, _aten.split_with_sizes.default)
 def _split(func: Any, args: Any, kwargs: Any) -> Any:
     x, sizes, dim = (*args, *(0,)[len(args) - 2 :])
-    if kwargs or not x.dim() or dim % x.dim():
+    if kwargs or not x.dim():
         return NotImplemented
+    dim %= x.dim()
     if isinstance(sizes, int):
-        sizes = [min(sizes, x.shape[0] - at) for at in range(0, x.shape[0], sizes)] if sizes > 0 else []
+        sizes = [min(sizes, x.shape[dim] - at) for at in range(0, x.shape[dim], sizes)] if sizes > 0 else []
     cuts, at = [], 0
     for size in sizes:
-        cut = _rows(x, at, at + size)
+        cut = _cut(x, dim, at, at + size)
         if cut is None:
             return NotImplemented
         cuts.append(cut)
@@ -256,12 +287,22 @@ def _split(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def format_quantizer(x: Quantized) -> Quantizer:
-    """A quantizer without state that casts to the format of a record: per-tensor scales are the new values' own."""
+    """A quantizer without state that casts to the format of a record: scales are the new values' own."""
     if x.scaling == "tensor":
         return CurrentQuantizer(x.encoding)
     if x.scaling in ("block_1d", "block_2d"):
         return BlockQuantizer(x.encoding, two_d=x.scaling == "block_2d")
     return MXFP8Quantizer(x.encoding) if x.scaling == "mxfp8" else NVFP4Quantizer(x.encoding)
+
+
+def own_quantizer(x: QuantizedTensor) -> Quantizer:
+    """What casts values that are written to x, which has canonical scales."""
+    quantizer = x._quantizer
+    if quantizer is None:
+        return format_quantizer(record_of(x))
+    if quantizer.scale_layout != CANONICAL_SCALES:
+        return replace(quantizer, scale_layout=CANONICAL_SCALES)  # type: ignore[call-arg]
+    return quantizer
 
 
 def _require_writable(target: QuantizedTensor) -> None:
@@ -280,7 +321,7 @@ def _require_writable(target: QuantizedTensor) -> None:
 
 
 def requantized(target: QuantizedTensor, source: torch.Tensor) -> QuantizedTensor:
-    """`source`, of the target's shape, dtype and device, in the target's format.
+    """`source`, of the target's shape, dtype and device, as the target's quantizer casts it.
 
     Raises:
         RuntimeError, NotImplementedError: the target is one that cannot be written.
@@ -289,7 +330,8 @@ def requantized(target: QuantizedTensor, source: torch.Tensor) -> QuantizedTenso
     record = record_of(target)
     usage = "both" if record.row_data is not None and record.col_data is not None else "row"
     usage = "column" if record.row_data is None else usage
-    return as_tensor(ops.quantize(source.contiguous(), format_quantizer(record), usage=usage))
+    fresh = ops.quantize(source.contiguous().view(record.shape), own_quantizer(target), usage=usage)
+    return as_tensor(fresh, target._quantizer, target.shape)
 
 
 def _overwrite(target: QuantizedTensor, source: torch.Tensor) -> None:

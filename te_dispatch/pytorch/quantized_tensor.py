@@ -15,7 +15,7 @@ import torch
 
 from te_dispatch import ops
 from te_dispatch.numerics.quantized import FakeQuantized, Quantized
-from te_dispatch.numerics.quantizers import Quantizer
+from te_dispatch.numerics.quantizers import DelayedQuantizer, Quantizer, options_of, quantizer_of
 
 #: The tensors of a record, as attributes of the subclass.
 _PARTS = ("_row_data", "_col_data", "_row_scale_inv", "_col_scale_inv", "_global_scale_inv")
@@ -25,18 +25,21 @@ class QuantizedTensor(torch.Tensor):
     """A quantized tensor that autograd, modules and `torch.save` take for an ordinary one.
 
     It behaves as the tensor of its values. ``detach``, ``clone``, ``.to(device)``, views that keep the last dimension,
-    and slices and splits of dimension 0 (with the row-wise copy alone) stay quantized; any other operation runs on
-    `dequantize()` and returns an ordinary tensor. Writing to it (``copy_``, ``add_``, ...) quantizes the new values in
-    its format, with a scale of their own for per-tensor scaling. Gradients pass straight through: its gradient is
-    that of the values, in the nominal dtype.
+    and slices and splits of dimension 0, with per-tensor scaling of any dimension (all with the row-wise copy alone),
+    stay quantized; any other operation runs on `dequantize()` and returns an ordinary tensor. Writing to it (``copy_``,
+    ``add_``, ...) casts the new values as its quantizer does: with delayed scaling by the scale that the quantizer
+    holds, into whose amax they go. Gradients pass straight through: its gradient is that of the values, in the nominal
+    dtype.
 
     Args:
         row_data, col_data, row_scale_inv, col_scale_inv, global_scale_inv, encoding, scaling, scale_layout, shape,
-        dtype: as in `te_dispatch.numerics.quantized.Quantized`. The tensors are shared, not copied.
+        dtype: as in `te_dispatch.numerics.quantized.Quantized`. The tensors are shared, not copied. Without dimensions
+            the data is that of shape (1,).
         requires_grad: for a leaf.
+        quantizer: what casts values that are written to it; None for the format's own, which scales by the new values.
 
     Raises:
-        ValueError: neither row_data nor col_data.
+        ValueError: neither row_data nor col_data; a quantizer of another encoding or scaling.
     """
 
     _row_data: torch.Tensor | None
@@ -49,6 +52,7 @@ class QuantizedTensor(torch.Tensor):
     _scale_layout: str
     #: False for a slice, which shares scales with rows that it does not have, and so cannot be written to.
     _whole: bool
+    _quantizer: Quantizer | None
 
     @staticmethod
     def __new__(
@@ -64,10 +68,16 @@ class QuantizedTensor(torch.Tensor):
         shape: Any,
         dtype: torch.dtype,
         requires_grad: bool = False,
+        quantizer: Quantizer | None = None,
     ) -> QuantizedTensor:
         data = row_data if row_data is not None else col_data
         if data is None:
             raise ValueError("QuantizedTensor: row_data and col_data are both None, expected at least one copy")
+        if quantizer is not None and (quantizer.encoding, quantizer.scaling) != (encoding, scaling):
+            raise ValueError(
+                f"QuantizedTensor: quantizer: got one for {quantizer.encoding} with {quantizer.scaling} scaling, "
+                f"expected {encoding} with {scaling} scaling"
+            )
         return torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined, no-any-return]
             cls, shape, dtype=dtype, device=data.device, requires_grad=requires_grad
         )
@@ -85,6 +95,7 @@ class QuantizedTensor(torch.Tensor):
         shape: Any,
         dtype: torch.dtype,
         requires_grad: bool = False,
+        quantizer: Quantizer | None = None,
     ) -> None:
         self._row_data = row_data
         self._col_data = col_data
@@ -95,20 +106,28 @@ class QuantizedTensor(torch.Tensor):
         self._scaling = scaling
         self._scale_layout = scale_layout
         self._whole = True
+        self._quantizer = quantizer
 
     @classmethod
     def quantize(cls, x: torch.Tensor, quantizer: Quantizer, usage: str = "both") -> QuantizedTensor:
-        """Cast x, (..., K) in float32, bfloat16 or float16, as `te_dispatch.ops.quantize` does.
+        """Cast x, (..., K) or without dimensions, in float32, bfloat16 or float16, as `te_dispatch.ops.quantize` does.
 
-        Differentiable: the gradient of x is that of the result, unchanged.
+        Differentiable: the gradient of x is that of the result, unchanged. Values that are written to the result later
+        are cast by the same quantizer.
         """
-        return _Quantize.apply(plain(x), _Cast(quantizer, usage))  # type: ignore[no-any-return]
+        made = _Quantize.apply(plain(x), _Cast(quantizer, usage))  # type: ignore[no-untyped-call]
+        if cls is not QuantizedTensor:
+            made.__class__ = cls
+        return made  # type: ignore[no-any-return]
 
     # -- what it holds --------------------------------------------------------------------------------------------
 
     @property
     def record(self) -> Quantized:
-        """The `Quantized` that it stands for, sharing its tensors."""
+        """The `Quantized` that it stands for, sharing its tensors: that of shape (1,) if it has no dimensions.
+
+        The data of a slice is copied where it does not lie densely.
+        """
         return record_of(self)
 
     def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:  # type: ignore[override]
@@ -125,8 +144,8 @@ class QuantizedTensor(torch.Tensor):
     def data(self) -> torch.Tensor:
         """This tensor out of autograd's sight.
 
-        Assigning a `QuantizedTensor` of the same shape, dtype and device takes over its tensors and its format;
-        assigning an ordinary tensor quantizes it in the format here, into new memory, as `copy_` does in place.
+        Assigning a `QuantizedTensor` of the same shape, dtype and device takes over its tensors, format and quantizer;
+        assigning an ordinary tensor quantizes it as the quantizer here does, into new memory, as `copy_` does in place.
 
         Raises:
             RuntimeError: another shape, dtype or device is assigned.
@@ -145,7 +164,7 @@ class QuantizedTensor(torch.Tensor):
             from te_dispatch.pytorch.quantized_dispatch import requantized
 
             value = requantized(self, value.detach())
-        for name in (*_PARTS, "_encoding", "_scaling", "_scale_layout", "_whole"):
+        for name in (*_PARTS, "_encoding", "_scaling", "_scale_layout", "_whole", "_quantizer"):
             setattr(self, name, getattr(value, name))
 
     def data_ptr(self) -> int:
@@ -174,19 +193,24 @@ class QuantizedTensor(torch.Tensor):
         shared = self._row_scale_inv is not None and self._col_scale_inv is self._row_scale_inv
         if shared:
             names.remove("_col_scale_inv")
-        return names, (self._encoding, self._scaling, self._scale_layout, self.dtype, shared)
+        # A quantizer with tensors is not for the metadata, which compilers compare: what they make has none.
+        quantizer = None if isinstance(self._quantizer, DelayedQuantizer) else self._quantizer
+        tags = (self._encoding, self._scaling, self._scale_layout, self.dtype)
+        return names, (*tags, shared, self._whole, quantizer)
 
     @staticmethod
     def __tensor_unflatten__(
         inner: dict[str, torch.Tensor], metadata: Any, outer_size: Any, outer_stride: Any
     ) -> QuantizedTensor:
-        encoding, scaling, layout, dtype, shared = metadata
+        encoding, scaling, layout, dtype, shared, whole, quantizer = metadata
         row, col, row_scale, col_scale, global_scale = (inner.get(name) for name in _PARTS)
         if shared:
             col_scale = row_scale
-        return QuantizedTensor(
-            row, col, row_scale, col_scale, global_scale, encoding, scaling, layout, outer_size, dtype
+        made = QuantizedTensor(
+            row, col, row_scale, col_scale, global_scale, encoding, scaling, layout, outer_size, dtype, False, quantizer
         )
+        made._whole = whole
+        return made
 
     #: Nothing happens above the dispatcher: gradients are recorded as for an ordinary tensor.
     __torch_function__ = torch._C._disabled_torch_function_impl
@@ -222,6 +246,8 @@ class QuantizedTensor(torch.Tensor):
         if found is None:
             with torch.no_grad():
                 found = self.detach().clone()
+            if isinstance(found._quantizer, DelayedQuantizer):  # of a module's state, which copies do not share
+                found._quantizer = None
             if isinstance(self, torch.nn.Parameter):
                 found = torch.nn.Parameter(found, self.requires_grad)
             else:
@@ -237,24 +263,46 @@ class QuantizedTensor(torch.Tensor):
         shared = self._row_scale_inv is not None and self._col_scale_inv is self._row_scale_inv
         if shared:
             parts = (*parts[:3], None, parts[4])
-        return _rebuild, (*parts, *tags, shared, self.requires_grad, isinstance(self, torch.nn.Parameter))
+        more = {"quantizer": None if self._quantizer is None else options_of(self._quantizer), "whole": self._whole}
+        kind = (_rebuild_subclass, (type(self),)) if type(self) is not QuantizedTensor else (_rebuild, ())
+        return kind[0], (
+            *kind[1], *parts, *tags, shared, self.requires_grad, isinstance(self, torch.nn.Parameter), more,
+        )  # fmt: skip
 
 
 def _rebuild(*state: Any) -> torch.Tensor:
-    """Unpickle."""
-    row, col, row_scale, col_scale, global_scale, *tags, shared, requires_grad, parameter = state
+    """Unpickle; pickles from before quantizers were saved have no dict at the end."""
+    more = state[-1] if isinstance(state[-1], dict) else {}
+    parts, (*tags, shared, requires_grad, parameter) = state[:5], state[5:13]
+    row, col, row_scale, col_scale, global_scale = parts
     if shared:
         col_scale = row_scale
     made = QuantizedTensor(row, col, row_scale, col_scale, global_scale, *tags)
+    made._whole = more.get("whole", True)
+    if more.get("quantizer"):
+        made._quantizer = quantizer_of(more["quantizer"])
     return torch.nn.Parameter(made, requires_grad) if parameter else made.requires_grad_(requires_grad)
 
 
+def _rebuild_subclass(kind: type[QuantizedTensor], *state: Any) -> torch.Tensor:
+    """Unpickle a tensor of a subclass."""
+    made = _rebuild(*state)
+    made.__class__ = kind
+    return made
+
+
 # `torch.load(weights_only=True)` takes what it knows to be harmless: these build a tensor from tensors.
-torch.serialization.add_safe_globals([_rebuild, QuantizedTensor])
+torch.serialization.add_safe_globals([_rebuild, _rebuild_subclass, QuantizedTensor])
 
 
-def as_tensor(x: Quantized) -> QuantizedTensor:
-    """A record as a tensor that shares its data."""
+def as_tensor(x: Quantized, quantizer: Quantizer | None = None, shape: Any = None) -> QuantizedTensor:
+    """A record as a tensor that shares its data.
+
+    Args:
+        quantizer: what casts values that are written to it. It is not kept in a compiled region: a traced class cannot
+            be given one.
+        shape: None for the record's; () for a tensor without dimensions, whose record is of shape (1,).
+    """
     return QuantizedTensor(
         x.row_data,
         x.col_data,
@@ -264,8 +312,10 @@ def as_tensor(x: Quantized) -> QuantizedTensor:
         x.encoding,
         x.scaling,
         x.scale_layout,
-        tuple(x.shape),
+        tuple(x.shape) if shape is None else tuple(shape),
         x.dtype,
+        False,
+        None if torch.compiler.is_compiling() else quantizer,
     )
 
 
@@ -274,15 +324,18 @@ def record_of(x: QuantizedTensor) -> Quantized:
     data = x._row_data if x._row_data is not None else x._col_data
     assert data is not None
     made = FakeQuantized if data.is_meta else Quantized
+    row = x._row_data
+    if not x._whole and row is not None and not row.is_contiguous():  # columns of a larger tensor
+        row = row.contiguous()
     return made(
-        x._row_data,
+        row,
         x._col_data,
         x._row_scale_inv,
         x._col_scale_inv,
         x._encoding,
         x._scaling,
         x._scale_layout,
-        tuple(x.shape),
+        tuple(x.shape) or (1,),
         x.dtype,
         data.device,
         x._global_scale_inv,
@@ -323,7 +376,8 @@ class _Quantize(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, cast: _Cast) -> torch.Tensor:
-        return as_tensor(ops.quantize(x, cast.quantizer, usage=cast.usage))
+        record = ops.quantize(x if x.dim() else x.reshape(1), cast.quantizer, usage=cast.usage)
+        return as_tensor(record, cast.quantizer, x.shape)
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, None]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import threading
 import weakref
@@ -181,7 +182,8 @@ def computed_by_callables(recipe: DelayedScaling) -> bool:
 
 def _written(recipe: DelayedScaling) -> str:
     """A recipe in words that do not depend on the process: functions by their names."""
-    values = {name: getattr(value, "__qualname__", value) for name, value in vars(recipe).items()}
+    given = {field.name: getattr(recipe, field.name) for field in dataclasses.fields(recipe)}
+    values = {name: getattr(value, "__qualname__", value) for name, value in given.items()}
     return ", ".join(f"{name}={value}" for name, value in values.items())
 
 

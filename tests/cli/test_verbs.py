@@ -65,6 +65,8 @@ REFUSED = (
     (("explain", "gemmm"), "did you mean 'gemm'"),
     (("explain", "gemm", "a.dtpe=bf16", "--device", "cpu"), "did you mean 'a.dtype'"),
     (("explain", "gemm", "a.dtype=bf17", "--device", "cpu"), "did you mean 'bf16'"),
+    (("explain", "gemm", "layout=XX", "--device", "cpu"), "layout: can never be 'XX'; known: NN, NT, TN"),
+    (("explain", "gemm", "a.scaling=tensr", "--device", "cpu"), "did you mean 'tensor'"),
     (("explain", "gemm", "k=many", "--device", "cpu"), "k is a size"),
     (("explain", "gemm", "k", "--device", "cpu"), "fact=value"),
     (("explain", "gemm", "bias=maybe", "--device", "cpu"), "true or false"),

@@ -40,7 +40,7 @@ def check(module: DotProductAttention, rules: Rules, width_v: int = D, s_kv: int
 
     exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
     exact_bias = None if bias is None else bias.detach().double().requires_grad_()
-    parameter = module.softmax_offset
+    parameter = dict(module.named_parameters()).get("softmax_offset")
     offset = None if parameter is None else parameter.detach().double().requires_grad_()
     whole = None if exact_bias is None else exact_bias.expand(B, H, S, s_kv)
     wanted = torch.stack(
@@ -83,10 +83,19 @@ def test_softcap_from_constructor_and_call() -> None:
 @pytest.mark.parametrize("softmax_type", ["off-by-one", "learnable"])
 def test_softmax_types(softmax_type: str) -> None:
     module = make(softmax_type=softmax_type)
-    if module.softmax_offset is not None:
+    if softmax_type == "learnable":
         with torch.no_grad():
             module.softmax_offset.copy_(randn(H, seed=9))
     check(module, Rules(causal=True, softmax_type=softmax_type))
+
+
+def test_the_offset_of_each_softmax_type() -> None:
+    vanilla, fixed, learnable = (make(softmax_type=kind) for kind in ("vanilla", "off-by-one", "learnable"))
+    assert vanilla.softmax_offset is None
+    assert fixed.softmax_offset.shape == (H,) and fixed.softmax_offset.eq(0).all()
+    assert not fixed.state_dict() and not list(fixed.parameters()) and not list(fixed.buffers())
+    assert list(learnable.state_dict()) == ["softmax_offset"]
+    assert isinstance(learnable.softmax_offset, torch.nn.Parameter)
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, H), (B, H)])

@@ -14,7 +14,7 @@ import torch
 import te_dispatch
 import te_dispatch.pytorch as te
 from te_dispatch import ops
-from te_dispatch.common.recipe import DelayedScaling, Float8CurrentScaling
+from te_dispatch.common.recipe import DelayedScaling, Float8BlockScaling, Float8CurrentScaling
 from te_dispatch.pytorch.attention import DotProductAttention
 from te_dispatch.pytorch.dropout_add import dropout_add
 from te_dispatch.pytorch.functions import applied
@@ -305,3 +305,24 @@ def test_a_cached_weight_is_made_anew_for_another_parameter(recipe: Any) -> None
         assert torch.equal(layer(x, is_first_microbatch=False), first)
         layer.weight = torch.nn.Parameter(other.weight.detach().clone())
         assert torch.equal(layer(x, is_first_microbatch=False), other(x))
+
+
+@pytest.mark.parametrize("kind", [te.Linear, te.LayerNormLinear, te.LayerNormMLP], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "recipe", [DelayedScaling(amax_history_len=2), Float8CurrentScaling(), Float8BlockScaling()],
+    ids=["delayed", "current", "block"],
+)  # fmt: skip
+def test_a_weight_that_inference_mode_cached_serves_training(kind: Any, recipe: Any) -> None:
+    results = []
+    for inference in (True, False):
+        torch.manual_seed(0)
+        layer = kind(32, 32, device="cpu")
+        x = torch.randn(16, 32, requires_grad=True)
+        if inference:
+            with torch.inference_mode(), te.autocast(recipe=recipe):
+                layer(x.detach().clone(), is_first_microbatch=True)
+        with te.autocast(recipe=recipe):
+            y = layer(x, is_first_microbatch=not inference)
+        y.sum().backward()
+        results.append([y.detach(), x.grad, *(parameter.grad for parameter in layer.parameters())])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))

@@ -16,7 +16,7 @@ import te_dispatch
 import te_dispatch.pytorch as te
 from te_dispatch.common.recipe import DelayedScaling
 from te_dispatch.pytorch import casts, scale_update
-from te_dispatch.pytorch.delayed_scales import DelayedScales
+from te_dispatch.pytorch.delayed_scales import DelayedScales, StateError
 
 CPU = torch.device("cpu")
 LARGEST = torch.finfo(torch.float32).max
@@ -45,10 +45,16 @@ def _bits(state: DelayedScales) -> list[list[int]]:
 
 
 def _reloaded(state: DelayedScales) -> DelayedScales:
+    """Saved and loaded; itself with a NaN in its history, which no cast records and which is refused."""
     file = io.BytesIO()
     torch.save(state.as_data(), file)
     file.seek(0)
-    return DelayedScales.from_data(torch.load(file, weights_only=True), state.count, "state")
+    data = torch.load(file, weights_only=True)
+    if state.history.isnan().any():
+        with pytest.raises(StateError, match="amax_history must be not negative and not NaN, got nan"):
+            DelayedScales.from_data(data, state.count, "state")
+        return state
+    return DelayedScales.from_data(data, state.count, "state")
 
 
 def _bind(state: DelayedScales, target: tuple[list[float], int], algorithm: Any) -> None:

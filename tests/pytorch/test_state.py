@@ -264,7 +264,7 @@ def _changed(path: str, value: Any) -> Any:
 
 NAN, INF = float("nan"), float("inf")
 MALFORMED: list[tuple[str, Any, str]] = [
-    ("forward.scale", torch.tensor([1.0, NAN]), "forward, scale must be finite and above 0, got nan"),
+    ("forward.scale", torch.tensor([1.0, NAN]), "forward, scale must be finite and above 0, got nan at [1]"),
     ("forward.scale", torch.tensor([0.0, 1.0]), "forward, scale must be finite and above 0, got 0.0"),
     ("backward.scale", torch.tensor([-1.0]), "backward, scale must be finite and above 0, got -1.0"),
     ("backward.scale", torch.tensor([INF]), "backward, scale must be finite and above 0, got inf"),
@@ -274,8 +274,18 @@ MALFORMED: list[tuple[str, Any, str]] = [
     (
         "forward.amax_history",
         torch.full((4, 2), -1.0),
-        "forward, amax_history must be not negative, got -1.0",
+        "forward, amax_history must be not negative and not NaN, got -1.0 at [0, 0]",
     ),
+    (
+        "backward.amax_history",
+        torch.tensor([[0.0], [2.0], [NAN], [1.0]]),
+        "backward, amax_history must be not negative and not NaN, got nan at [2, 0]",
+    ),
+    ("forward.amax_history", torch.ones(4, 2).to_sparse(), "forward, amax_history must be a dense tensor"),
+    ("forward.amax_history", [[1.0, 1.0]], "forward, amax_history must be a tensor, got list"),
+    ("forward.scale", torch.tensor([1.0, 1e300], dtype=torch.float64), "forward, scale must be finite and above 0"),
+    ("forward.scale", torch.tensor([1.0, 1e-60], dtype=torch.float64), "forward, scale must be finite and above 0"),
+    ("forward.scale_amax", torch.ones(2, dtype=torch.int32), "forward, scale_amax must be float32, got torch.int32"),
     (
         "forward.amax_history",
         torch.ones(4, 2, dtype=torch.int64),
@@ -288,9 +298,16 @@ MALFORMED: list[tuple[str, Any, str]] = [
         "backward, scale_amax must be finite and not negative, or NaN, got inf",
     ),
     ("forward.max_values", [448.0], "forward, max_values must be 2 numbers, got [448.0]"),
+    ("forward.max_values", "448", "forward, max_values must be 2 numbers, got '448'"),
+    ("forward.max_values", 448.0, "forward, max_values must be 2 numbers, got 448.0"),
+    ("forward.max_values", [448.0, True], "forward, max_values must be finite and above 0, got True"),
+    ("forward.max_values", [448.0, NAN], "forward, max_values must be finite and above 0, got nan"),
+    ("forward.max_values", [448.0, 10**400], "forward, max_values must be finite and above 0, got 1000"),
     ("forward.max_values", ["a", "b"], "forward, max_values must be finite and above 0, got 'a'"),
     ("forward.max_values", [0.0, 448.0], "forward, max_values must be finite and above 0, got 0.0"),
     ("backward.margin", "1", "backward, margin must be an int, got '1'"),
+    ("backward.margin", 1.5, "backward, margin must be an int, got 1.5"),
+    ("backward.margin", 2000, "backward, margin must be from -1000 to 1000, got 2000"),
     ("backward", ..., "extra state must have 'backward', got format, recipe, forward"),
     ("backward", None, "backward must be a dict, got NoneType"),
     ("sideways", {}, "extra state has no 'sideways', only forward, backward, output, input_grad"),
@@ -313,6 +330,29 @@ def test_a_malformed_state_is_refused_before_anything_changes(path: str, value: 
     with pytest.raises(RuntimeError, match=re.escape(words)):
         model[0].set_extra_state(state["0._extra_state"])
     assert _same(_tensors(model), before)
+
+
+def test_what_training_leaves_in_a_history_loads() -> None:
+    """An infinite activation leaves an infinite amax, a NaN leaves none: neither state is refused."""
+    layer = te.Linear(32, 32, device="cpu")
+    x = torch.randn(16, 32)
+    x[0, 0], x[1, 1] = INF, NAN
+    with te.autocast(recipe=RECIPE):
+        layer(x)
+    assert layer._forward_scales.history[:, 0].isinf().any() and not layer._forward_scales.history.isnan().any()
+    loaded = te.Linear(32, 32, device="cpu")
+    loaded.load_state_dict(layer.state_dict())
+    assert torch.equal(loaded._forward_scales.history, layer._forward_scales.history)
+
+
+def test_a_state_in_another_floating_dtype_loads_in_float32() -> None:
+    layer, other = te.Linear(32, 32, device="cpu"), te.Linear(32, 32, device="cpu")
+    _step(torch.nn.Sequential(layer))
+    state = layer.state_dict()
+    state["_extra_state"]["forward"]["amax_history"] = state["_extra_state"]["forward"]["amax_history"].double()
+    other.load_state_dict(state)
+    assert other._forward_scales.history.dtype == torch.float32
+    assert torch.equal(other._forward_scales.history, layer._forward_scales.history)
 
 
 def test_a_step_that_was_interrupted_leaves_a_state_that_can_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,15 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
 """Recipes and process groups as names: what a compiled graph can hand to a function that runs outside of it.
 
-Equal recipes become one object, so that modules compare by identity. A recipe that compiled code makes or receives is
-known by its fields, which become guards.
+Equal recipes are stood for by one object, a copy that cannot be changed, so that modules compare by identity. A recipe
+that compiled code makes or receives is known by its fields, which become guards.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import sys
 import threading
 from operator import index
 from typing import Any, cast
@@ -15,7 +17,8 @@ from typing import Any, cast
 import torch
 
 from te_dispatch.common import recipe as recipes
-from te_dispatch.common.recipe import DelayedScaling, MMParams, Recipe
+from te_dispatch.common.recipe import DelayedScaling, MMParams, QParams, Recipe
+from te_dispatch.common.recipe_values import CHANGES
 from te_dispatch.pytorch.compile import hook
 from te_dispatch.pytorch.compile.dispatch import constant
 
@@ -24,11 +27,13 @@ class _Named:
     """Recipes by name, as attributes: dynamo takes a dict as it first saw it, and this one grows."""
 
 
-_lock = threading.Lock()
 _named = _Named()
-_names: dict[Recipe, str] = {}
-#: By id, for the recipes that `_named` keeps alive: a training loop hashes its recipe once, not at every step.
-_by_id: dict[int, str] = {}
+_names: dict[tuple[Any, ...], str] = {}
+_numbers = itertools.count()
+#: What each thread asked for last, which is not forgotten before the thread has made use of it.
+_latest = threading.local()
+#: How many recipes there may be before those that nothing uses are forgotten.
+_KEPT = 256
 _groups: list[Any] = []
 
 _CLASSES = {c.__name__: c for c in vars(recipes).values() if dataclasses.is_dataclass(c) and isinstance(c, type)}
@@ -37,16 +42,36 @@ _FIELDS = {name: tuple(field.name for field in dataclasses.fields(c) if field.in
 
 def intern_recipe(recipe: Recipe) -> str:
     """The name of the recipe that stands for all equal ones, for `recipe_named`."""
-    name = _by_id.get(id(recipe))
-    if name is not None:
+    with CHANGES:
+        name = recipe._name  # a training loop hashes its recipe once, not at every step
+        used = None if name is None else getattr(_named, name, None)
+        if name is None or used is None:
+            key = recipe.key()
+            name = _names.get(key)
+            if name is None:
+                if len(_names) >= _KEPT:
+                    _forget_unused()
+                name = f"recipe_{next(_numbers)}"
+                used = recipe.in_use()
+                used.__dict__["_name"] = name
+                setattr(_named, name, used)
+                _names[key] = name
+            used = recipe_named(name)
+            recipe.__dict__["_name"] = name
+        _latest.recipe = used
         return name
-    with _lock:
-        name = _names.get(recipe)
-        if name is None:
-            name = f"recipe_{len(_names)}"
-            setattr(_named, name, recipe)
-            _by_id[id(recipe)] = _names[recipe] = name
-        return name
+
+
+def _forget_unused() -> None:
+    """Forget recipes that no autocast, plan or group refers to: a program may make another one at every step.
+
+    Names are not used again, so a compiled graph that knows one is traced anew.
+    """
+    for name, used in list(vars(_named).items()):
+        # `_named`, the pair in the list, this variable and the argument refer to it.
+        if sys.getrefcount(used) <= 4:
+            _names.pop(used.key(), None)
+            delattr(_named, name)
 
 
 def recipe_named(name: str) -> Recipe:
@@ -92,15 +117,28 @@ def _intern_traced(recipe: Recipe) -> str:
                 "compiled call"
             )
         values = (*values, value)
-    return _name_of(kind, values)  # type: ignore[no-any-return]
+    casts: tuple[Any, ...] = ()
+    for name, params in recipe._assigned:
+        options = (
+            params.power_2_scale,
+            params.amax_epsilon,
+            params.random_hadamard_transform,
+            params.stochastic_rounding,
+            params.fp4_2d_quantization,
+        )
+        casts = (*casts, (name, options))
+    return _name_of(kind, values, casts)  # type: ignore[no-any-return]
 
 
 @constant
-def _name_of(kind: str, values: tuple[Any, ...]) -> str:
+def _name_of(kind: str, values: tuple[Any, ...], casts: tuple[tuple[str, tuple[Any, ...]], ...]) -> str:
     given = {}
     for field, value in zip((f for f in dataclasses.fields(_CLASSES[kind]) if f.init), values, strict=True):
         given[field.name] = MMParams(value) if isinstance(field.default, MMParams) else value
-    return intern_recipe(cast(Recipe, _CLASSES[kind](**given)))
+    recipe = cast(Recipe, _CLASSES[kind](**given))
+    for name, options in casts:
+        setattr(recipe, name, QParams(*options))
+    return intern_recipe(recipe)
 
 
 @constant
