@@ -7,6 +7,8 @@ fails the unit that made the call and none after it.
 
 from __future__ import annotations
 
+import gc
+import os
 import random
 import sys
 from collections.abc import Callable
@@ -62,6 +64,8 @@ def _common() -> tuple[Setting, ...]:
         Setting("whether gradients are recorded", torch.is_grad_enabled, torch.set_grad_enabled),
         Setting("inference mode", torch.is_inference_mode_enabled),
         Setting("autocast", _autocast, _set_autocast),
+        Setting("Python's garbage collection", gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
+        Setting("the working directory", os.getcwd, os.chdir),
         Setting("the deterministic mode", torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
         Setting(
             "the precision of float32 products",

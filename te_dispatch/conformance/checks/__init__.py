@@ -86,10 +86,12 @@ def _load() -> None:
         concurrency,
         dropout,
         gradients,
+        guarded,
         layout,
         memoized,
         placement,
         refusing,
         repeatability,
         saved,
+        sharing,
     )

@@ -169,7 +169,7 @@ _FP32_SCALED = Axis("scaling", ("tensor", "block_1d", "block_2d"))
 _SHAPE = Axis(
     "shape",
     ("33x65", "127x129", "128x128", "129x257", "2x3x48", "1x1", "31", "0x16", "16x0", "256x512"),
-    once=("65553x3", "3x8209", "1031x257"),
+    once=("65553x3", "3x8209", "1031x257", "130x1056"),
 )
 #: Of which one has several tiles each way: with tiles in one row, scales read the same transposed and not.
 _TWO_D = Axis(
