@@ -174,10 +174,12 @@ def permuted(x: torch.Tensor, form: str) -> tuple[int, tuple[int, ...], int] | N
 
 
 def expanded(x: torch.Tensor, form: str) -> tuple[int, tuple[int, ...], int] | None:
-    """Stride 0 along the first dimension (of tensors that `equal_rows` made equal there)."""
-    if not can_expand(x, form):
+    """Stride 0 along one dimension (of tensors whose elements are equal along it)."""
+    dim = expandable(x, form)
+    if dim is None:
         return None
-    return _room(x.shape, [0, *_dense(tuple(x.shape[1:]))])
+    kept = _dense((*x.shape[:dim], 1, *x.shape[dim + 1 :]))
+    return _room(x.shape, [*kept[:dim], 0, *kept[dim + 1 :]])
 
 
 def constant(x: torch.Tensor, form: str) -> tuple[int, tuple[int, ...], int] | None:
@@ -185,7 +187,10 @@ def constant(x: torch.Tensor, form: str) -> tuple[int, tuple[int, ...], int] | N
     return _room(x.shape, [0] * x.dim()) if form == ANY and x.dim() > 1 and x.is_floating_point() else None
 
 
-def can_expand(x: torch.Tensor, form: str) -> bool:
-    """Whether a tensor may have stride 0 along its first dimension, and holds numbers that may be equal there."""
-    floating = x.is_floating_point() or x.dtype == torch.bool
-    return floating and x.dim() > (1 if form == ROWS else 0) and form in (ANY, ROWS) and x.shape[0] > 1
+def expandable(x: torch.Tensor, form: str) -> int | None:
+    """The first dimension along which a tensor may have stride 0: of more than one element, and not the last one where
+    that has to be contiguous. None for integers, whose numbers may not be equal."""
+    if form not in (ANY, ROWS) or not (x.is_floating_point() or x.dtype == torch.bool):
+        return None
+    dims = range(x.dim() - (1 if form == ROWS else 0))
+    return next((dim for dim in dims if x.shape[dim] > 1), None)

@@ -130,7 +130,10 @@ class SpacePlan:
                 yield from self._of_all(check, able)
                 continue
             for one in able if count else ():
-                chosen = spread(self.space, self._claimed[one.id], count) or self._all[one.id][:1]
+                claimed = self._claimed[one.id]
+                chosen = spread(self.space, claimed, count) or self._all[one.id][:1]
+                if check.of_forms and not smoke:
+                    chosen += of_forms(self.space, claimed, chosen)
                 yield from self._noted(check, one, chosen)
 
     def _of_all(self, check: checks.Check, able: Sequence[Subject]) -> Iterator[Unit]:
@@ -167,6 +170,17 @@ def spread(space: Space, cases: Sequence[Case], count: int) -> list[Case]:
         chosen.append(best)
         seen.update(best.axes)
     return chosen
+
+
+def of_forms(space: Space, cases: Sequence[Case], chosen: Sequence[Case]) -> list[Case]:
+    """A case of each value of `Space.forms` that none of the chosen has: those with most of the plainest values."""
+    plainest = {axis.name: axis.values[0] for axis in space.axes}
+    found: dict[str, Case] = {}
+    for case in sorted(cases, key=lambda case: -sum(plainest[name] == value for name, value in case.axes)):
+        if space.forms:
+            found.setdefault(case.values[space.forms], case)
+    seen = {case.values.get(space.forms) for case in chosen}
+    return [case for value, case in found.items() if value not in seen]
 
 
 def _is_soak(space: Space, case: Case) -> bool:

@@ -14,6 +14,8 @@ import torch
 from te_dispatch.conformance import arranging, pages
 from te_dispatch.conformance.checks import find as find_check
 from te_dispatch.conformance.checks import guarded
+from te_dispatch.conformance.selection import of_forms
+from te_dispatch.conformance.space import find
 from te_dispatch.conformance.subject import Subject
 from te_dispatch.conformance.trial import Failure
 from tests.conformance.trials import Mistake, case_of, trial_of
@@ -156,3 +158,12 @@ def test_a_count_of_threads_that_breaks_results_is_found() -> None:
     assert _run("thread_counts", BWD).findings
     with pytest.raises(Failure, match="with 7 threads of the CPU: dgamma"):
         _run("thread_counts", BWD, kernel)
+
+
+def test_operands_of_every_form_lie_otherwise_too() -> None:
+    space = find("gemm", "quantized")
+    plain = case_of("gemm", "quantized")
+    cases = [plain, *(case_of("gemm", "quantized", scaling=value) for value in ("block_1d+block_1d", "mxfp8+mxfp8"))]
+    later = [case_of("gemm", "quantized", scaling="mxfp8+mxfp8", layout="TN"), *cases]
+    assert of_forms(space, later, [plain]) == cases[1:]
+    assert of_forms(find("gemm", "plain"), [case_of("gemm", "plain")], []) == []

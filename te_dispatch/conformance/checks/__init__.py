@@ -27,6 +27,7 @@ class Check:
         doc: one phrase for reports.
         of_errors: for spaces whose calls must raise; all other checks are for those whose calls return.
         claim: the claim of a manifest that it judges, if it judges one.
+        of_forms: whether it gets, beyond `full`, a case of each form that a space's operands have (`Space.forms`).
     """
 
     name: str
@@ -37,6 +38,7 @@ class Check:
     doc: str
     of_errors: bool = False
     claim: str = ""
+    of_forms: bool = False
 
 
 _checks: dict[str, Check] = {}

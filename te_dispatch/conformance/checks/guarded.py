@@ -92,4 +92,6 @@ def guarded(trial: Trial) -> None:
     trial.notes += [f"refuses {name} so: {refusal}" for name, refusal in refusals.items()]
 
 
-register(Check("guarded", guarded, movable, 1, 2, "operands with nothing readable behind or before them"))
+register(
+    Check("guarded", guarded, movable, 1, 2, "operands with nothing readable behind or before them", of_forms=True)
+)

@@ -137,13 +137,14 @@ def _equal_rows(memory: Mapping[str, str]) -> Callable[[Arguments], Arguments]:
 
 
 def _equal(x: torch.Tensor, form: str) -> torch.Tensor:
-    return _row(x).expand(x.shape).clone() if arranging.can_expand(x, form) else x
+    dim = arranging.expandable(x, form)
+    return x if dim is None else _row(x, dim).expand(x.shape).clone()
 
 
-def _row(x: torch.Tensor) -> torch.Tensor:
-    """(1, ...): the first row; where that holds NaN or Inf, the first number of the rows behind it. What lies between
-    the sequences of attention, where operands may hold anything, does not come to lie inside of them so."""
-    return x.gather(0, x.isfinite().int().argmax(0, keepdim=True))
+def _row(x: torch.Tensor, dim: int = 0) -> torch.Tensor:
+    """The first row along a dimension; where that holds NaN or Inf, the first number of the rows behind it. What lies
+    between the sequences of attention, where operands may hold anything, does not come to lie inside of them so."""
+    return x.gather(dim, x.isfinite().int().argmax(dim, keepdim=True))
 
 
 def _equal_everywhere(names: tuple[str, ...]) -> Callable[[Arguments], Arguments]:
@@ -204,9 +205,17 @@ def movable(subject: Subject, space: Space) -> str | None:
 
 
 register(
-    Check("strided", strided, movable, 1, 3, "operands with gaps between rows, and nothing written into the gaps"),
-    Check("offset", offset, movable, 1, 3, "operands that start at an odd element"),
-    Check("permuted", permuted, movable, 1, 3, "operands whose dimensions lie in another order"),
+    Check(
+        "strided",
+        strided,
+        movable,
+        1,
+        3,
+        "operands with gaps between rows, and nothing written into the gaps",
+        of_forms=True,
+    ),
+    Check("offset", offset, movable, 1, 3, "operands that start at an odd element", of_forms=True),
+    Check("permuted", permuted, movable, 1, 3, "operands whose dimensions lie in another order", of_forms=True),
     Check("expanded", expanded, movable, 1, 3, "operands with stride 0"),
     Check("tracked", tracked, movable, 1, 2, "operands that require gradients, and of inference mode"),
 )

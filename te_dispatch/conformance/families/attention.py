@@ -13,7 +13,7 @@ DENSE = Axis("layout", ("sbhd", "bshd"))
 LAYOUT = Axis("layout", LAYOUTS)
 #: Around tiles of 16 and 128, primes, tall, wide, without sequences, queries or keys.
 SHAPES = (
-    "2x16x16", "2x17x33", "1x1x1", "1x15x17", "1x127x129", "1x129x127", "2x128x128", "1x1x131", "1x67x1",
+    "2x16x16", "2x17x33", "1x1x1", "1x15x17", "1x127x129", "1x129x127", "2x128x128", "1x1x131", "1x67x9",
     "0x4x4", "1x0x5", "2x5x0",
 )  # fmt: skip
 #: Two tiles of 128 both ways; more queries or keys than 512, 1,024 and 4,096; more sequences than 64.
@@ -159,14 +159,14 @@ register(
         together=(("dtype", "layout", "mask", "dims"),), fixed=COMMON,
     ),
     Space(
-        "attention_fwd", "masked", (*MASKED, MAX_LOGIT), inputs.forward, forward_rules, valid=masked,
+        "attention_fwd", "masked", (*MASKED, MAX_LOGIT), inputs.forward, forward_rules, valid=masked, forms="mask",
         together=(("layout", "mask", "window"),),
     ),
     Space(
         "attention_fwd", "ragged", (*RAGGED, MAX_LOGIT), inputs.forward, forward_rules, valid=uneven,
         together=(("keys", "gaps", "window"), ("mask", "keys", "gaps")),
     ),
-    Space("attention_fwd", "scored", (*SCORED, MAX_LOGIT), inputs.forward, forward_rules, valid=scored),
+    Space("attention_fwd", "scored", (*SCORED, MAX_LOGIT), inputs.forward, forward_rules, valid=scored, forms="bias"),
     Space("attention_fwd", "twice", SAME, inputs.forward, forward_rules),
     Space("attention_fwd", "packed", STACKED, inputs.forward, forward_rules, valid=stackable, views=True),
     Space(

@@ -138,6 +138,13 @@ _SCALED = tuple(
     for scaling in SCALINGS
     for layout in LAYOUTS
 )
+#: Every scaling with one option at a time, where nothing else can hide it.
+_ALONE = tuple(
+    {"scaling": scaling, "cast": "none", "epilogue": "none", "values": "normal", "out": "new", "bias": "none",
+     "alpha": "1", "out_dtype": "same", **option}
+    for scaling in SCALINGS
+    for option in ({"alpha": "-0.5"}, {"bias": "same"}, {"out": "added"}, {"out_dtype": "fp32"})
+)  # fmt: skip
 
 register(
     Space(
@@ -173,7 +180,8 @@ register(
             ("scaling", "layout", "accumulation"),
             ("scaling", "layout", "encodings"),
         ),
-        fixed=_STEPS + _SCALED,
+        fixed=_STEPS + _SCALED + _ALONE,
+        forms="scaling",
     ),
     Space(
         "gemm",

@@ -127,5 +127,6 @@ register(
         _make,
         _rules,
         lambda values: values["cast"] in ("current", "delayed") or values["splits"] == "list",
+        forms="cast",
     ),
 )

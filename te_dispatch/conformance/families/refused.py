@@ -107,7 +107,7 @@ def _out(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Arguments]
 
     def out(right: Arguments) -> torch.Tensor:
         a, b = right["a"], right["b"]
-        return change(torch.zeros(a.shape[0], b.shape[0], dtype=a.dtype))
+        return change(torch.ones(a.shape[0], b.shape[0], dtype=a.dtype))
 
     return out
 

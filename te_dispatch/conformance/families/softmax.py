@@ -131,6 +131,7 @@ register(
         _forward,
         _forward_rules,
         batch=_half,
+        forms="mask",
     ),
     Space(
         "softmax_bwd",

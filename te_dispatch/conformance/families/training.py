@@ -103,7 +103,10 @@ def _half(arguments: Arguments) -> Arguments:
 def _list(values: Values, maker: Maker, dtype: str, kind: str) -> list[torch.Tensor]:
     parts = [part.partition("*") for part in values["shapes"].split("+")]
     shapes = [_sizes(shape) for shape, _, count in parts for _ in range(int(count or 1))]
-    return [maker.tensor(*shape, dtype=dtype, values=kind) for shape in shapes]
+    kinds = [kind] * len(shapes)
+    if kind in ENDS:  # of the list: one tensor of it has the special element
+        kinds = [kind if i == (0 if kind == "nan_first" else len(shapes) - 1) else "normal" for i in range(len(shapes))]
+    return [maker.tensor(*shape, dtype=dtype, values=of) for shape, of in zip(shapes, kinds)]
 
 
 def _flag(text: str) -> torch.Tensor | None:
@@ -266,6 +269,6 @@ register(
             _DTYPE, _LISTS, Axis("out", ("fp32", "bf16", "fp16")), Axis("scale", ("1.0", "0.3", "-65536.0")),
             _NOOP, _ANY,
         ),
-        _scale, _scale_rules,
+        _scale, _scale_rules, fixed=tuple({"values": kind, "noop": "0"} for kind in ENDS),
     ),
 )  # fmt: skip
