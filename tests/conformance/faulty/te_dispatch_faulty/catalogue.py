@@ -20,13 +20,17 @@ from te_dispatch_faulty import (
     narrow,
     operands,
     options,
+    paths,
     products,
+    rare,
     rows,
     scores,
     sizes,
     special,
     state,
     steps,
+    surroundings,
+    usage,
 )
 from te_dispatch_faulty.fault import Fault
 from te_dispatch_faulty.variations import VARIATIONS
@@ -307,7 +311,7 @@ _CONDUCT = (
     *_of(conduct, "pad_rows", "pad_rows", raises_system_exit="raises SystemExit"),
 )  # fmt: skip
 
-_TABLES = (sizes, operands, special, state, draws, options, narrow)
+_TABLES = (sizes, operands, special, state, draws, options, narrow, paths, rare, surroundings, usage)
 
 FAULTS: tuple[Fault, ...] = (
     *(*_CASTS, *_FORMS, *_PRODUCTS, *_ROWS, *_SCORES, *_STEPS, *_CONDUCT),
