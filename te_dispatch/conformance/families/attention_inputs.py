@@ -11,7 +11,7 @@ does not have takes its default here.
 | valid | of a padded batch: ``full``, ``ragged``, ``zero`` (the first sequence has no key, the last no query) |
 | heads | query heads / key heads; dims: head dimension of q and k / of v |
 | values | of q and k: a kind of `te_dispatch.conformance.inputs`, or ``large``: logits in the hundreds |
-| | or ``nan_q``, ``nan_v``: a NaN in the last element of that operand |
+| | or ``nan_v``: normal, with NaN in the last element of v |
 | hole | what lies where no sequence is: ``number``, ``nan`` or ``inf`` |
 | bias_values | ``normal``, or ``minus_inf``: with entries, and most of a row or its first tile, -Inf |
 | same | one tensor as q, k and v (``qkv``), or as k and v (``kv``) |
@@ -39,8 +39,9 @@ _LARGE = 6.0
 _GAP = 3
 _MISSING = -1
 
-#: A kind of values -> the operand that holds a NaN.
-NAN_IN = {"nan_q": "q", "nan_v": "v"}
+#: A kind of values -> the operand that holds a NaN. Not q or k: maxima of logits may leave NaN out, and PyTorch's own
+#: kernel for CPUs takes a row of nothing but NaN for one without keys.
+NAN_IN = {"nan_v": "v"}
 #: packing -> which operands are packed, and the axis, from the end, of the packed tensor that they are stacked on.
 PACKED = {"3hd": ("qkv", -3), "h3d": ("qkv", -2), "2hd": ("kv", -3), "h2d": ("kv", -2)}
 
