@@ -112,10 +112,12 @@ def _shared_memory(results: Mapping[str, torch.Tensor], arguments: Mapping[str, 
 
 
 def _same_twice(results: Mapping[str, torch.Tensor]) -> str | None:
-    """Two results of a call that are one tensor. The scales of a record's two copies may be."""
+    """Two results of a call that are one tensor. A record's two copies may be: of one row they hold the same bytes, and
+    one scale serves both."""
     for (path, one), (other_path, other) in itertools.combinations(results.items(), 2):
-        scales = path.endswith("row_scale_inv") and other_path == path.replace("row_scale_inv", "col_scale_inv")
-        if one.numel() and other.numel() and one.data_ptr() == other.data_ptr() and not scales:
+        record, _, name = path.rpartition(".")
+        copies = name.startswith("row_") and other_path == (f"{record}." if record else "") + f"col_{name[4:]}"
+        if one.numel() and other.numel() and one.data_ptr() == other.data_ptr() and not copies:
             return f"{path} and {other_path} are one memory"
     return None
 
