@@ -1,8 +1,8 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
 """Tensors laid into memory as callers have them: with gaps, off alignment, in another order, expanded.
 
-Each arrangement keeps a tensor's values. What lies around them is filled with NaN (or the largest integer), so that
-reading it shows, and is looked at again after the call, so that writing it shows.
+Each arrangement keeps a tensor's values. What lies around them is filled with NaN and Inf (or the largest integer), so
+that reading it shows, and is looked at again after the call, so that writing it shows.
 """
 
 from __future__ import annotations
@@ -51,6 +51,13 @@ class Room:
 
 #: (tensor, its form) -> how it is to lie: (elements of memory, strides, first element), or None to leave it.
 Plan = Callable[[torch.Tensor, str], "tuple[int, tuple[int, ...], int] | None"]
+#: (elements, what they are like) -> memory of one dimension for them.
+Allocate = Callable[[int, torch.Tensor], torch.Tensor]
+
+
+def anywhere(size: int, like: torch.Tensor) -> torch.Tensor:
+    """Memory from PyTorch's allocator."""
+    return torch.empty((size,), dtype=like.dtype, device=like.device)
 
 
 class Arranged:
@@ -61,13 +68,22 @@ class Arranged:
         memory: form of each parameter (`Operator.memory`).
         plan: what is done to each tensor.
         only: the one parameter to change; None for all.
+        allocate: where memory comes from.
 
     Attributes:
         arguments: the changed ones.
         changed: names of the parameters of which a tensor lies otherwise now.
     """
 
-    def __init__(self, arguments: Mapping[str, Any], memory: Mapping[str, str], plan: Plan, only: str | None = None):
+    def __init__(
+        self,
+        arguments: Mapping[str, Any],
+        memory: Mapping[str, str],
+        plan: Plan,
+        only: str | None = None,
+        allocate: Allocate = anywhere,
+    ) -> None:
+        self._allocate = allocate
         self._rooms: list[Room] = []
         self.changed: list[str] = []
         self.arguments: dict[str, Any] = {}
@@ -90,7 +106,7 @@ class Arranged:
         if how is None:
             return x
         size, strides, start = how
-        whole = torch.full((size,), _filler(x), dtype=x.dtype, device=x.device)
+        whole = _filled(self._allocate(size, x))
         view = whole.as_strided(x.shape, strides, start)
         if all(stride for stride, n in zip(strides, x.shape) if n > 1):
             view.copy_(x)
@@ -111,8 +127,12 @@ def _is_quantizer(value: Any) -> bool:
     return any(hasattr(item, "max_value") and hasattr(item, "kind") for item in items)
 
 
-def _filler(x: torch.Tensor) -> Any:
-    return torch.nan if x.dtype.is_floating_point else x.dtype != torch.bool and torch.iinfo(x.dtype).max
+def _filled(memory: torch.Tensor) -> torch.Tensor:
+    """With NaN and Inf in turn, as a maximum leaves NaN out; integers with the largest, which reads as NaN in FP8."""
+    if memory.dtype.is_floating_point:
+        memory.fill_(torch.nan)[1::2] = torch.inf
+        return memory
+    return memory.fill_(memory.dtype != torch.bool and torch.iinfo(memory.dtype).max)
 
 
 def _dense(sizes: tuple[int, ...]) -> list[int]:
@@ -154,10 +174,12 @@ def permuted(x: torch.Tensor, form: str) -> tuple[int, tuple[int, ...], int] | N
 
 
 def expanded(x: torch.Tensor, form: str) -> tuple[int, tuple[int, ...], int] | None:
-    """Stride 0 along the first dimension (of tensors that `equal_rows` made equal there)."""
-    if not can_expand(x, form):
+    """Stride 0 along one dimension (of tensors whose elements are equal along it)."""
+    dim = expandable(x, form)
+    if dim is None:
         return None
-    return _room(x.shape, [0, *_dense(tuple(x.shape[1:]))])
+    kept = _dense((*x.shape[:dim], 1, *x.shape[dim + 1 :]))
+    return _room(x.shape, [*kept[:dim], 0, *kept[dim + 1 :]])
 
 
 def constant(x: torch.Tensor, form: str) -> tuple[int, tuple[int, ...], int] | None:
@@ -165,7 +187,10 @@ def constant(x: torch.Tensor, form: str) -> tuple[int, tuple[int, ...], int] | N
     return _room(x.shape, [0] * x.dim()) if form == ANY and x.dim() > 1 and x.is_floating_point() else None
 
 
-def can_expand(x: torch.Tensor, form: str) -> bool:
-    """Whether a tensor may have stride 0 along its first dimension, and holds numbers that may be equal there."""
-    floating = x.is_floating_point() or x.dtype == torch.bool
-    return floating and x.dim() > (1 if form == ROWS else 0) and form in (ANY, ROWS) and x.shape[0] > 1
+def expandable(x: torch.Tensor, form: str) -> int | None:
+    """The first dimension along which a tensor may have stride 0: of more than one element, and not the last one where
+    that has to be contiguous. None for integers, whose numbers may not be equal."""
+    if form not in (ANY, ROWS) or not (x.is_floating_point() or x.dtype == torch.bool):
+        return None
+    dims = range(x.dim() - (1 if form == ROWS else 0))
+    return next((dim for dim in dims if x.shape[dim] > 1), None)

@@ -25,6 +25,9 @@
 | late | normal, but for 2^-14 as large before the last 16 rows, or elements of a vector | long sums that end early |
 | special_rows | rows in turn: normal; one NaN; one Inf; one -Inf; all -Inf | special values that leave their row |
 | half_infinite | one half of every row is -Inf, in turn | running maxima that start with nothing but -Inf |
+| tiny | multiples of 2^-24 below 2^-14: fp16's subnormals, in any dtype | subnormals that are none of fp32's |
+| nan_first | normal; the first element is NaN, the last one the largest | maxima that start with NaN, or end early |
+| nan_last | normal; the last element is NaN, the first one the largest | the same the other way round |
 """
 
 from __future__ import annotations
@@ -218,6 +221,24 @@ def _half_infinite(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.
     return torch.where(first ^ _in_turn(shape, 2, torch.Tensor.bool), -torch.inf, x)
 
 
+def _tiny(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    return torch.randint(-1023, 1024, shape, generator=generator) * 2.0**-24
+
+
+def _nan_at(place: int, largest: int) -> Fill:
+    """NaN in one element and a magnitude beyond all others' in another."""
+
+    def made(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+        x = torch.randn(shape, generator=generator)
+        flat = x.view(-1)
+        if flat.numel():
+            flat[largest] = -16.0
+            flat[place] = torch.nan
+        return x
+
+    return made
+
+
 #: Name -> what makes values of a shape, exact in fp32 or to be rounded to the dtype.
 KINDS: dict[str, Fill] = {
     "normal": _normal,
@@ -243,9 +264,14 @@ KINDS: dict[str, Fill] = {
     "late": _late,
     "special_rows": _special_rows,
     "half_infinite": _half_infinite,
+    "tiny": _tiny,
+    "nan_first": _nan_at(0, -1),
+    "nan_last": _nan_at(-1, 0),
 }
+#: Kinds with one special element at an end of the tensor.
+ENDS = ("nan_first", "nan_last")
 #: Kinds that hold NaN or Inf.
-SPECIAL = ("nan", "inf", "special_rows", "half_infinite")
+SPECIAL = ("nan", "inf", "special_rows", "half_infinite", *ENDS)
 
 
 def fill(kind: str, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:

@@ -36,6 +36,16 @@ _RUN_AGAIN = 20
 _BOOT = "import sys; sys.path[:] = {path!r}; from te_dispatch.conformance.isolation import main; main({descriptor})"
 
 
+#: Whether this process is a worker, whose output is kept.
+_is_worker = False
+
+
+def announce(text: str) -> None:
+    """Say what comes next, where a crash would show it as what was printed last."""
+    if _is_worker:
+        print(text, flush=True)
+
+
 class WorkerError(Exception):
     """A worker could not start, or met an error of the kit; the message says which."""
 
@@ -173,6 +183,8 @@ def main(descriptor: int) -> None:
     Args:
         descriptor: of the inherited end of the pipe.
     """
+    global _is_worker
+    _is_worker = True
     pipe = Connection(descriptor)
     serve(pipe, pipe.recv())
 

@@ -135,6 +135,8 @@ class SpacePlan:
                 continue
             for one in able if count else ():
                 chosen = self._chosen(check, one, count) or self._all[one.id][:1]
+                if check.of_forms and not smoke:
+                    chosen += of_forms(self.space, self._claimed[one.id], chosen)
                 yield from self._noted(check, one, chosen)
 
     def _chosen(self, check: checks.Check, one: Subject, count: int) -> list[Case]:
@@ -195,6 +197,17 @@ def _unusual(space: Space, case: Case) -> int:
     special = sum(value in SPECIAL for value in values.values())
     large = sum(values[axis.name] in axis.once for axis in space.axes)
     return differing + 100 * special + 10_000 * large
+
+
+def of_forms(space: Space, cases: Sequence[Case], chosen: Sequence[Case]) -> list[Case]:
+    """A case of each value of `Space.forms` that none of the chosen has: those with most of the plainest values."""
+    plainest = {axis.name: axis.values[0] for axis in space.axes}
+    found: dict[str, Case] = {}
+    for case in sorted(cases, key=lambda case: -sum(plainest[name] == value for name, value in case.axes)):
+        if space.forms:
+            found.setdefault(case.values[space.forms], case)
+    seen = {case.values.get(space.forms) for case in chosen}
+    return [case for value, case in found.items() if value not in seen]
 
 
 def _is_soak(space: Space, case: Case) -> bool:

@@ -155,6 +155,8 @@ class Space:
         together: groups of axes of which level ``full`` covers every combination of values, not only every pair.
         fixed: cases that level ``full`` always holds, as the values that matter; axes left out have the first value
             of theirs that the implementation claims. They may name ``once`` values.
+        forms: the axis, if there is one, that says of which tensors an operand consists, or whether it is given: checks
+            of operands' memory get a case of each of its values.
     """
 
     operator: str
@@ -176,6 +178,7 @@ class Space:
     placed: Callable[[Arguments, Mapping[str, torch.Tensor]], str | None] | None = None
     together: tuple[tuple[str, ...], ...] = ()
     fixed: tuple[Values, ...] = field(default=(), hash=False)
+    forms: str = ""
 
     def __post_init__(self) -> None:
         axes = {axis.name: axis.known for axis in self.axes}
@@ -183,6 +186,8 @@ class Space:
             unknown = [name for name in group if name not in axes]
             if unknown:
                 raise ValueError(f"space {self.id}: together names {unknown[0]!r}, which is none of its axes")
+        if self.forms and self.forms not in axes:
+            raise ValueError(f"space {self.id}: forms names {self.forms!r}, which is none of its axes")
         for values in self.fixed:
             for name, value in values.items():
                 if value not in axes.get(name, ()):

@@ -28,6 +28,7 @@ class Check:
         of_errors: for spaces whose calls must raise; all other checks are for those whose calls return.
         claim: the claim of a manifest that it judges, if it judges one.
         each_operand: its cases are the plainest that have each operand twice, not the most different ones.
+        of_forms: whether it gets, beyond `full`, a case of each form that a space's operands have (`Space.forms`).
     """
 
     name: str
@@ -39,6 +40,7 @@ class Check:
     of_errors: bool = False
     claim: str = ""
     each_operand: bool = False
+    of_forms: bool = False
 
 
 _checks: dict[str, Check] = {}
@@ -88,6 +90,7 @@ def _load() -> None:
         concurrency,
         dropout,
         gradients,
+        guarded,
         layout,
         memoized,
         nonfinite,
@@ -95,4 +98,5 @@ def _load() -> None:
         refusing,
         repeatability,
         saved,
+        sharing,
     )

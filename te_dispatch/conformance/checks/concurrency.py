@@ -21,6 +21,8 @@ from te_dispatch.conformance.transfer import mapped, moved, overwrite
 from te_dispatch.conformance.trial import Failure, Trial
 
 THREADS = 4
+#: Threads that PyTorch's operations on the CPU are given: one less than a power of two divides no work evenly.
+COUNTS = (2, 7)
 #: Times that all threads start together, and calls of each every time.
 ROUNDS, CALLS = 3, 4
 #: Owners of functions during which nothing is computed.
@@ -33,6 +35,21 @@ _SWITCH_S = 1e-6
 _BUDGET_S = 15.0
 #: Clock cycles that a stream is held up before operands are written on it: some 50 ms.
 _DELAY = 100_000_000
+
+
+def thread_counts(trial: Trial) -> None:
+    """A call is right with every number of threads of the CPU, on the case and on more rows."""
+    larger = enlarged(trial, _ROWS)
+    for one in (trial,) if larger is None else (trial, larger):
+        for count in COUNTS:
+            arguments = one.on_device()
+            one.claim(arguments)
+            with thread_count(count):
+                result = one.call(arguments)
+            try:
+                one.judge(result, arguments)
+            except Failure as failure:
+                raise Failure(f"with {count} threads of the CPU: {failure}", failure.findings) from failure
 
 
 def threads(trial: Trial) -> None:
@@ -146,7 +163,12 @@ def _on_streams(subject: Subject, space: Space) -> str | None:
     return None if subject.device.type == "cuda" else f"{subject.device.type} has no streams"
 
 
+def _on_the_cpu(subject: Subject, space: Space) -> str | None:
+    return None if subject.device.type == "cpu" else f"calls on {subject.device.type} do not share work among threads"
+
+
 register(
+    Check("thread_counts", thread_counts, _on_the_cpu, 0, 2, "calls with several threads of the CPU"),
     Check("threads", threads, anywhere, 1, 2, "calls from several threads at once"),
     Check("stream", stream, _on_streams, 1, 2, "work on a stream other than the default"),
 )

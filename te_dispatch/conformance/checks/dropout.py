@@ -21,12 +21,14 @@ from typing import Any
 import torch
 
 from te_dispatch.conformance.checks import Check, register
-from te_dispatch.conformance.checks.values import synchronize
+from te_dispatch.conformance.checks.values import synchronize, thread_count
 from te_dispatch.conformance.space import Arguments, Judged, Space
 from te_dispatch.conformance.subject import Subject
 from te_dispatch.conformance.trial import Failure, Trial, forward_of, run_forward
 
 SIGMAS = 6.0
+#: Of the CPU, with which a mask is drawn again.
+THREADS = 3
 LAG_SIGMAS = 8.0
 #: Lags with fewer pairs are not looked at: their sums are far from normal. Nor are masks with a p nearer to 0 or 1.
 LAG_PAIRS, LAG_P = 1024, 0.1
@@ -46,6 +48,13 @@ def dropout(trial: Trial) -> None:
     _require_share(f"{1 - p:.0%} of the elements are kept", keep[live], 1 - p)
     if not torch.equal(plan.recover(run, given)[0], keep):
         raise Failure("equal rng_state, other elements dropped")
+    if trial.device.type == "cpu":
+        with thread_count(THREADS):
+            if not torch.equal(plan.recover(run, given)[0], keep):
+                raise Failure(f"equal rng_state, other elements dropped with {THREADS} threads of the CPU")
+    zero = {**given, "rng_state": torch.zeros_like(given["rng_state"])}
+    if not torch.equal(plan.recover(run, zero)[0], plan.recover(run, zero)[0]):
+        raise Failure("equal rng_state, seed and offset 0, other elements dropped")
     for place, name in enumerate(("seed", "offset")):
         for changed, what in _changed(int(given["rng_state"][place]), trial.case.random_seed >> (8 * place)):
             state = given["rng_state"].clone()

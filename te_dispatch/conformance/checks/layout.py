@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from te_dispatch.conformance import arranging
-from te_dispatch.conformance.arranging import Arranged, Plan
+from te_dispatch.conformance.arranging import Allocate, Arranged, Plan
 from te_dispatch.conformance.checks import Check, register
 from te_dispatch.conformance.checks.values import changed_inputs, synchronize
 from te_dispatch.conformance.space import Arguments, Space
 from te_dispatch.conformance.subject import Subject
-from te_dispatch.conformance.transfer import mapped, tensors
+from te_dispatch.conformance.transfer import mapped, moved, tensors
 from te_dispatch.conformance.trial import Failure, Trial
 from te_dispatch.core.errors import Declined
 from te_dispatch.core.memory import ANY, ROWS
@@ -32,23 +32,36 @@ _GRADIENTS = ("dy",)
 def _check(trial: Trial, plan: Plan, names: tuple[str, ...] | None = None) -> None:
     """All operands at once; where such a call is refused, one after the other, as some may be served."""
     memory = {n: f for n, f in trial.subject.operator.memory.items() if names is None or n in names}
-    together = _called(trial, plan, memory, None)
+    together = called(trial, plan, memory, None)
     if together is None:
         return
     trial.notes.append(f"refuses such operands: {together}")
     for name in memory:
-        _called(trial, plan, memory, name)
+        called(trial, plan, memory, name)
 
 
-def _called(trial: Trial, plan: Plan, memory: Mapping[str, str], only: str | None) -> str | None:
-    """One call; the refusal, in words, or None.
+def called(
+    trial: Trial,
+    plan: Plan,
+    memory: Mapping[str, str],
+    only: str | None,
+    given: Arguments | None = None,
+    allocate: Allocate = arranging.anywhere,
+) -> str | None:
+    """One call with operands in other memory; the refusal, in words, or None.
+
+    Args:
+        memory: form of each parameter whose tensors may be laid otherwise.
+        only: the one parameter whose tensors are; None for all.
+        given: arguments on the device, which are copied; None to make them.
+        allocate: where memory comes from.
 
     Raises:
         Failure: a wrong result, or a refusal that is none.
     """
-    plain = trial.on_device()
+    plain = trial.on_device() if given is None else moved(given, trial.device)
     trial.claim(plain)
-    arranged = Arranged(plain, memory, plan, only)
+    arranged = Arranged(plain, memory, plan, only, allocate)
     if only is not None and only not in arranged.changed:
         return None
     arguments = arranged.arguments
@@ -108,13 +121,14 @@ def _equal_rows(memory: Mapping[str, str]) -> Callable[[Arguments], Arguments]:
 
 
 def _equal(x: torch.Tensor, form: str) -> torch.Tensor:
-    return _row(x).expand(x.shape).clone() if arranging.can_expand(x, form) else x
+    dim = arranging.expandable(x, form)
+    return x if dim is None else _row(x, dim).expand(x.shape).clone()
 
 
-def _row(x: torch.Tensor) -> torch.Tensor:
-    """(1, ...): the first row; where that holds NaN or Inf, the first number of the rows behind it. What lies between
-    the sequences of attention, where operands may hold anything, does not come to lie inside of them so."""
-    return x.gather(0, x.isfinite().int().argmax(0, keepdim=True))
+def _row(x: torch.Tensor, dim: int = 0) -> torch.Tensor:
+    """The first row along a dimension; where that holds NaN or Inf, the first number of the rows behind it. What lies
+    between the sequences of attention, where operands may hold anything, does not come to lie inside of them so."""
+    return x.gather(dim, x.isfinite().int().argmax(dim, keepdim=True))
 
 
 def _equal_everywhere(names: tuple[str, ...]) -> Callable[[Arguments], Arguments]:
@@ -132,9 +146,12 @@ def tracked(trial: Trial) -> None:
         plain = trial.on_device()
         trial.claim(plain)
         read = {n: _leaves(v) if memory.get(n) in (ANY, ROWS) else v for n, v in plain.items()}
+        leaves = {n: v for n, v in read.items() if memory.get(n) in (ANY, ROWS)}
+        before = _of_autograd(leaves)
         with torch.set_grad_enabled(recording):
             result = trial.call(read)
         synchronize(trial)
+        _require_untouched(leaves, before)
         required = [path for path, tensor in trial.results(result, read).items() if tensor.requires_grad]
         if required and not recording:
             raise Failure(f"{required[0]} requires a gradient, where none is recorded")
@@ -146,6 +163,20 @@ def tracked(trial: Trial) -> None:
     trial.judge(result, made)
 
 
+def _of_autograd(arguments: Arguments) -> dict[str, bool]:
+    """Which tensors require gradients."""
+    return {path: tensor.requires_grad for path, tensor in tensors(dict(arguments))}
+
+
+def _require_untouched(arguments: Arguments, required: Mapping[str, bool]) -> None:
+    """What autograd knows of operands is their owner's to change."""
+    for path, tensor in tensors(dict(arguments)):
+        if tensor.requires_grad != required[path]:
+            raise Failure(f"whether {path} requires a gradient was changed")
+        if tensor.is_leaf and tensor.grad is not None:
+            raise Failure(f"{path} has a gradient, which nobody asked for")
+
+
 def _leaves(value: Any) -> Any:
     """Tensors of floats require gradients; records have none."""
     if isinstance(value, (list, tuple)):
@@ -153,14 +184,22 @@ def _leaves(value: Any) -> Any:
     return value.requires_grad_() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
 
-def _movable(subject: Subject, space: Space) -> str | None:
+def movable(subject: Subject, space: Space) -> str | None:
     return "operands are views of one tensor, as an argument promises" if space.views else None
 
 
 register(
-    Check("strided", strided, _movable, 1, 3, "operands with gaps between rows, and nothing written into the gaps"),
-    Check("offset", offset, _movable, 1, 3, "operands that start at an odd element"),
-    Check("permuted", permuted, _movable, 1, 3, "operands whose dimensions lie in another order"),
-    Check("expanded", expanded, _movable, 1, 3, "operands with stride 0"),
-    Check("tracked", tracked, _movable, 1, 2, "operands that require gradients, and of inference mode"),
+    Check(
+        "strided",
+        strided,
+        movable,
+        1,
+        3,
+        "operands with gaps between rows, and nothing written into the gaps",
+        of_forms=True,
+    ),
+    Check("offset", offset, movable, 1, 3, "operands that start at an odd element", of_forms=True),
+    Check("permuted", permuted, movable, 1, 3, "operands whose dimensions lie in another order", of_forms=True),
+    Check("expanded", expanded, movable, 1, 3, "operands with stride 0"),
+    Check("tracked", tracked, movable, 1, 2, "operands that require gradients, and of inference mode"),
 )

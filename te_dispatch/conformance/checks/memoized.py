@@ -115,6 +115,15 @@ def _call(trial: Trial, there: Arguments, when: str) -> None:
         _write(there, trial.arguments())
 
 
+def fewer_rows(trial: Trial) -> None:
+    """A call with half of the rows of the last one, and the first one again: a workspace is cleared for each."""
+    half = trial.space.batch
+    assert half is not None
+    part = trial.with_values("half", half)
+    for one, when in ((trial, ""), (part, "after a call with twice as many rows: "), (trial, "after fewer rows: ")):
+        _call(one, moved(one.arguments(), one.device), when)
+
+
 def many_calls(trial: Trial) -> None:
     """A case called again and again: late results are right, and neither results nor anything of Python's is kept."""
     with thread_count(1):  # small calls do not gain by more
@@ -190,7 +199,12 @@ def _applies(subject: Subject, space: Space) -> str | None:
     return "operands are views of one tensor, as an argument promises" if space.views else anywhere(subject, space)
 
 
+def _has_rows(subject: Subject, space: Space) -> str | None:
+    return None if space.batch is not None else "a call has no independent rows"
+
+
 register(
+    Check("fewer_rows", fewer_rows, _has_rows, 1, 2, "a call behind one with more rows"),
     Check("same_memory", same_memory, _applies, 1, 3, "the same memory with other contents, or other scales alone"),
     Check("many_calls", many_calls, anywhere, 0, 1, "the results of late calls, and what calls leave behind"),
 )

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -86,6 +87,9 @@ def _call(trial: Trial, poison: int) -> tuple[Any, Arguments]:
     recorded = [path for path, tensor in made.items() if tensor.requires_grad]
     if recorded:
         raise Failure(f"{recorded[0]} requires a gradient: operators are below autograd")
+    closed = [path for path, tensor in made.items() if tensor.is_inference()]
+    if closed:
+        raise Failure(f"{closed[0]} is a tensor of inference mode, which autograd cannot save for a backward")
     return result, arguments
 
 
@@ -107,6 +111,17 @@ def _shared_memory(results: Mapping[str, torch.Tensor], arguments: Mapping[str, 
         for name, argument in given.items():
             if overlapping(result, argument) and not any(overlapping(argument, tensor) for tensor in meant):
                 return f"{path} is no memory of its own but {name}, and follows every change of it"
+    return _same_twice(results)
+
+
+def _same_twice(results: Mapping[str, torch.Tensor]) -> str | None:
+    """Two results of a call that are one tensor. A record's two copies may be: of one row they hold the same bytes, and
+    one scale serves both."""
+    for (path, one), (other_path, other) in itertools.combinations(results.items(), 2):
+        record, _, name = path.rpartition(".")
+        copies = name.startswith("row_") and other_path == (f"{record}." if record else "") + f"col_{name[4:]}"
+        if one.numel() and other.numel() and one.data_ptr() == other.data_ptr() and not copies:
+            return f"{path} and {other_path} are one memory"
     return None
 
 

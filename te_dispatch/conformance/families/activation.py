@@ -37,8 +37,8 @@ _SMOKE_SHAPES = ("31x37", "127x129", "0x16")
 _CASTS = ("none", *CASTS)
 #: What x is a record of.
 _RECORDS = ("none", "delayed", "current", "block_1d", "block_2d", "mxfp8", "nvfp4")
-#: More rows than 16 bits count, wide rows, more elements than 2^17.
-_LARGE_SHAPES = ("65549x2", "3x16411", "131x1031")
+#: More rows than 16 bits count, wide rows, more elements than 2^17, what vectors and tiles divide.
+_LARGE_SHAPES = ("65549x2", "3x16411", "131x1031", "256x512")
 _PARAMS = {"default": None, "5/1": (5.0, 1.0), "0.5/1.702": (0.5, 1.702)}
 
 
@@ -195,7 +195,7 @@ register(
         forward_rules,
         _valid,
         batch=_half,
-        together=(("kind", "dtype", "out"),),
+        together=(("kind", "dtype", "out"), ("kind", "cast", "usage")),
     ),
     Space(
         "activation_bwd",
@@ -211,7 +211,7 @@ register(
         backward_rules,
         _valid,
         batch=_half,
-        together=(("kind", "dtype", "dy"),),
+        together=(("kind", "dtype", "dy"), ("kind", "cast", "usage")),
         # The bound on a bias gradient of so many rows is wider than a few of them, unless those are the largest.
         fixed=({"shape": _LARGE_SHAPES[0], "dy": "fp32", "dbias": "yes", "dy_values": "late"},),
     ),

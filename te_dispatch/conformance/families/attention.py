@@ -13,20 +13,20 @@ DENSE = Axis("layout", ("sbhd", "bshd"))
 LAYOUT = Axis("layout", LAYOUTS)
 #: Around tiles of 16 and 128, primes, tall, wide, without sequences, queries or keys.
 SHAPES = (
-    "2x16x16", "2x17x33", "1x1x1", "1x15x17", "1x127x129", "1x129x127", "2x128x128", "1x1x131", "1x67x1",
+    "2x16x16", "2x17x33", "1x1x1", "1x15x17", "1x127x129", "1x129x127", "2x128x128", "1x1x131", "1x67x9",
     "0x4x4", "1x0x5", "2x5x0",
 )  # fmt: skip
 #: Two tiles of 128 both ways; more queries or keys than 512, 1,024 and 4,096; more sequences than 64.
-LARGE = ("1x129x129", "1x9x520", "1x520x9", "1x5x1032", "1x1032x5", "1x2x4104", "1x4104x2", "67x3x5")
+LARGE = ("1x129x129", "1x256x256", "1x9x520", "1x520x9", "1x5x1032", "1x1032x5", "1x2x4104", "1x4104x2", "67x3x5")
 #: More heads than 8, 16 and 32, alone and in groups.
 MANY_HEADS = ("17/17", "33/3", "40/8", "64/64")
-#: Wider heads than 128, not all of them powers of two.
-WIDE = ("129/129", "160/160", "192/128", "256/256")
+#: Wider heads than 128, and others that kernels have a path of their own for.
+WIDE = ("129/129", "160/160", "192/128", "256/256", "32/32", "40/40", "80/80", "96/96")
 SHAPE = Axis("shape", SHAPES, ("2x17x33", "1x129x127", "2x5x0"), once=LARGE)
 SMALL = Axis("shape", ("2x17x33", "3x16x16", "1x33x9", "2x1x20", "1x129x127"), ("2x17x33",), once=LARGE)
 HEADS = Axis("heads", ("2/2", "4/2", "6/1", "3/3", "1/1", "8/2"), ("4/2", "3/3"), once=MANY_HEADS)
 DIMS = Axis("dims", ("16/16", "64/64", "24/8", "8/32", "1/1", "128/128", "7/7"), ("64/64", "24/8"), once=WIDE)
-KINDS = Axis("values", ("normal", "large", "one_sign", "cancelling", "zeros"), ("normal", "large"))
+KINDS = Axis("values", ("normal", "large", "one_sign", "cancelling", "zeros", *inputs.NAN_IN), ("normal", "large"))
 SCALE = Axis("scale", ("default", "0.5", "1.0"))
 MASK = Axis("mask", MASKS)
 DENSE_MASK = Axis("mask", ("none", "causal", "causal_bottom_right"))
@@ -66,6 +66,12 @@ def masked(values: Values) -> bool:
     return values["hole"] == "number" or values["valid"] != "full"
 
 
+def propagating(values: Values) -> bool:
+    """Where everything is seen, a NaN reaches every result that depends on it. What a mask hides may be weighed with 0,
+    and a maximum with NaN is anything."""
+    return values["values"] not in inputs.NAN_IN or (values["mask"] == "none" and values.get("max_logit") != "yes")
+
+
 def ragged(values: Values) -> bool:
     """`attn_mask` has no rows and columns of a thd tensor; what lies in gaps is nothing where there are none."""
     return values["mask"] != "arbitrary" and (values["gaps"] == "some" or values["hole"] == "number")
@@ -101,14 +107,15 @@ MASKED = (MASK, DENSE, SMALL, VALID, WINDOW, MASK_SHAPE, HOLE, HEADS, DTYPE)
 RAGGED = (
     LENGTHS, Axis("layout", ("thd",)), MASK, KEYS, GAPS, HOLE, LONGEST, WINDOW, HEADS,
     Axis("bias", ("none", "alibi", "post_scale", "pre_scale")), Axis("bias_shape", ("11", "bh")),
-    Axis("bias_dtype", ("fp32",)), DTYPE,
+    Axis("bias_dtype", ("fp32",)), SOFTCAP, SOFTMAX, DTYPE,
 )  # fmt: skip
 SCORED = (
     BIAS, BIAS_SHAPE, BIAS_DTYPE, BIAS_VALUES,
     Axis("shape", ("2x17x33", "1x33x9", "2x16x16"), once=("1x9x150", "1x9x520", "1x2x4104")), SOFTCAP, SOFTMAX,
     Axis("mask", ("none", "causal", "causal_bottom_right", "padding", "padding_causal_bottom_right")), DENSE,
     Axis("valid", ("full", "ragged")), Axis("heads", ("2/2", "6/3", "5/1", "4/4"), once=("33/3", "48/48")),
-    Axis("scale", ("default", "0.5")), Axis("values", ("normal", "large")), DTYPE,
+    Axis("scale", ("default", "0.5")), Axis("values", ("normal", "large")), Axis("window", ("none", "3:5", "4:0")),
+    DTYPE,
 )  # fmt: skip
 STACKED = (
     PACKING, DENSE, PACKED_SHAPE, Axis("mask", ("none", "causal")), Axis("heads", ("2/2", "3/3")), DTYPE,
@@ -148,18 +155,18 @@ def uneven(values: Values) -> bool:
 
 register(
     Space(
-        "attention_fwd", "plain", (*PLAIN, INFERENCE, MAX_LOGIT), inputs.forward, forward_rules,
+        "attention_fwd", "plain", (*PLAIN, INFERENCE, MAX_LOGIT), inputs.forward, forward_rules, valid=propagating,
         together=(("dtype", "layout", "mask", "dims"),), fixed=COMMON,
     ),
     Space(
-        "attention_fwd", "masked", (*MASKED, MAX_LOGIT), inputs.forward, forward_rules, valid=masked,
+        "attention_fwd", "masked", (*MASKED, MAX_LOGIT), inputs.forward, forward_rules, valid=masked, forms="mask",
         together=(("layout", "mask", "window"),),
     ),
     Space(
         "attention_fwd", "ragged", (*RAGGED, MAX_LOGIT), inputs.forward, forward_rules, valid=uneven,
         together=(("keys", "gaps", "window"), ("mask", "keys", "gaps")),
     ),
-    Space("attention_fwd", "scored", (*SCORED, MAX_LOGIT), inputs.forward, forward_rules, valid=scored),
+    Space("attention_fwd", "scored", (*SCORED, MAX_LOGIT), inputs.forward, forward_rules, valid=scored, forms="bias"),
     Space("attention_fwd", "twice", SAME, inputs.forward, forward_rules),
     Space("attention_fwd", "packed", STACKED, inputs.forward, forward_rules, valid=stackable, views=True),
     Space(
@@ -173,7 +180,8 @@ register(
             Axis("page", ("16", "4", "1")), Axis("kv_lengths", ("given", "absent")),
             Axis("mask", ("none", "causal", "padding", "padding_causal_bottom_right")), DENSE,
             Axis("shape", ("2x1x37", "3x5x16", "1x17x33"), once=("2x1x1032", "67x1x20")),
-            Axis("valid", ("full", "ragged", "zero")), Axis("heads", ("4/2", "2/2")), DTYPE,
+            Axis("valid", ("full", "ragged", "zero")), Axis("heads", ("4/2", "2/2")), Axis("window", ("none", "4:0")),
+            SOFTCAP, SOFTMAX, DTYPE,
         ),
         inputs.forward, forward_rules,
         valid=lambda values: values["mask"].startswith("padding") or values["valid"] == "full",

@@ -37,7 +37,8 @@ def packed_alike(arguments: Arguments, results: Mapping[str, torch.Tensor]) -> s
 
 register(
     Space(
-        "attention_bwd", "plain", fwd.PLAIN, inputs.backward, backward_rules, forward=inputs.forward_of,
+        "attention_bwd", "plain", fwd.PLAIN, inputs.backward, backward_rules, valid=fwd.propagating,
+        forward=inputs.forward_of,
         together=(("dtype", "layout", "mask", "dims"),), fixed=fwd.COMMON,
     ),
     Space(

@@ -96,7 +96,7 @@ def _later(values: Values, arguments: Arguments, maker: Maker) -> Later:
 
 
 _DROPPED = (
-    fwd.DTYPE, Axis("dropout", ("0.1", "0.5", "0.8")), fwd.DENSE,
+    fwd.DTYPE, Axis("dropout", ("0.1", "0.5", "0.8"), once=("0.002",)), fwd.DENSE,
     Axis("mask", ("none", "causal", "padding", "padding_causal_bottom_right")), Axis("valid", ("full", "ragged")),
     Axis("shape", ("2x33x40", "1x129x127", "3x16x16")), Axis("heads", ("4/2", "2/2", "6/3")),
     Axis("dims", ("16/16", "64/24")), Axis("bias", ("none", "post_scale")), Axis("bias_shape", ("11",)),
@@ -108,13 +108,17 @@ _DROPPED_RAGGED = (
 )  # fmt: skip
 
 
+#: More elements than tell a small probability from one of 8 bits.
+_MANY = ({"dropout": "0.002", "shape": "1x129x127", "heads": "6/3", "mask": "none", "window": "none"},)
+
+
 def _valid(values: Values) -> bool:
     return values["mask"].startswith("padding") or values["valid"] == "full"
 
 
 register(
     Space(
-        "attention_fwd", "dropped", _DROPPED, inputs.forward, _open_forward, valid=_valid,
+        "attention_fwd", "dropped", _DROPPED, inputs.forward, _open_forward, valid=_valid, fixed=_MANY,
         dropout=Dropout(_recover, _forward_judged),
     ),
     Space(

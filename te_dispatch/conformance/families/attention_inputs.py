@@ -11,6 +11,7 @@ does not have takes its default here.
 | valid | of a padded batch: ``full``, ``ragged``, ``zero`` (the first sequence has no key, the last no query) |
 | heads | query heads / key heads; dims: head dimension of q and k / of v |
 | values | of q and k: a kind of `te_dispatch.conformance.inputs`, or ``large``: logits in the hundreds |
+| | or ``nan_v``: normal, with NaN in the last element of v |
 | hole | what lies where no sequence is: ``number``, ``nan`` or ``inf`` |
 | bias_values | ``normal``, or ``minus_inf``: with entries, and most of a row or its first tile, -Inf |
 | same | one tensor as q, k and v (``qkv``), or as k and v (``kv``) |
@@ -38,6 +39,9 @@ _LARGE = 6.0
 _GAP = 3
 _MISSING = -1
 
+#: A kind of values -> the operand that holds a NaN. Not q or k: maxima of logits may leave NaN out, and PyTorch's own
+#: kernel for CPUs takes a row of nothing but NaN for one without keys.
+NAN_IN = {"nan_v": "v"}
 #: packing -> which operands are packed, and the axis, from the end, of the packed tensor that they are stacked on.
 PACKED = {"3hd": ("qkv", -3), "h3d": ("qkv", -2), "2hd": ("kv", -3), "h2d": ("kv", -2)}
 
@@ -48,6 +52,7 @@ def _pair(text: str) -> tuple[int, int]:
 
 
 def _filled(maker: Maker, shape: tuple[int, ...], values: Values, kind: str) -> torch.Tensor:
+    kind = "normal" if kind in NAN_IN else kind
     if kind == "large":
         dtype = DTYPES[values.get("dtype", "fp32")]
         return (maker.tensor(*shape) * _LARGE).to(dtype)
@@ -114,14 +119,17 @@ def _operands(values: Values, maker: Maker, queries: list[int], keys: list[int],
         x, other = (_filled(maker, (*of_q.shape, heads, dim), values, kind) for _ in range(2))
         return {"q": x if values["same"] == "qkv" else other, "k": x, "v": x}
     sizes = {"q": (of_q, heads, dim, kind), "k": (of_kv, groups, dim, kind), "v": (of_kv, groups, dim_v, _of_v(kind))}
-    return {
+    made = {
         name: _holed(_filled(maker, (*inside.shape, h, d), values, of), inside, values)
         for name, (inside, h, d, of) in sizes.items()
     }
+    if kind in NAN_IN and made[NAN_IN[kind]].numel():
+        made[NAN_IN[kind]].view(-1)[-1] = torch.nan
+    return made
 
 
 def _of_v(kind: str) -> str:
-    return "normal" if kind == "large" else kind
+    return "normal" if kind == "large" or kind in NAN_IN else kind
 
 
 def _packed(values: Values, maker: Maker, of_q: torch.Tensor, of_kv: torch.Tensor, heads: int, dim: int) -> Arguments:

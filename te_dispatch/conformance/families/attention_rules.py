@@ -45,10 +45,10 @@ def _at_least(known: Known, limit: torch.Tensor) -> Known:
 
 
 def _two_ulp(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """At the row's largest magnitude: an ulp is 2 u 2^floor(log2 x)."""
+    """At the row's largest magnitude, NaN left out: an ulp is 2 u 2^floor(log2 x)."""
     if not value.shape[-1]:
         return value
-    largest = value.abs().amax(-1, keepdim=True)
+    largest = value.abs().nan_to_num(0.0, torch.inf).amax(-1, keepdim=True)
     return 2 * 2 * UNIT[dtype] * torch.exp2(largest.log2().floor())
 
 

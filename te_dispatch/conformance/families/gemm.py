@@ -21,10 +21,10 @@ from te_dispatch.ops.gemm import LAYOUTS, operand_format
 
 #: More than 512, 1,024 and 4,096 products in a sum.
 _DEEP = ("17x33x520", "33x17x1032", "16x8x4104")
-#: Beyond what one tile, one wave, one chunk of k, and a 16-bit count of tiles or rows hold.
+#: Beyond what one tile, one wave, one chunk of k, and a 16-bit count of tiles or rows hold; and whole tiles only.
 LARGE = (
     *_DEEP, "257x33x72", "1033x24x40", "24x1033x40", "4099x8x16", "8x4099x16",
-    "65553x3x5", "3x65553x5",
+    "65553x3x5", "3x65553x5", "64x128x256", "256x256x512",
 )  # fmt: skip
 #: m x n x k: small, prime, around tiles of 16 and 128, tall, wide, deep, and empty in each dimension.
 SHAPES = (
@@ -307,7 +307,7 @@ register(
         _epilogue,
         rules,
         _epilogue_valid,
-        together=(("epilogue", "layout", "bias", "out_dtype"), ("epilogue", "layout", "dtype", "out_dtype")),
+        together=(("epilogue", "layout", "dtype", "bias", "out_dtype"),),
     ),
     Space(
         "gemm",

@@ -28,7 +28,7 @@ SHAPES = (
     "0x16x16", "16x0x16",
 )  # fmt: skip
 #: Beyond one chunk of k, and many tiles each way, in multiples of what FP8 units take.
-_LARGE = ("32x48x528", "16x32x1040", "32x16x4112", "272x1040x144", "1040x272x144", "65552x16x16")
+_LARGE = ("32x48x528", "16x32x1040", "32x16x4112", "272x1040x144", "1040x272x144", "65552x16x16", "256x128x512")
 #: encoding of a and of b: of one flavour, mixed as fprop and backward mix them.
 PAIRS = ("e4m3fn+e4m3fn", "e4m3fn+e5m2", "e5m2+e4m3fn", "e4m3fnuz+e4m3fnuz", "e5m2fnuz+e4m3fnuz", "e4m3fnuz+e5m2fnuz")
 #: Scaling of a and of b.
@@ -138,6 +138,13 @@ _SCALED = tuple(
     for scaling in SCALINGS
     for layout in LAYOUTS
 )
+#: Every scaling with one option at a time, where nothing else can hide it.
+_ALONE = tuple(
+    {"scaling": scaling, "cast": "none", "epilogue": "none", "values": "normal", "out": "new", "bias": "none",
+     "alpha": "1", "out_dtype": "same", **option}
+    for scaling in SCALINGS
+    for option in ({"alpha": "-0.5"}, {"bias": "same"}, {"out": "added"}, {"out_dtype": "fp32"})
+)  # fmt: skip
 
 register(
     Space(
@@ -173,7 +180,8 @@ register(
             ("scaling", "layout", "accumulation"),
             ("scaling", "layout", "encodings"),
         ),
-        fixed=_STEPS + _SCALED,
+        fixed=_STEPS + _SCALED + _ALONE,
+        forms="scaling",
     ),
     Space(
         "gemm",

@@ -96,7 +96,7 @@ _ROWS = Axis(
     ("16+32+16", "3+0+17"),
     once=("18:5", "67:5", "300:3", "1033+7", "4099"),
 )
-_COLUMNS = Axis("columns", ("48x64", "17x15", "128x272"), once=("16x1040", "1040x16"))
+_COLUMNS = Axis("columns", ("48x64", "17x15", "128x272"), once=("16x1040", "1040x16", "64x512"))
 _REST = (
     Axis("out", ("new", "given", "added")),
     Axis("out_dtype", ("same", "fp32", "bf16")),
@@ -127,5 +127,6 @@ register(
         _make,
         _rules,
         lambda values: values["cast"] in ("current", "delayed") or values["splits"] == "list",
+        forms="cast",
     ),
 )

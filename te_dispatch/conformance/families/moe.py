@@ -19,12 +19,12 @@ _SHAPE = Axis(
     "shape", ("33x65", "1x1", "127x16", "129x128", "16x257", "0x16", "257x3"), ("33x65", "129x128", "0x16"),
     once=("65549x2", "4099x16", "5x8209"),
 )  # fmt: skip
-_TOP_K = Axis("top_k", ("2", "1", "8"), once=("33",))
+_TOP_K = Axis("top_k", ("2", "1", "8"), once=("33", "4", "6"))
 _PROBS = Axis("probs", ("none", "fp32", "bf16"))
 #: Share of the choices that are dropped.
 _DROPPED = Axis("dropped", ("0.0", "0.3", "1.0"))
 _CAPACITY = Axis("capacity", ("none", "fewer", "more", "zero"))
-_EXPERTS = Axis("experts", ("4", "1", "60"), once=("257", "600", "1100"))
+_EXPERTS = Axis("experts", ("4", "1", "60"), once=("257", "600", "1100", "70001"))
 
 
 def _choices(values: Values, maker: Maker) -> torch.Tensor:
@@ -65,10 +65,11 @@ def _routed(values: Values, maker: Maker) -> tuple[torch.Tensor, int]:
 
 
 def _probs(values: Values, maker: Maker, row_map: torch.Tensor) -> torch.Tensor | None:
-    """NaN where a choice was dropped: nothing may be made of it."""
+    """Some are 0, by which Inf or NaN is multiplied too; NaN where a choice was dropped: nothing may be made of it."""
     if values["probs"] == "none":
         return None
     probs = maker.tensor(*row_map.shape, dtype=values["probs"], values="one_sign")
+    probs = probs * ~maker.boolean(*row_map.shape, share=0.125)
     return torch.where(row_map < 0, torch.nan, probs)
 
 

@@ -27,8 +27,17 @@ _SHAPES = (
     "4x0x2x16",
 )
 _SMOKE_SHAPES = ("17x2x3x32", "127x1x1x34", "0x2x2x16")
-#: Positions past 4,096 and 65,536, many sequences, many heads, a large head.
-_LARGE_SHAPES = ("4211x1x2x8", "8200x2x1x4", "65549x1x1x2", "3x1031x1x4", "5x1x67x16", "3x2x2x1024")
+#: Positions past 4,096 and 65,536, many sequences, many heads, large heads and such as no power of two.
+_LARGE_SHAPES = (
+    "4211x1x2x8",
+    "8200x2x1x4",
+    "65549x1x1x2",
+    "3x1031x1x4",
+    "5x1x67x16",
+    "3x2x2x1024",
+    "9x2x2x96",
+    "5x1x2x192",
+)
 #: Sequences' lengths (``3*129``: 129 of length 3), and tokens behind the last one.
 _SEQUENCES = ("5+9+3", "1", "0+7+0", "16+1+15", "129", "5+6/4", "0")
 _LARGE_SEQUENCES = ("4211+3", "3*129", "2*1031+5", "65549")

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import torch
 
-from te_dispatch.conformance.inputs import KINDS
+from te_dispatch.conformance.inputs import ENDS, KINDS
 from te_dispatch.conformance.maker import DTYPES, Maker
 from te_dispatch.conformance.rules import Bitwise, Rule
 from te_dispatch.conformance.space import Axis, Judged, Values
@@ -40,15 +40,17 @@ CASTS = (
     "block_2d_laid_out",
 )  # fmt: skip
 
-#: More columns than 8,192 and 16,384; many tiles each way and more elements than 2^18.
-LARGE = ("3x8209", "2x16403", "1031x257", "257x1031")
+#: More columns than 8,192 and 16,384; many tiles each way and more elements than 2^18; several tiles and no rest.
+LARGE = ("3x8209", "2x16403", "1031x257", "257x1031", "256x512")
 
 DTYPE = Axis("dtype", ("fp32", "bf16", "fp16"))
 SHAPE = Axis("shape", SHAPES, SMOKE_SHAPES, once=LARGE)
 ENCODING = Axis("encoding", FP8_ENCODINGS)
 COMMON = Axis("common", ("no", "yes"))
 USAGE = Axis("usage", ("both", "row", "column"))
-VALUES = Axis("values", tuple(KINDS), ("normal", "nan", "ties", "saturation"))
+VALUES = Axis(
+    "values", tuple(kind for kind in KINDS if kind not in ENDS), ("normal", "nan", "ties", "saturation"), once=ENDS
+)
 
 
 def sizes(values: Values, axis: str = "shape") -> tuple[int, ...]:

@@ -169,7 +169,7 @@ _FP32_SCALED = Axis("scaling", ("tensor", "block_1d", "block_2d"))
 _SHAPE = Axis(
     "shape",
     ("33x65", "127x129", "128x128", "129x257", "2x3x48", "1x1", "31", "0x16", "16x0", "256x512"),
-    once=("65553x3", "3x8209", "1031x257"),
+    once=("65553x3", "3x8209", "1031x257", "130x1056"),
 )
 #: Of which one has several tiles each way: with tiles in one row, scales read the same transposed and not.
 _TWO_D = Axis(
@@ -188,7 +188,7 @@ register(
             _SCALINGS, ENCODING, USAGE, _SHAPE, _SCALES, _LAYOUT, _NOMINAL,
             Axis("dtype", ("none", "fp32", "bf16", "fp16")),
         ),
-        _dequantize, bits, valid=_meaningful, widen=False,
+        _dequantize, bits, valid=_meaningful, widen=False, forms="scaling",
     ),
     Space(
         "dequantize", "rows",
@@ -205,7 +205,7 @@ register(
         (
             _SCALINGS, ENCODING, USAGE, _SHAPE, _LAYOUT, Axis("scale_layout", ("other", "canonical")), _NOMINAL,
         ),
-        _relayout, moved_bits, valid=_meaningful, widen=False,
+        _relayout, moved_bits, valid=_meaningful, widen=False, forms="scaling",
     ),
     Space(
         "convert_encoding", "plain",
@@ -213,7 +213,7 @@ register(
             _FP32_SCALED, ENCODING, USAGE, _TWO_D, _SCALES, _LAYOUT, Axis("overflow", ("saturate", "error")),
             Axis("count", ("none", "0", "41")),
         ),
-        _convert, bits, valid=_meaningful, widen=False,
+        _convert, bits, valid=_meaningful, widen=False, forms="scaling",
     ),
     Space(
         "convert_encoding", "overflow",

@@ -101,6 +101,7 @@ _PADDINGS = {
     "one": ([1], [16]),
     "no_parts": ([], []),
     "odd": ([3, 3], [4, 7]),
+    "to_128": ([5, 130, 1], [128, 256, 128]),
     "67_parts": ([i % 5 for i in range(67)], [4 + i % 3 for i in range(67)]),
     "300_parts": ([i % 3 for i in range(300)], [2 + i % 2 for i in range(300)]),
 }

@@ -23,8 +23,10 @@ from te_dispatch.conformance.families import (  # noqa: F401  # whose spaces rig
     grouped,
     moe,
     norm,
+    position,
     quantize_bookkeeping,
     quantize_casts,
+    quantize_forms,
     quantize_many,
     softmax,
     training,
@@ -105,7 +107,7 @@ def _out(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Arguments]
 
     def out(right: Arguments) -> torch.Tensor:
         a, b = right["a"], right["b"]
-        return change(torch.zeros(a.shape[0], b.shape[0], dtype=a.dtype))
+        return change(torch.ones(a.shape[0], b.shape[0], dtype=a.dtype))
 
     return out
 
@@ -133,6 +135,9 @@ _GEMM = {
     "gelu_with_aux": given(epilogue="gelu", aux=_out(lambda x: x)),
     "aux_of_another_size": given(epilogue="dgelu", aux=_out(_longer)),
     "aux_quantizer_without_gelu": given(aux_quantizer=CurrentQuantizer()),
+    "unknown_layout": given(layout="TT"),
+    "unknown_epilogue": given(epilogue="tanh"),
+    "result_of_integers": given(out_dtype=torch.int32),
 }
 _RECORDS = {
     "accumulate_without_out": given(accumulate=True),
@@ -178,6 +183,9 @@ _ATTENTION = {
     "dropout_of_all": given(dropout_p=1.0, rng_state=torch.zeros(2, dtype=torch.int64)),
     "window_of_minus_two": given(window=(-2, 0)),
     "packing_of_unequal_shapes": given({"shape": "2x17x33"}, packing="3hd"),
+    "unknown_mask": given(mask="diagonal"),
+    "unknown_softmax": given(softmax_type="hard"),
+    "negative_cap": given(softcap=-1.0),
 }  # fmt: skip
 _RAGGED = {
     "no_lengths": given(cu_seqlens_q=None),
@@ -229,6 +237,47 @@ def _wide_mask(right: Arguments) -> torch.Tensor:
     return torch.zeros(*x.shape[:-1], x.shape[-1] + 1, dtype=torch.bool)
 
 
+#: One sequence more than there are.
+_OFFSETS = given(offsets=lambda right: torch.zeros(right[_rotated(right)].shape[1] + 1, dtype=torch.int32))
+_ROPE = {
+    "unknown_layout": given(layout="hbsd"),
+    "more_angles_than_features": given(freqs=lambda right: torch.cat([right["freqs"]] * 3, -1)),
+    "angles_in_fp64": given(freqs=lambda right: right["freqs"].double()),
+    "offsets_of_more": _OFFSETS,
+    "sequences_of_a_dense_layout": given(cu_seqlens=torch.tensor([0, 3], dtype=torch.int32)),
+}
+
+
+def _rotated(right: Arguments) -> str:
+    return "x" if "x" in right else "dy"
+
+
+#: Words and dtypes that the forms of records do not know; scalings and formats that they are not made for.
+_LAYOUTS = {
+    "layout_of_another_scaling": given({"scaling": "block_1d"}, scale_layout="swizzled_32x4x4"),
+    "unknown_layout": given({"scaling": "block_1d"}, scale_layout="gemm_3d"),
+}
+_UPDATES = {
+    "unknown_algorithm": given(algorithm="mean"),
+    "scales_of_more": item("scales", _longer),
+    "one_maximum_less": item("max_values", lambda values: values[:-1]),
+    "one_amax_less": short("amaxes"),
+}
+
+
+def _of_another_format(right: Arguments) -> str:
+    return "e5m2fnuz" if right["x"].encoding.startswith("e4") else "e4m3fnuz"
+
+
+def _mxfp8(right: Arguments) -> Quantized:
+    """x, a record with one scale, said to be in blocks of 32."""
+    x = right["x"]
+    scale = torch.full((x.rows(), -(-x.shape[-1] // 32)), 127, dtype=torch.uint8)
+    return Quantized(
+        x.row_data, None, scale, None, x.encoding, "mxfp8", x.scale_layout, x.shape, x.dtype, x.device
+    )  # fmt: skip
+
+
 def _probs_of_more(right: Arguments) -> torch.Tensor:
     tokens, top_k = right["row_map"].shape
     return torch.ones(tokens + 1, top_k)
@@ -248,6 +297,7 @@ register(
             "amax_of_two": given(amax=torch.ones(2)),
             "noop_flag_without_out": given(noop_flag=torch.zeros(1)),
             "usage": given(usage="rows"),
+            "fp64": given(x=lambda right: right["x"].double()),
         },
     ),
     _refused(
@@ -280,14 +330,50 @@ register(
     _refused("rmsnorm_fwd", "plain", _NORM),
     _refused("layernorm_bwd", "plain", {**_NORM_BWD, "long_mean": longer("mean")}),
     _refused("rmsnorm_bwd", "plain", _NORM_BWD),
-    _refused("activation_fwd", "plain", {"odd": given(kind="swiglu", x=_odd), "params": given(params=(7.0, 1.7))}),
+    _refused(
+        "activation_fwd",
+        "plain",
+        {"odd": given(kind="swiglu", x=_odd), "params": given(params=(7.0, 1.7)), "kind": given(kind="tanh")},
+    ),
     _refused("activation_bwd", "plain", {"wide_dy": longer("dy"), "params": given(params=(7.0, 1.7))}),
-    _refused("softmax_fwd", "plain", {"wide_mask": given(mask=_wide_mask)}),
+    _refused(
+        "softmax_fwd",
+        "plain",
+        {
+            "wide_mask": given(mask=_wide_mask),
+            "mask_of_numbers": given(mask=lambda right: torch.zeros(right["x"].shape)),
+        },
+    ),
     _refused("softmax_bwd", "plain", {"wide_dy": longer("dy")}),
-    _refused("dropout_add_fwd", "plain", {"no_rng_state": given(dropout_p=0.1), "wide_residual": longer("residual")}),
+    _refused("rope_fwd", "dense", _ROPE),
+    _refused("rope_bwd", "dense", _ROPE),
+    _refused("rope_fwd", "thd", {"no_sequences": given(cu_seqlens=None)}, "refused_thd"),
+    _refused("transpose_quantized", "plain", {"blocks_of_rows": given(x=_mxfp8)}),
+    _refused("relayout_scales", "plain", _LAYOUTS),
+    _refused(
+        "convert_encoding",
+        "plain",
+        {"another_format": given(encoding=_of_another_format), "count_of_two": given(count=torch.zeros(2).long())},
+    ),
+    _refused("update_delayed_scales", "plain", _UPDATES),
+    _refused(
+        "dropout_add_fwd",
+        "plain",
+        {
+            "no_rng_state": given(dropout_p=0.1),
+            "wide_residual": longer("residual"),
+            "long_bias": longer("bias", bias="fp32"),
+            "negative_share": given(dropout_p=-0.1, rng_state=torch.zeros(2, dtype=torch.int64)),
+        },
+    ),
     _refused("dropout_add_bwd", "plain", {"no_mask": given(mask=None), "wide_mask": longer("mask")}),
     _refused("moe_permute", "plain", {"tall_indices": longer("indices", 0), "negative_capacity": given(capacity=-1)}),
-    _refused("moe_unpermute", "plain", {"tall_probs": given(probs=_probs_of_more)}),
+    _refused(
+        "moe_unpermute",
+        "plain",
+        {"tall_probs": given(probs=_probs_of_more), "int64_map": given(row_map=lambda right: right["row_map"].long())},
+    ),
+    _refused("moe_unpermute_bwd", "plain", {"tall_dy": longer("dy", 0), "wide_dy": longer("dy")}),
     _refused(
         "multi_tensor_adam",
         "plain",

@@ -17,8 +17,11 @@ _SHAPES = (
     "2x16x16", "1x1x1", "1x7x127", "3x129x33", "2x3x15x17", "1x128x128", "2x17x129", "4x1x1031", "1x1031x1", "40x16",
     "1x4x4099", "0x4x8", "2x0x8", "2x4x0",
 )  # fmt: skip
-#: More rows than 16 bits count, in either dimension; columns beyond a block's registers and shared memory; many heads.
-_LARGE_SHAPES = ("1x65549x2", "65549x1x2", "2x3x8200", "1x2x16411", "1x1x70001", "3x17x5x7")
+#: More rows than 16 bits count, in either dimension; columns beyond a block's registers and shared memory; many heads;
+#: columns that vectors and tiles divide.
+_LARGE_SHAPES = (
+    "1x65549x2", "65549x1x2", "2x3x8200", "1x2x16411", "1x1x70001", "3x17x5x7", "1x8x2048", "2x4x1536",
+)  # fmt: skip
 _SMOKE_SHAPES = ("2x16x16", "3x129x33", "0x4x8")
 
 
@@ -128,6 +131,7 @@ register(
         _forward,
         _forward_rules,
         batch=_half,
+        forms="mask",
     ),
     Space(
         "softmax_bwd",

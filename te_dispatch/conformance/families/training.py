@@ -11,13 +11,14 @@ import torch
 from te_dispatch.conformance.bounds import rounding
 from te_dispatch.conformance.bounds import training as bounds
 from te_dispatch.conformance.bounds.known import Known, or_nan, within
+from te_dispatch.conformance.inputs import ENDS
 from te_dispatch.conformance.maker import Maker
 from te_dispatch.conformance.rules import Bitwise, Instead, Open, Rule
 from te_dispatch.conformance.space import Arguments, Axis, Dropout, Judged, Space, Values, register
 
 _DTYPE = Axis("dtype", ("fp32", "bf16", "fp16"))
 _SHAPE = Axis("shape", ("33x65", "1x1", "17x129", "3x5x127", "1x1031", "257x3", "0x16", "16x0", "2x0x5"),
-              ("33x65", "3x5x127", "0x16"), once=("65549x3", "4x16411", "131x1031"))  # fmt: skip
+              ("33x65", "3x5x127", "0x16"), once=("65549x3", "4x16411", "131x1031", "64x512"))  # fmt: skip
 _YES_NO = ("no", "yes")
 #: Of a mask: more elements than 2^17, which tell a probability from one of 8 bits.
 _MANY = "257x521"
@@ -102,7 +103,10 @@ def _half(arguments: Arguments) -> Arguments:
 def _list(values: Values, maker: Maker, dtype: str, kind: str) -> list[torch.Tensor]:
     parts = [part.partition("*") for part in values["shapes"].split("+")]
     shapes = [_sizes(shape) for shape, _, count in parts for _ in range(int(count or 1))]
-    return [maker.tensor(*shape, dtype=dtype, values=kind) for shape in shapes]
+    kinds = [kind] * len(shapes)
+    if kind in ENDS:  # of the list: one tensor of it has the special element
+        kinds = [kind if i == (0 if kind == "nan_first" else len(shapes) - 1) else "normal" for i in range(len(shapes))]
+    return [maker.tensor(*shape, dtype=dtype, values=of) for shape, of in zip(shapes, kinds)]
 
 
 def _flag(text: str) -> torch.Tensor | None:
@@ -207,10 +211,12 @@ def _scale_rules(judged: Judged) -> Mapping[str, Rule]:
     return rules
 
 
-_ANY = Axis("values", ("normal", "spread", "outlier", "zeros", "nan", "inf", "denormal"), ("normal", "nan"))
+_ANY = Axis("values", ("normal", "spread", "outlier", "zeros", "nan", "inf", "denormal"), ("normal", "nan"), once=ENDS)
 #: What is dropped is 0, NaN or not.
 _DROPPED = Axis("values", ("normal", "spread", "one_sign", "zeros", "nan", "inf"), ("normal", "nan"))
-_SQUARES = Axis("values", (*_ANY.values, "large_squares", "square_overflow", "square_underflow", "late"), _ANY.smoke)
+_SQUARES = Axis(
+    "values", (*_ANY.values, "large_squares", "square_overflow", "square_underflow", "late"), _ANY.smoke, once=ENDS
+)
 _GRADIENTS = Axis("values", ("normal", "spread", "one_sign", "zeros", "denormal", *_OF_GRADIENTS), ("normal", "nan"))
 #: 0 goes on, everything else stops.
 _NOOP = Axis("noop", ("none", "0", "1", "2.5", "nan"))
@@ -243,7 +249,8 @@ register(
             Axis("correction", ("yes", "no")),
             Axis("step", ("1", "2", "10", "1000"), ("1", "10"), once=("32768", "100000")),
             Axis("decay", ("0.0", "0.1")), _NOOP, Axis("lr", ("0.001", "1.0")),
-            Axis("beta1", ("0.9", "0.0")), Axis("beta2", ("0.999", "0.5")), Axis("eps", ("1e-8", "0.001")), _GRADIENTS,
+            Axis("beta1", ("0.9", "0.0", "0.9995")), Axis("beta2", ("0.999", "0.5")),
+            Axis("eps", ("1e-8", "0.001")), _GRADIENTS,
         ),
         _adam, _adam_rules,
         fixed=tuple(
@@ -262,6 +269,6 @@ register(
             _DTYPE, _LISTS, Axis("out", ("fp32", "bf16", "fp16")), Axis("scale", ("1.0", "0.3", "-65536.0")),
             _NOOP, _ANY,
         ),
-        _scale, _scale_rules,
+        _scale, _scale_rules, fixed=tuple({"values": kind, "noop": "0"} for kind in ENDS),
     ),
 )  # fmt: skip

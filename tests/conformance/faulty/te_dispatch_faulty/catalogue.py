@@ -20,7 +20,9 @@ from te_dispatch_faulty import (
     narrow,
     operands,
     options,
+    paths,
     products,
+    rare,
     rows,
     scores,
     secondary,
@@ -28,6 +30,8 @@ from te_dispatch_faulty import (
     special,
     state,
     steps,
+    surroundings,
+    usage,
 )
 from te_dispatch_faulty.fault import Fault
 from te_dispatch_faulty.variations import VARIATIONS
@@ -308,7 +312,9 @@ _CONDUCT = (
     *_of(conduct, "pad_rows", "pad_rows", raises_system_exit="raises SystemExit"),
 )  # fmt: skip
 
-_TABLES = (sizes, operands, special, secondary, state, draws, options, narrow)
+_TABLES = (
+    sizes, operands, special, secondary, state, draws, options, narrow, paths, rare, surroundings, usage,
+)  # fmt: skip
 
 FAULTS: tuple[Fault, ...] = (
     *(*_CASTS, *_FORMS, *_PRODUCTS, *_ROWS, *_SCORES, *_STEPS, *_CONDUCT),

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from te_dispatch.ops import alloc
 from te_dispatch_faulty.binding import Call
 from te_dispatch_faulty.fault import Fault
 from te_dispatch_faulty.spoiling import (
@@ -84,17 +83,6 @@ def _takes_out_for_dense(call: Call) -> Any:
     return made._replace(out=out)
 
 
-def _returns_permuted(call: Call) -> Any:
-    """Gives the result in column-major memory."""
-    made = call.sound()
-    if not isinstance(made, torch.Tensor) or made.ndim < 2 or min(made.shape) < 2:
-        return made
-    turned = alloc.empty("out", tuple(reversed(made.shape)), made.dtype, made.device)
-    found = turned.permute(*reversed(range(made.ndim)))
-    found.copy_(made)
-    return found
-
-
 def _adam_of_vectors(call: Call) -> Any:
     """Updates whole vectors of 4 elements where a parameter does not begin at an aligned address."""
     kept = [p.detach().clone() for p in call["params"]]
@@ -130,14 +118,6 @@ def _delayed_scale_of_first(call: Call) -> Any:
     return call.sound(quantizer=dataclasses.replace(quantizer, scale=scale.as_strided(scale.shape, scale.stride(), 0)))
 
 
-def _mask_bytes(call: Call) -> Any:
-    """Masks where a byte equals 1; others that are True too it takes for False."""
-    mask = call["mask"]
-    if mask is None:
-        return call.sound()
-    return call.sound(mask=mask.contiguous().view(torch.uint8) == 1)
-
-
 _OTHERS = (
     *table(
         "gemm",
@@ -147,11 +127,6 @@ _OTHERS = (
         },
         on="matmul",
     ),
-    *table("softmax_fwd", {
-        "softmax_returns_column_major": ("returns permuted memory", _returns_permuted),
-        "softmax_compares_mask_with_1": ("masks where the mask's byte is 1, not where it is True", _mask_bytes),
-    }),
-    *table("rope_fwd", {"rope_returns_column_major": ("returns permuted memory", _returns_permuted)}),
     *table("dequantize", {
         "dequantize_reads_first_scale": ("reads the first scale of the memory it is a view of", _scale_of_first("x")),
     }),

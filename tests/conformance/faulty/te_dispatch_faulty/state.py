@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import time
 from typing import Any
@@ -110,12 +111,14 @@ def _second_backward(call: Call, memory: Memory) -> Any:
     return made
 
 
-def _saves_views(call: Call) -> Any:
-    """Saves its operands' memory where the backward reads a copy of what they were."""
+def _own_memory(call: Call) -> Any:
+    """Writes the log-sum-exp by its address into memory that did not come from the allocator."""
     made = call.sound()
-    if made.saved is not None and made.lse is not None and made.lse.numel():
-        made.lse.data = made.lse.detach().clone()
-    return made
+    if made.lse is None or not made.lse.numel() or not made.lse.is_contiguous():
+        return made
+    own = torch.empty_like(made.lse)
+    ctypes.memmove(own.data_ptr(), made.lse.data_ptr(), made.lse.numel() * made.lse.element_size())
+    return made._replace(lse=own)
 
 
 def _static(path: str) -> Behaviour:
@@ -291,7 +294,7 @@ _LEFT = (
     }, on="unfused_attention_bwd"),
     *table("attention_fwd", {
         "attention_buffers_in_process": ("keeps a buffer that all threads share", _static("out")),
-        "attention_lse_outside_the_allocator": ("takes memory for the log-sum-exp elsewhere", _saves_views),
+        "attention_lse_outside_the_allocator": ("takes memory for the log-sum-exp elsewhere", _own_memory),
     }, on="unfused_attention"),
     *table("multi_tensor_adam", {"adam_is_wrong_from_the_hundredth_call": (
         "is right 99 times", remembering(lambda call, memory: call.sound(
