@@ -17,6 +17,8 @@ import torch
 from te_dispatch.conformance.casting import values
 from te_dispatch.ops.attention import attention_fwd
 
+#: Stands for a bias of -Inf below a cap, whose tanh is -1 for both.
+_BEFORE_CAP = -1e30
 _DEFAULTS = {
     name: parameter.default
     for name, parameter in inspect.signature(attention_fwd).parameters.items()
@@ -174,8 +176,12 @@ def spread(arguments: Mapping[str, Any]) -> Spread:
     scale = given["softmax_scale"]
     hidden = _hidden(mask, given["window"], given["attn_mask"], queries, keys, offset)
     if bias is not None and bool((bias == -torch.inf).any()):
-        hidden = hidden | (bias == -torch.inf)  # weight 0, gradient 0: what a mask does
-        bias = torch.where(bias == -torch.inf, 0.0, bias)
+        infinite = bias == -torch.inf
+        if bias_type == "pre_scale" and given["softcap"] > 0:
+            bias = torch.where(infinite, _BEFORE_CAP, bias)  # the cap makes a logit of -softcap of it
+        else:
+            hidden = hidden | infinite  # weight 0, gradient 0: what a mask does
+            bias = torch.where(infinite, 0.0, bias)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     return Spread(
         queries.read(_rows(q)), keys.read(_rows(k)), keys.read(_rows(v)), queries, keys, hidden, bias,

@@ -29,7 +29,7 @@ __all__ = ["AT_SMOKE", "FAULTS", "JOBS", "MISSED", "SOURCE", "VARIATIONS", "Site
 #: Processes that work is spread over.
 JOBS = 2
 #: Seconds for a run: many times what one takes on two free cores.
-LIMIT_S = 1500
+LIMIT_S = 3000
 
 _PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--no-input", "install")
 

@@ -105,6 +105,15 @@ def test_gradients_of_a_bias_of_minus_inf(bias: str, mask: str) -> None:
     _values("scored", operator="attention_bwd", bias=bias, mask=mask, bias_values="minus_inf", dbias="yes")
 
 
+@pytest.mark.parametrize("operator", ["attention_fwd", "attention_bwd"])
+def test_a_bias_of_minus_inf_below_a_cap_hides_nothing(operator: str) -> None:
+    """The cap makes a logit of -softcap of it, also in a row that has no other."""
+    _values(
+        "scored", operator=operator, bias="pre_scale", bias_values="minus_inf", softcap="20.0", softmax="off-by-one",
+        shape="1x9x150", mask="causal", layout="bshd", window="3:5",
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("hole", ["nan", "inf"])
 def test_what_lies_where_no_sequence_is(hole: str) -> None:
     def weighs_all(right: Subject, given: Given) -> Any:

@@ -20,7 +20,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 NAMES = [one.name for one in FAULTS]
 HUNTED = [(one.name, level) for one in FAULTS for level in one.levels if one.name not in MISSED]
 # The one run of all faults counts towards whichever test asks for it first.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(2000)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 _CERTIFY = """
 import json, sys
@@ -35,6 +35,7 @@ json.dump({"counts": report.counts, "failures": [[o.unit, o.message] for o in re
 RAISING = (
     "raises_unexpectedly", "raises_system_exit", "reads_what_others_do_not_save", "serves_one_thread_at_a_time",
     "product_refuses_weights_that_require_gradients", "refuses_inputs_that_require_gradients",
+    "partial_cast_raises_assertions", "layernorm_raises_runtime_errors",
     "layernorm_raises_runtime_errors", "partial_cast_raises_assertions",
 )  # fmt: skip
 _ERROR = re.compile(r"(.* too: )?\w+(Error|Exception|Exit): ")

@@ -217,6 +217,7 @@ def test_hostile_text_stays_text(tmp_path):
     assert "onerror" not in dict(found.attributes) and "<script>alert" not in text
     assert "{{ 7 * 7 }}" in found.text and "49" not in found.text
     assert report.reproducer(outcomes[0]) in found.commands
+    assert "<" not in re.sub("`[^`]*`", "", markdown.render(report))  # between backticks HTML is text
     junit.save(report, tmp_path / "report.xml")
     ElementTree.parse(tmp_path / "report.xml")
     report.save(tmp_path / "report.json")

@@ -14,7 +14,7 @@ import pytest
 
 from .faulty_site import FAULTS, VARIATIONS, Site, site  # noqa: F401  # the last is a fixture
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(2000)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 #: Level full takes some 20 minutes of one core: it is asked for by the variable, as ``make test-kit`` does.
 LEVELS = ("smoke", "full") if os.environ.get("TE_DISPATCH_TEST_KIT") == "1" else ("smoke",)

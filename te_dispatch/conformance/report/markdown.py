@@ -26,17 +26,17 @@ def render(report: Report) -> str:
         f"### {', '.join(backends) or 'nothing'} against {settings.against}, level {settings.level}: {verdict}",
         "",
         f"{counts['claimed']} claimed, {counts['passed']} passed, {counts['failed']} failed, "
-        f"{counts['not_claimed']} not claimed. {machine['device']}, PyTorch {machine['torch']}, Python "
+        f"{counts['not_claimed']} not claimed. {_text(machine['device'])}, PyTorch {machine['torch']}, Python "
         f"{machine['python']}, te_dispatch {machine['te_dispatch']}, {report.date[:10]}.",
         "",
-        *([f"No certificate: {'; '.join(report.uncertified)}.", ""] if report.uncertified else []),
+        *([f"No certificate: {_text('; '.join(report.uncertified))}.", ""] if report.uncertified else []),
         *_matrix(report, backends),
         *_coverage(report),
     ]
     failures = report.failures()
     if failures:
         lines += ["", "| failure | message |", "|---|---|"]
-        lines += [f"| `{_cell(outcome.unit)}` | {_cell(outcome.message)} |" for outcome in failures]
+        lines += [f"| `{_code(outcome.unit)}` | {_cell(outcome.message)} |" for outcome in failures]
     return "\n".join([*lines, *_not_claimed(report)]) + "\n"
 
 
@@ -91,5 +91,14 @@ def _not_claimed(report: Report) -> list[str]:
 
 
 def _cell(text: str) -> str:
-    """Text that does not end a table's cell."""
-    return text.replace("|", "\\|").replace("\n", " ")
+    """Text that neither ends a table's cell nor is read as HTML: messages hold what a plugin wrote."""
+    return _text(text).replace("|", "\\|").replace("\n", " ")
+
+
+def _code(text: str) -> str:
+    """The same between backticks, where HTML is not read."""
+    return text.replace("|", "\\|")
+
+
+def _text(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;")
