@@ -55,7 +55,7 @@ def test_accumulation_without_out_that_is_ignored() -> None:
 
 def test_an_error_after_the_output_was_written() -> None:
     def writes_first(right: Subject, given: Mapping[str, Any]) -> Any:
-        given["out"].zero_().add_(1)
+        given["out"].add_(1)
         return right.call(given)
 
     with pytest.raises(Failure, match="had changed out"):
