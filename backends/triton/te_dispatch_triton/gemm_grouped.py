@@ -20,6 +20,7 @@ from te_dispatch.ops.shapes import rows_of
 from te_dispatch_triton.argument_facts import OPERANDS, SPLITS
 from te_dispatch_triton.gemm import Operand, allows_tf32
 from te_dispatch_triton.gemm_groups import run
+from te_dispatch_triton.memory import dense
 from te_dispatch_triton.prepared import prepared
 
 
@@ -139,4 +140,4 @@ def _dealt(
     rows = [rows_of(tuple(x.shape)) for x in told]
     if sum(rows) != a[0].shape[0]:
         raise ValueError(f"splits: got groups of {rows} rows, expected numbers that add up to {a[0].shape[0]} rows")
-    return run(row_parts(a[0], rows), b, a[0], splits, layout, out, accumulate, bias, out_dtype, split, decoded)
+    return run(row_parts(a[0], rows), b, a[0], dense(splits), layout, out, accumulate, bias, out_dtype, split, decoded)

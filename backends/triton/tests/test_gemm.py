@@ -322,6 +322,20 @@ def test_programs_read_splits_and_keep_within_the_results():
 
 
 @pytest.mark.interpreted
+def test_splits_that_are_every_other_element_of_a_tensor():
+    from te_dispatch_triton.gemm_grouped import grouped_gemm_on_device
+
+    torch.manual_seed(0)
+    a, b = torch.randn(12, 8), [torch.randn(5, 8) for _ in range(3)]
+    out = [torch.empty(n, 5) for n in (4, 2, 6)]
+    for _ in range(2):  # prepared calls too
+        grouped_gemm_on_device([a], b, torch.tensor([4, 9, 2, 9, 6, 9])[::2], layout="NT", out=out)
+        for found, rows, weights in zip(out, a.split([4, 2, 6]), b):
+            torch.testing.assert_close(found, rows @ weights.t(), rtol=1e-5, atol=1e-5)
+            found.zero_()
+
+
+@pytest.mark.interpreted
 def test_rows_with_gaps_are_read_in_place():
     from te_dispatch_triton.gemm import gemm
 
