@@ -31,7 +31,7 @@ _COLOURS = {"passed": "green", "failed": "red", "not_claimed": "dim"}
 
 @dataclass(frozen=True)
 class Told:
-    """What to call on the way: `unit` after every unit, `planning` before every operator is planned."""
+    """What to call on the way: `unit` after every unit, `planning` before every space is planned."""
 
     unit: certification.Progress
     planning: Planning
@@ -86,7 +86,7 @@ def _lines(console: Console) -> Iterator[Told]:
 
     def planning(operator: str, done: int, total: int) -> None:
         nonlocal words
-        words = f"planning {operator}, {done} of {total} operators planned"
+        words = f"planning {operator}, {done} of {total} spaces planned"
 
     def told(outcome: Outcome, done: int, total: int | None) -> None:
         nonlocal failures, words, ran

@@ -47,7 +47,7 @@ def certify(
         units: run just these, instead of what the settings plan.
         skip_file, expected_failures_file: see `te_dispatch.conformance.expectations`.
         journal_file: keeps each outcome as it comes; with `resume`, those that it holds are not run again.
-        progress, planning: called after every unit, and before the plan of every operator.
+        progress, planning: called after every unit, and before the plan of every space.
         manager: whose registry the plan is made from; workers use their own process's.
 
     Raises:

@@ -59,7 +59,8 @@ class Claims:
     def _asked(self, values: Values) -> dict[str, Claim]:
         case = Case.of(self.space.operator, self.space.name, values, self.seed)
         first = next(iter(self.subjects.values()))
-        arguments = transfer.moved(self.space.make(case.values, Sketch(case, first.manager)), first.device)
+        sketched = self.space.make(case.values, Sketch(case, first.manager))
+        arguments = transfer.moved(sketched, first.device, contents=False)
         self._operands[tuple(values.values())] = frozenset(
             name
             for name, value in arguments.items()

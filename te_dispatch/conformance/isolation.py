@@ -18,7 +18,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -116,6 +116,22 @@ class Worker:
             self.stop()
         return Outcome.from_data(data)
 
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What ``function(manager, settings, *arguments)`` returns in the worker, where the manager is that process's.
+
+        Raises:
+            WorkerError: the process cannot start or died, or the function raised.
+        """
+        pipe = self._started()
+        try:
+            pipe.send((function, arguments))
+            kind, data = pipe.recv()
+        except (EOFError, OSError) as error:
+            raise WorkerError(f"{function.__name__}: {self._obituary()}") from error
+        if kind == "error":
+            raise WorkerError(data)
+        return data
+
     def _started(self) -> Connection:
         if self._pipe is not None:
             return self._pipe
@@ -178,7 +194,7 @@ class Worker:
 
 
 def main(descriptor: int) -> None:
-    """What a worker process runs: settings come first, then unit ids.
+    """What a worker process runs: settings come first, then unit ids, or functions with their arguments.
 
     Args:
         descriptor: of the inherited end of the pipe.
@@ -190,7 +206,8 @@ def main(descriptor: int) -> None:
 
 
 def serve(pipe: Connection, settings: Settings) -> None:
-    """Build a bench, then answer unit ids with outcomes until the other end closes."""
+    """Build a bench, then answer unit ids with outcomes, and functions with what they return, until the other end
+    closes."""
     from te_dispatch.conformance.bench import bench_of
     from te_dispatch.conformance.execute import run_unit
 
@@ -200,17 +217,23 @@ def serve(pipe: Connection, settings: Settings) -> None:
         pipe.send(("error", f"{type(error).__name__}: {error}"))
         return
     pipe.send(("ready", None))
-    for text in _requests(pipe):
+    for request in _requests(pipe):
+        answer: tuple[str, Any]
         try:
-            outcome = run_unit(Unit.parse(text), bench)
-            usable = outcome.state != "failed" or bench.usable()
-            answer: tuple[str, Any] = ("outcome" if usable else "last", outcome.as_data())
+            if isinstance(request, str):
+                outcome = run_unit(Unit.parse(request), bench)
+                usable = outcome.state != "failed" or bench.usable()
+                answer = ("outcome" if usable else "last", outcome.as_data())
+            else:
+                function, arguments = request
+                answer = ("result", function(bench.manager, settings, *arguments))
         except Exception as error:  # of the kit itself: the run cannot go on
-            answer = ("error", f"{text}: {type(error).__name__}: {error}")
+            name = request if isinstance(request, str) else request[0].__name__
+            answer = ("error", f"{name}: {type(error).__name__}: {error}")
         pipe.send(answer)
 
 
-def _requests(pipe: Connection) -> Iterator[str]:
+def _requests(pipe: Connection) -> Iterator[Any]:
     while True:
         try:
             yield pipe.recv()

@@ -6,7 +6,7 @@ from __future__ import annotations
 import fnmatch
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -15,6 +15,7 @@ from te_dispatch.conformance.case import Case, Unit
 from te_dispatch.conformance.coverage import Claims, Coverage, Covered, Unjudged, cover
 from te_dispatch.conformance.coverage import covered as coverage_of
 from te_dispatch.conformance.outcome import JUDGED, Outcome
+from te_dispatch.conformance.parallel import mapped
 from te_dispatch.conformance.recording import RECORDED, Recording
 from te_dispatch.conformance.selection import SpacePlan, judges_every_case
 from te_dispatch.conformance.settings import Settings, UsageError
@@ -23,7 +24,7 @@ from te_dispatch.conformance.subject import Subject, subject, subjects
 from te_dispatch.core.manager import OpManager
 from te_dispatch.core.operator import OPERATORS
 
-#: Told how far planning is: (operator, how many operators are planned, how many there are).
+#: Told how far planning is: (operator, how many spaces are planned, how many there are).
 Planning = Callable[[str, int, int], None]
 
 
@@ -83,15 +84,32 @@ def plan(manager: OpManager, settings: Settings, told: Planning | None = None) -
     units: list[Unit] = []
     decided: dict[str, Outcome] = {}
     coverage: list[Coverage] = []
-    for space, tested, wanted in _spaces_of(manager, settings, told):
-        planned = SpacePlan(space, tested, settings)
-        units += planned.units(wanted)
-        decided |= {outcome.unit: outcome for outcome in planned.refused}
-        if any(judges_every_case(check, space) for check in wanted):
-            coverage += planned.coverage
+    names = [(space.operator, space.name) for space, _ in _spaces_of(manager, settings)]
+    _checks(settings)
+    # Level smoke is planned in less time than workers take to start.
+    here = replace(settings, jobs=1) if settings.level == "smoke" else settings
+    planned = mapped(plan_of_space, names, manager, here)
+    for number, (operator, _) in enumerate(names):
+        if told is not None:
+            told(operator, number, len(names))
+        found = next(planned)
+        units += found.units
+        decided |= found.decided
+        coverage += found.coverage
     chosen = units[len(units) * (part - 1) // parts : len(units) * part // parts]
     ids = {unit.id for unit in chosen}
     return Plan(chosen, {name: outcome for name, outcome in decided.items() if name in ids}, tuple(coverage))
+
+
+def plan_of_space(manager: OpManager, settings: Settings, operator: str, name: str) -> Plan:
+    """The units of one space, of all shards."""
+    space = find(operator, name)
+    wanted = _checks(settings)
+    planned = SpacePlan(space, _tested(manager, settings, operator), settings)
+    units = list(planned.units(wanted))
+    judged = any(judges_every_case(check, space) for check in wanted)
+    decided = {outcome.unit: outcome for outcome in planned.refused}
+    return Plan(units, decided, tuple(planned.coverage) if judged else ())
 
 
 def further(manager: OpManager, settings: Settings, outcomes: Sequence[Outcome], coverage: Sequence[Coverage]) -> Plan:
@@ -102,29 +120,37 @@ def further(manager: OpManager, settings: Settings, outcomes: Sequence[Outcome],
         coverage: of the plan, or of the last call of this function.
     """
     judged, declined = _by_space(outcomes)
-    units: list[Unit] = []
-    renewed: list[Coverage] = []
+    asked: list[tuple[Coverage, list[Values], list[Values]]] = []
     for one in coverage:
         key = (one.implementation, one.space)
         planned = {tuple(values.values()) for values in one.planned}
         late = [values for values in declined.get(key, ()) if tuple(values.values()) in planned]
-        if not late or not one.left(judged.get(key, ())):
-            renewed.append(one)
-            continue
+        if late and one.left(judged.get(key, ())):
+            asked.append((one, judged.get(key, []), late))
+    fresh = {id(one): found for (one, *_), found in zip(asked, mapped(renewed, asked, manager, settings))}
+    units: list[Unit] = []
+    for one, ran, _ in asked:
         operator, _, name = one.space.partition(".")
-        space = find(operator, name)
-        tested = [subject(manager, OPERATORS[operator], device_of(settings), one.implementation)]
-        ran = judged.get(key, [])
-        fresh = cover(
-            Claims(space, tested, settings.seed), one.implementation, ran, settings.seed, (*one.excluded, *late)
-        )
-        fresh = fresh.without_declined(ran)
-        renewed.append(fresh)
-        check = next(c for c in checks.checks() if judges_every_case(c, space))
+        check = next(c for c in checks.checks() if judges_every_case(c, find(operator, name)))
         known = {tuple(values.values()) for values in ran}
-        cases = [values for values in fresh.planned if tuple(values.values()) not in known]
+        cases = [values for values in fresh[id(one)].planned if tuple(values.values()) not in known]
         units += [Unit(one.implementation, check.name, Case.of(operator, name, v, settings.seed)) for v in cases]
-    return Plan(units, {}, tuple(renewed))
+    return Plan(units, {}, tuple(fresh.get(id(one), one) for one in coverage))
+
+
+def renewed(manager: OpManager, settings: Settings, one: Coverage, ran: list[Values], late: list[Values]) -> Coverage:
+    """What an implementation claims of a space without what it declined.
+
+    Args:
+        one: its coverage so far.
+        ran: values of the cases that were judged.
+        late: values of planned cases that it claimed, and declined when it was called.
+    """
+    operator, _, name = one.space.partition(".")
+    tested = [subject(manager, OPERATORS[operator], device_of(settings), one.implementation)]
+    claims = Claims(find(operator, name), tested, settings.seed)
+    fresh = cover(claims, one.implementation, ran, settings.seed, (*one.excluded, *late))
+    return fresh.without_declined(ran)
 
 
 def _by_space(outcomes: Sequence[Outcome]) -> tuple[dict[tuple[str, str], list[Values]], ...]:
@@ -153,7 +179,7 @@ def unjudged(manager: OpManager, settings: Settings, outcomes: Sequence[Outcome]
     """Claims of the implementations under test that no unit judged."""
     ran = {(o.parsed.implementation, checks.find(o.parsed.check).claim) for o in outcomes if o.state in JUDGED}
     reasons: dict[tuple[str, str], list[str]] = {}
-    for space, tested, _ in _spaces_of(manager, settings):
+    for space, tested in _spaces_of(manager, settings):
         for one in tested:
             for claim in sorted(one.claims):
                 if (one.id, claim) not in ran:
@@ -202,26 +228,32 @@ def _require_axes(space: Space, case: Case) -> None:
         raise UsageError(f"case: {case.id} is a combination that the contract of {case.operator} does not allow")
 
 
-def _spaces_of(
-    manager: OpManager, settings: Settings, told: Planning | None = None
-) -> Iterator[tuple[Space, list[Subject], Sequence[checks.Check]]]:
-    """Spaces, the implementations under test of each, and the checks that were asked for."""
-    device = device_of(settings)
-    backends = backends_of(manager, settings)
-    wanted = [checks.find(name) for name in settings.checks] if settings.checks else checks.checks()
-    operators = _operators(settings)
-    for number, operator in enumerate(operators):
-        if told is not None:
-            told(operator, number, len(operators))
-        tested = [s for s in subjects(manager, OPERATORS[operator], device) if s.id.partition(".")[0] in backends]
-        tested = [s for s in tested if not settings.implementations or s.id in settings.implementations]
+def _spaces_of(manager: OpManager, settings: Settings) -> Iterator[tuple[Space, list[Subject]]]:
+    """Spaces of the operators that were asked for, and the implementations under test of each."""
+    for operator in _operators(settings):
+        tested = _tested(manager, settings, operator)
         for space in spaces(operator) if tested else ():
-            yield space, tested, wanted
+            yield space, tested
+
+
+def _tested(manager: OpManager, settings: Settings, operator: str) -> list[Subject]:
+    backends = backends_of(manager, settings)
+    found = [
+        one
+        for one in subjects(manager, OPERATORS[operator], device_of(settings))
+        if one.id.partition(".")[0] in backends
+    ]
+    return [one for one in found if not settings.implementations or one.id in settings.implementations]
+
+
+def _checks(settings: Settings) -> Sequence[checks.Check]:
+    return [checks.find(name) for name in settings.checks] if settings.checks else checks.checks()
 
 
 def _streamed(manager: OpManager, settings: Settings) -> Iterator[Unit]:
     """Units of every valid combination, made one by one."""
-    for space, tested, wanted in _spaces_of(manager, settings):
+    wanted = _checks(settings)
+    for space, tested in _spaces_of(manager, settings):
         if space.sampled and settings.level != "soak":
             continue
         main = [check for check in wanted if judges_every_case(check, space)]

@@ -73,8 +73,11 @@ def _mapped(
     return value
 
 
-def moved(value: Any, device: torch.device | str) -> Any:
-    """A copy of a structure on a device, with the strides, offsets and shared memory of the original."""
+def moved(value: Any, device: torch.device | str, contents: bool = True) -> Any:
+    """A copy of a structure on a device, with the strides, offsets and shared memory of the original.
+
+    Without `contents` the copy's elements are not initialized: enough where only facts such as shapes are read.
+    """
     target = torch.device(device)
     storages: dict[int, torch.Tensor] = {}
 
@@ -85,8 +88,11 @@ def moved(value: Any, device: torch.device | str) -> Any:
             return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=target)
         key = storage.data_ptr()
         if key not in storages:
-            whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, 0, (size,), (1,))
-            storages[key] = whole.detach().to(target, copy=True)
+            if contents:
+                whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, 0, (size,), (1,))
+                storages[key] = whole.detach().to(target, copy=True)
+            else:
+                storages[key] = torch.empty(size, dtype=torch.uint8, device=target)
         laid = torch.empty(0, dtype=tensor.dtype, device=target)
         return laid.set_(storages[key].untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
 

@@ -1,0 +1,64 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Calling a function of the kit for many arguments in several worker processes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from te_dispatch.conformance.isolation import Worker
+from te_dispatch.conformance.settings import Settings
+from te_dispatch.core import scopes
+from te_dispatch.core.manager import OpManager
+
+T = TypeVar("T")
+
+
+def mapped(
+    function: Callable[..., T], arguments: Sequence[tuple[Any, ...]], manager: OpManager, settings: Settings
+) -> Iterator[T]:
+    """``function(manager, settings, *one)`` for each of the arguments, in their order.
+
+    Args:
+        function: of a module, so that a worker finds it by its name.
+        arguments: and results can be pickled.
+        manager: where it is not the process's own, which is what workers have, everything is called here.
+        settings: whose ``jobs`` is the number of workers; with one job everything is called here.
+
+    Raises:
+        WorkerError: a worker cannot start or died, or the function raised in one.
+    """
+    jobs = min(settings.jobs, len(arguments))
+    if jobs < 2 or not settings.isolated or manager is not scopes.MANAGER:
+        yield from (function(manager, settings, *one) for one in arguments)
+        return
+    results: list[Future[T]] = [Future() for _ in arguments]
+    waiting = iter(list(zip(results, arguments)))
+    lock, stopping = threading.Lock(), threading.Event()
+
+    def work() -> None:
+        worker = Worker(settings)
+        try:
+            while not stopping.is_set():
+                with lock:
+                    result, one = next(waiting, (None, ()))
+                if result is None:
+                    return
+                try:
+                    result.set_result(worker.call(function, *one))
+                except Exception as error:  # handed to the thread that reads results
+                    result.set_exception(error)
+        finally:
+            worker.stop()
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(jobs)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield from (result.result() for result in results)
+    finally:
+        stopping.set()
+        for thread in threads:
+            thread.join()
