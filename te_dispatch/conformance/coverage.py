@@ -11,6 +11,7 @@ but never run*, and there is no certificate while there is one.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -153,7 +154,8 @@ def cover(
 
     planned: list[Values] = [values for values in base if refusal(values) is None]
     axes = {axis.name: axis.values for axis in space.axes}
-    filler = Filler(axes, space.valid, refusal, planned, seed)
+    hidden = functools.partial(_hidden, space)
+    filler = Filler(axes, space.valid, refusal, planned, seed, hidden)
     if not planned:
         if not base or claims.hopeless(subject, base[0]):
             return Coverage(claims.subjects[subject].id, space.id, (), ())
@@ -161,48 +163,67 @@ def cover(
         if found is None:
             return Coverage(claims.subjects[subject].id, space.id, (), ())
         planned.append(found)
-    claimed = _filled(filler, goals, planned)
-    _add_triples(filler, planned, int(TRIPLES * len(planned)))
+    claimed = _filled(filler, goals, planned, hidden)
+    _add_triples(filler, planned, int(TRIPLES * len(planned)), hidden)
     _add_plain(space, refusal, planned)
     return Coverage(claims.subjects[subject].id, space.id, tuple(claimed), tuple(planned), tuple(excluded))
 
 
-def _filled(filler: Filler, goals: Sequence[Goal], planned: list[Values]) -> list[Goal]:
-    """The goals that were found in a claimed combination; adds to `planned` what holds those that it lacks."""
-    index = _Index(goals)
+def _hidden(space: Space, values: Values) -> frozenset[str]:
+    """The axes whose values leave nothing to see of the others' (`Axis.dull`)."""
+    return frozenset(axis.name for axis in space.axes if axis.is_dull(values[axis.name]))
+
+
+def _filled(
+    filler: Filler, goals: Sequence[Goal], planned: list[Values], hidden: Callable[[Values], frozenset[str]]
+) -> list[Goal]:
+    """The goals that were found in a claimed combination; adds to `planned` what holds those that it lacks, or holds
+    them only where they do not show."""
+    shown, held = _Index(goals, hidden), _Index(goals)
     for values in planned:
-        index.take(values)
+        shown.take(values)
+        held.take(values)
     impossible: set[tuple[str, str]] = set()
     for goal in goals:
-        if goal not in index.left or not impossible.isdisjoint(goal):
+        if goal not in shown.left or not impossible.isdisjoint(goal):
             continue
         # Starting from another known combination each time varies what the goal leaves open.
         filler.accepted.append(filler.accepted.pop(0))
-        found = filler.find(goal)
+        found = filler.find(goal, shown=True) or (filler.find(goal) if goal in held.left else None)
         if found is None:
-            if len(goal) == 1:
+            if len(goal) == 1 and goal in held.left:
                 impossible.add(goal[0])
             continue
-        values = filler.improved(found, goal, index.gain)
+        values = filler.improved(found, goal, shown.gain)
         filler.accept(values)
         planned.append(values)
-        index.take(values)
-    return index.taken
+        shown.take(values)
+        held.take(values)
+    return held.taken
 
 
 class _Index:
-    """Goals that are still open, found fast by the values that they hold."""
+    """Goals that are still open, found fast by the values that they hold.
 
-    def __init__(self, goals: Sequence[Goal]) -> None:
+    Args:
+        goals: all of them.
+        hidden: axes of a combination that leave nothing to see of the others: it holds goals of these axes alone.
+    """
+
+    def __init__(self, goals: Sequence[Goal], hidden: Callable[[Values], frozenset[str]] | None = None) -> None:
         self.left = dict.fromkeys(goals)
         self.taken: list[Goal] = []
-        self._groups = list(dict.fromkeys(tuple(name for name, _ in goal) for goal in goals))
+        groups = dict.fromkeys(tuple(name for name, _ in goal) for goal in goals)
+        self._groups = [(group, frozenset(group)) for group in groups]
+        self._hidden = hidden
 
     def _of(self, values: Values) -> Iterator[Goal]:
-        for group in self._groups:
-            goal = tuple((name, values[name]) for name in group)
-            if goal in self.left:
-                yield goal
+        needed = frozenset() if self._hidden is None else self._hidden(values)
+        for group, names in self._groups:
+            if needed <= names:
+                goal = tuple((name, values[name]) for name in group)
+                if goal in self.left:
+                    yield goal
 
     def gain(self, values: Values) -> int:
         return sum(1 for _ in self._of(values))
@@ -213,25 +234,30 @@ class _Index:
             self.taken.append(goal)
 
 
-def _triples(values: Values) -> Iterator[Goal]:
-    return itertools.combinations(values.items(), 3)
+def _triples(values: Values, among: frozenset[str] = frozenset()) -> Iterator[Goal]:
+    """The triples of a combination, those alone that have all axes of `among`."""
+    if not among:
+        return itertools.combinations(values.items(), 3)
+    if len(among) > 3:
+        return iter(())
+    return (triple for triple in itertools.combinations(values.items(), 3) if among <= {name for name, _ in triple})
 
 
-def _add_triples(filler: Filler, planned: list[Values], count: int) -> None:
-    """Add random claimed combinations, each the one of several that holds most triples which none held before."""
+def _add_triples(filler: Filler, planned: list[Values], count: int, hidden: Callable[[Values], frozenset[str]]) -> None:
+    """Add random claimed combinations, each the one of several that shows most triples which none showed before."""
     if len(filler.accepted) < 2:
         return
-    covered = {triple for values in planned for triple in _triples(values)}
+    covered = {triple for values in planned for triple in _triples(values, hidden(values))}
     known = {tuple(values.values()) for values in planned}
     for _ in range(count):
         drawn = [values for values in (filler.neighbour() for _ in range(BEST_OF)) if values is not None]
         fresh = [values for values in drawn if tuple(values.values()) not in known]
         if not fresh:
             continue
-        best = max(fresh, key=lambda values: sum(triple not in covered for triple in _triples(values)))
+        best = max(fresh, key=lambda values: sum(triple not in covered for triple in _triples(values, hidden(values))))
         planned.append(best)
         known.add(tuple(best.values()))
-        covered.update(_triples(best))
+        covered.update(_triples(best, hidden(best)))
 
 
 def _add_plain(space: Space, refusal: Callable[[Values], str | None], planned: list[Values]) -> None:

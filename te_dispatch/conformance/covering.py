@@ -131,6 +131,7 @@ class Filler:
         refusal: why a valid combination is not accepted, None where it is. It makes a call's arguments: milliseconds.
         accepted: combinations to start from, the plainest first.
         seed: of the choices among equals.
+        hidden: the axes of a combination that leave nothing to see of the others' values (`Axis.dull`).
     """
 
     #: Accepted combinations that are changed to hold a goal before it is taken to be impossible.
@@ -146,8 +147,10 @@ class Filler:
         refusal: Callable[[Mapping[str, str]], str | None],
         accepted: Sequence[Mapping[str, str]] = (),
         seed: int = 0,
+        hidden: Callable[[Mapping[str, str]], frozenset[str]] = lambda values: frozenset(),
     ) -> None:
         self._axes = axes
+        self._hidden = hidden
         self._valid = valid
         self._refusal = refusal
         self._random = random.Random(seed)
@@ -185,13 +188,14 @@ class Filler:
         if all(values[name] in known for name, known in self._axes.items()):
             self.accepted.append(dict(values))
 
-    def find(self, goal: Goal) -> dict[str, str] | None:
-        """An accepted combination that holds a goal, None if none was found. Does not add it to `accepted`."""
+    def find(self, goal: Goal, shown: bool = False) -> dict[str, str] | None:
+        """An accepted combination that holds a goal, and shows what it does with it where that is asked for; None if
+        none was found. Does not add it to `accepted`."""
         wanted = dict(goal)
         if not self._possible(wanted):
             return None
         asked, same, last = 0, 0, None
-        for values in self._around(wanted):
+        for values in self._around(wanted, shown):
             why = self._refusal(values)
             if why is None:
                 return values
@@ -201,15 +205,19 @@ class Filler:
         return None
 
     def improved(self, values: dict[str, str], goal: Goal, gain: Callable[[Mapping[str, str]], int]) -> dict[str, str]:
-        """The same, with values outside the goal changed one axis at a time where that covers more."""
+        """The same, with values outside the goal changed one axis at a time where that covers more and hides no more
+        of what becomes of the goal."""
         held, best = dict(goal), gain(values)
+        hidden = self._hidden(values) - held.keys()
         for name in self._axes:
             if name in held:
                 continue
             others = [{**values, name: value} for value in self._axes[name] if value != values[name]]
             scored = sorted(((gain(other), n) for n, other in enumerate(others)), key=lambda pair: (-pair[0], pair[1]))
             for score, n in scored[:2]:
-                if score > best and self._valid(others[n]) and self._refusal(others[n]) is None:
+                if score <= best or not self._hidden(others[n]) - held.keys() <= hidden:
+                    continue
+                if self._valid(others[n]) and self._refusal(others[n]) is None:
                     values, best = others[n], score
                     break
         return values
@@ -221,19 +229,21 @@ class Filler:
             values[name] = self._random.choice(self._axes[name])
         return values if self._valid(values) and self._refusal(values) is None else None
 
-    def _around(self, wanted: Mapping[str, str]) -> Iterator[dict[str, str]]:
-        """Valid combinations that hold `wanted`, those nearest to accepted ones first, none twice."""
+    def _around(self, wanted: Mapping[str, str], shown: bool) -> Iterator[dict[str, str]]:
+        """Valid combinations that hold `wanted`, those nearest to accepted ones first, none twice; `shown`: those alone
+        in which no other axis hides what becomes of it."""
         seen: set[tuple[str, ...]] = set()
 
         def fresh(values: dict[str, str]) -> bool:
             key = tuple(values.values())
-            if key in seen or not self._valid(values):
+            if key in seen or (shown and not self._hidden(values) <= wanted.keys()) or not self._valid(values):
                 return False
             seen.add(key)
             return True
 
-        changes = {id(known): sum(known.get(n) != v for n, v in wanted.items()) for known in self.accepted}
-        contexts = sorted(self.accepted, key=lambda known: changes[id(known)])[: self.CONTEXTS]
+        known_ones = [one for one in self.accepted if not shown or self._hidden(one) <= wanted.keys()]
+        changes = {id(known): sum(known.get(n) != v for n, v in wanted.items()) for known in known_ones}
+        contexts = sorted(known_ones, key=lambda known: changes[id(known)])[: self.CONTEXTS]
         for known in contexts:
             values = {**known, **wanted}
             if fresh(values):

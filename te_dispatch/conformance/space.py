@@ -7,8 +7,10 @@ To cover a new operator, or a new option of one: add a `Space` (or an axis) to t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,6 +25,13 @@ Values = Mapping[str, str]
 Arguments = dict[str, Any]
 
 
+#: Kinds of values (`te_dispatch.conformance.inputs`) of which most results are 0, or NaN.
+DULL = frozenset({"zeros", "nan", "inf", "nan_v", "zero_scale"})
+_SIZES = ("shape", "shapes", "rows")
+#: No element, or one of each tensor: ``0x16``, ``1x1x1``, ``1+1+1``, ``0+0``.
+_NO_SIZE = re.compile(r"1([x+]1)*|0(\+0)*|(\d+x)*0(x\d+)*")
+
+
 @dataclass(frozen=True)
 class Axis:
     """One thing that varies.
@@ -32,6 +41,8 @@ class Axis:
         values: all that level ``full`` covers; the first is the plainest.
         smoke: those that level ``smoke`` covers; empty for all of them.
         soak: those that only level ``soak`` adds (sizes beyond 2^31 elements).
+        dull: values that leave nothing to see of the other axes' values, such as a flag that stops the operator; those
+            of `DULL` and sizes with no or one element are, too. What a plan covers, it covers in cases without.
         once: values that level ``full`` adds in two cases each, not in every pair: sizes beyond the thresholds at which
             kernels change strategy, which would make every pair expensive. In one case the other axes have their
             plainest values, in the other they rotate through what the implementation claims.
@@ -42,6 +53,15 @@ class Axis:
     smoke: tuple[str, ...] = ()
     soak: tuple[str, ...] = ()
     once: tuple[str, ...] = ()
+    dull: tuple[str, ...] = ()
+
+    def is_dull(self, value: str) -> bool:
+        return value in self._dull
+
+    @cached_property
+    def _dull(self) -> frozenset[str]:
+        known = [value for value in self.known if self.name in _SIZES and _NO_SIZE.fullmatch(value)]
+        return frozenset((*self.dull, *known)) | (DULL if self.name == "values" else frozenset())
 
     @property
     def known(self) -> tuple[str, ...]:

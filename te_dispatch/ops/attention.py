@@ -12,8 +12,9 @@ For query row i and key j of one head, with scale c (`softmax_scale`, default 1/
 
 A fully masked row gives output 0, log-sum-exp -Inf and gradient 0. Masked means: beyond a sequence's length
 (``padding`` masks), j > i + offset (causal ones), outside the window, or True in `attn_mask`. Rows of a thd tensor that
-belong to no sequence are fully masked. offset is 0, or len_kv - len_q for the bottom-right forms. Sources: Vaswani et
-al. 2017; Press et al. 2022 (ALiBi); Dao 2023 (lse).
+belong to no sequence are fully masked. A row that is not, but whose logits are all -Inf, gives the same; with a softmax
+offset its log-sum-exp may be the offset instead, which is all that its denominator holds. offset is 0, or len_kv -
+len_q for the bottom-right forms. Sources: Vaswani et al. 2017; Press et al. 2022 (ALiBi); Dao 2023 (lse).
 """
 
 from __future__ import annotations

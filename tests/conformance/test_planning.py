@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 from collections.abc import Iterator, Mapping
@@ -13,9 +14,11 @@ import torch
 
 from te_dispatch.conformance import coverage
 from te_dispatch.conformance.coverage import Coverage, cover, covered, described, goals_of, holds
+from te_dispatch.conformance.isolation import WorkerError
 from te_dispatch.conformance.maker import Maker, Sketch
 from te_dispatch.conformance.outcome import Outcome
-from te_dispatch.conformance.planning import Plan, further, plan, unjudged
+from te_dispatch.conformance.parallel import mapped
+from te_dispatch.conformance.planning import Plan, further, plan, plan_of_space, unjudged
 from te_dispatch.conformance.planning import covered as covered_by
 from te_dispatch.conformance.selection import cases_of, spread
 from te_dispatch.conformance.settings import Settings, UsageError
@@ -113,6 +116,55 @@ def test_a_size_beyond_a_threshold_is_judged_with_the_plainest_of_all_other_valu
 
     large = [values for values in cover(Narrow(space, unable), "acme.op", base).planned if values["shape"] == "4097"]
     assert {axis.name: axis.values[0] for axis in AXES} | {"shape": "4097", "layout": "NN"} in large
+
+
+def test_pairs_are_judged_in_cases_that_show_something() -> None:
+    """A wrong relu of tn is not seen in a case of zeros, of one element, or of a call that a flag stops."""
+    axes = (
+        Axis("kind", ("gelu", "relu", "silu", "glu")),
+        Axis("layout", ("nt", "nn", "tn", "tt")),
+        Axis("noop", ("0", "1"), dull=("1",)),
+        Axis("shape", ("16x8", "1x1", "0x8", "3x5")),
+        Axis("values", ("normal", "zeros", "nan", "inf")),
+    )
+    space = Space("gemm", "toy", axes, lambda values, maker: {}, lambda judged: {})
+
+    def unable(values: Mapping[str, str]) -> str | None:
+        return "silu is served without elements" if values["kind"] == "silu" and values["shape"] != "0x8" else None
+
+    found = cover(Narrow(space, unable), "acme.op", [case.values for case in cases_of(space, "full")])
+    dull = {"noop": {"1"}, "shape": {"1x1", "0x8"}, "values": {"zeros", "nan", "inf"}}
+    assert {name for name, values in dull.items() for value in values if axis_of(space, name).is_dull(value)} == {*dull}
+    assert not axis_of(space, "shape").is_dull("3x5") and not axis_of(space, "values").is_dull("normal")
+    for goal in (goal for goal in found.goals if len(goal) == 2):
+        names = dict(goal)
+        shown = any(
+            holds(values, goal) and all(values[n] not in hiding for n, hiding in dull.items() if n not in names)
+            for values in found.planned
+        )
+        assert shown or names.get("kind") == "silu", goal
+    assert any(values["kind"] == "silu" for values in found.planned), "what is served only so is judged so"
+
+
+def axis_of(space: Space, name: str) -> Axis:
+    return next(axis for axis in space.axes if axis.name == name)
+
+
+def test_plans_that_workers_make_are_the_same() -> None:
+    operators = ("softmax_fwd", "multi_tensor_scale")
+    here = plan(scopes.MANAGER, dataclasses.replace(FULL, operators=operators))
+    told: list[tuple[str, int, int]] = []
+    there = plan(scopes.MANAGER, dataclasses.replace(FULL, operators=operators, jobs=2), lambda *how: told.append(how))
+    assert list(there.units) == list(here.units) and len(list(here.units)) > 100
+    assert there.decided.keys() == here.decided.keys() and there.coverage == here.coverage
+    assert [done for _, done, _ in told] == list(range(told[0][2]))
+
+
+def test_what_goes_wrong_in_a_planning_worker_is_told() -> None:
+    settings = dataclasses.replace(FULL, jobs=2)
+    asked = [("softmax_fwd", "plain"), ("softmax_fwd", "nonsense")]
+    with pytest.raises(WorkerError, match="plan_of_space: ValueError: case: softmax_fwd has no space 'nonsense'"):
+        list(mapped(plan_of_space, asked, scopes.MANAGER, settings))
 
 
 def test_an_implementation_of_which_the_general_cases_hold_nothing_is_found() -> None:

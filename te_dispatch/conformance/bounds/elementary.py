@@ -9,6 +9,7 @@ in with "fast math" (tanh.approx: 2^-11) do not meet it, and are not what "compu
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 
@@ -24,17 +25,23 @@ _CUBIC = 0.044715
 QGELU = 1.702
 
 
+def _moved(f: Callable[[torch.Tensor], torch.Tensor], t: Known) -> torch.Tensor:
+    """How far an increasing function gets from its value while its argument moves by the argument's error."""
+    value = f(t.value)
+    return torch.maximum(f(t.value + t.error) - value, value - f(t.value - t.error)).nan_to_num(0.0)
+
+
 def logistic(t: Known) -> Known:
     """s = 1 / (1 + exp(-t)).
 
-    d log s' / dt lies in [-1, 1], so an error tau of t moves s by at most s (1 - s) (e^tau - 1). exp's own relative
-    error counts (1 - s) times, the sum and the quotient 4 u32. Above t = 20, exp(-t) is below a quarter ulp of 1 and
-    the computed s is 1. The smallest results may be flushed. Below t = -104 the computed s is exactly 0, whatever it is
-    multiplied by.
+    exp's own relative error counts (1 - s) times, the sum and the quotient 4 u32. Above t = 20, exp(-t) is below a
+    quarter ulp of 1 and the computed s is 1. The smallest results may be flushed. Below t = -104 the computed s is
+    exactly 0, whatever it is multiplied by.
     """
     s = torch.sigmoid(t.value)
     c = torch.sigmoid(-t.value)
-    error = s * (c * (torch.expm1(t.error.clamp_max(60.0)) + TWO_ULP) + 4 * U32) + FLUSH
+    moved = _moved(torch.sigmoid, t)
+    error = moved + (s + moved) * (c * TWO_ULP + 4 * U32) + FLUSH
     error = torch.where(t.value + t.error < _VANISHING, s, error)
     return Known(s, torch.where(t.value - t.error > 20, c, error))
 
@@ -46,11 +53,11 @@ def one_minus_logistic(t: Known, s: Known) -> Known:
 
 
 def tanh(t: Known) -> Known:
-    """d log(1 - tanh^2) / dt lies in [-2, 2], so an error tau moves it by at most (1 - tanh^2) (e^(2 tau) - 1) / 2.
-    Beyond |t| = 10, 1 - |tanh| is below a tenth of an ulp and the computed value is 1."""
+    """Beyond |t| = 10, 1 - |tanh| is below a tenth of an ulp and the computed value is 1."""
     value = torch.tanh(t.value)
     below_one = 2 * torch.sigmoid(-2 * t.value.abs())  # 1 - |tanh|, without cancelling
-    error = below_one * (2 - below_one) * torch.expm1(2 * t.error.clamp_max(30.0)) / 2 + TWO_ULP * value.abs() + FLUSH
+    moved = _moved(torch.tanh, t)
+    error = moved + TWO_ULP * (value.abs() + moved) + FLUSH
     return Known(value, torch.where(t.value.abs() - t.error > 10, below_one, error))
 
 

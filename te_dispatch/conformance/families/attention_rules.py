@@ -20,12 +20,12 @@ from typing import Any
 
 import torch
 
-from te_dispatch.conformance.bounds import UNIT
+from te_dispatch.conformance.bounds import U32, UNIT
 from te_dispatch.conformance.bounds import attention as bounds
 from te_dispatch.conformance.bounds.attention_own import Own, own, twice
 from te_dispatch.conformance.bounds.known import Known, within
 from te_dispatch.conformance.casting import cast_rules, through
-from te_dispatch.conformance.rules import Rule, Within
+from te_dispatch.conformance.rules import Instead, Rule, Within
 from te_dispatch.conformance.space import Arguments, Judged
 from te_dispatch.conformance.spread import Spread, read_like_queries, spread
 from te_dispatch.numerics.encodings import encoding
@@ -152,7 +152,19 @@ def forward_rules(judged: Judged, keep: torch.Tensor | None = None) -> Mapping[s
 def _lse_rule(made: bounds.Forward, plain: Own | None, judged: Judged) -> Within:
     lse = made.lse if plain is None else _at_least(made.lse, twice(plain.lse, made.lse.value))
     laid = Known(made.call.rows_of(lse.value[..., 0]), made.call.rows_of(lse.error[..., 0]))
-    return within(laid, judged.expected["lse"], judged.actual["lse"])
+    instead = () if made.call.sink is None else (_only_offset(made),)
+    return within(laid, judged.expected["lse"], judged.actual["lse"], instead)
+
+
+def _only_offset(made: bounds.Forward) -> Instead:
+    """Rows that see keys, all of whose logits a bias makes -Inf: their denominator is the softmax offset alone."""
+    call = made.call
+    assert call.sink is not None
+    seen = ~call.hidden.expand(made.z.value.shape).all(-1)
+    where, sink = (seen & made.empty[..., 0]).double(), call.sink.expand_as(made.empty)[..., 0]
+    laid = (call.queries.write(x) if call.layout == "thd" else x for x in (where, sink, 8 * U32 * sink.abs()))
+    shown, value, limit = laid
+    return Instead(shown > 0, value, limit)
 
 
 def backward_rules(judged: Judged, keep: torch.Tensor | None = None) -> Mapping[str, Rule]:

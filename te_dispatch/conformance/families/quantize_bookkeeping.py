@@ -129,7 +129,8 @@ register(
     Space(
         "update_delayed_scales", "plain",
         (
-            Axis("histories", tuple(_HISTORIES), once=tuple(_LARGE_HISTORIES)), Axis("kind", tuple(_SPECIAL)),
+            Axis("histories", tuple(_HISTORIES), once=tuple(_LARGE_HISTORIES), dull=("single_row", "empty")),
+            Axis("kind", tuple(_SPECIAL)),
             Axis("algorithm", ("max", "most_recent")), Axis("margin", ("0", "3", "-2", "157")),
             Axis("amaxes", ("given", "none")),
         ),

@@ -60,7 +60,7 @@ def _dbias_rules(judged: Judged) -> Mapping[str, Rule]:
     return {**bits(judged), "dbias": Within(torch.where(overflows, torch.inf, limit))}
 
 
-_SPLITS = Axis("splits", ("7+26", "33", "0+5+0+128", "1+127+129", "none"), once=("67:5", "300:3"))
+_SPLITS = Axis("splits", ("7+26", "33", "0+5+0+128", "1+127+129", "none"), once=("67:5", "300:3"), dull=("none",))
 
 
 def _several(values: Values, count: int) -> list[Quantizer]:
@@ -106,7 +106,7 @@ _PADDINGS = {
     "300_parts": ([i % 3 for i in range(300)], [2 + i % 2 for i in range(300)]),
 }
 _BYTES = Axis("dtype", ("bf16", "fp32", "fp16", "uint8", "int32"))
-_PADDING = Axis("splits", tuple(_PADDINGS)[:-2], once=tuple(_PADDINGS)[-2:])
+_PADDING = Axis("splits", tuple(_PADDINGS)[:-2], once=tuple(_PADDINGS)[-2:], dull=("none_needed", "no_parts"))
 _COLUMNS = Axis("k", ("64", "1", "127", "0"), once=("8209",))
 
 

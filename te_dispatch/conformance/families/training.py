@@ -219,7 +219,7 @@ _SQUARES = Axis(
 )
 _GRADIENTS = Axis("values", ("normal", "spread", "one_sign", "zeros", "denormal", *_OF_GRADIENTS), ("normal", "nan"))
 #: 0 goes on, everything else stops.
-_NOOP = Axis("noop", ("none", "0", "1", "2.5", "nan"))
+_NOOP = Axis("noop", ("none", "0", "1", "2.5", "nan"), dull=("1", "2.5", "nan"))
 
 register(
     Space(
