@@ -38,7 +38,7 @@ def activation_fwd(
         y = _FUNCTIONS[_GATES[kind]](u)[0] * v
     else:
         y = _FUNCTIONS[kind](values)[0]
-    return ActivationForward(memory.result("out", y, out_dtype or x.dtype, x.device), None)
+    return ActivationForward(memory.result("out", y, memory.dtype_of("out_dtype", out_dtype, x.dtype), x.device), None)
 
 
 def activation_bwd(

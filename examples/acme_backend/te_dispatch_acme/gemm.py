@@ -145,7 +145,7 @@ def _finish(
     if bias is not None:
         z = z + memory.single("bias", bias)
     if out is None:
-        return Gemm(memory.result("out", z, out_dtype or a.dtype, a.device), None, None)
+        return Gemm(memory.result("out", z, memory.dtype_of("out_dtype", out_dtype, a.dtype), a.device), None, None)
     if out_dtype not in (None, out.dtype):
         raise ValueError(f"out_dtype: got {out_dtype}, expected out's, {out.dtype}")
     if accumulate:

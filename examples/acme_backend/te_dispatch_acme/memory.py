@@ -37,6 +37,17 @@ def check_shape(name: str, x: torch.Tensor, expected: tuple[int, ...]) -> None:
         raise ValueError(f"{name}: got shape {tuple(x.shape)}, expected {tuple(expected)}")
 
 
+def dtype_of(name: str, asked: torch.dtype | None, default: torch.dtype) -> torch.dtype:
+    """The dtype of a result.
+
+    Raises:
+        ValueError: it is asked for in one that is none of float32, bfloat16 and float16.
+    """
+    if asked is not None and asked not in _FLOATS:
+        raise ValueError(f"{name}: got {asked}, expected float32, bfloat16 or float16")
+    return asked or default
+
+
 def result(role: str, values: F32, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """A new tensor with the values rounded once to `dtype`."""
     return write(alloc.empty(role, tuple(values.shape), dtype, device), values)

@@ -38,7 +38,7 @@ def layernorm_fwd(
     if beta is not None:
         y = y + memory.single("beta", beta)
     return NormForward(
-        memory.result("y", y, out_dtype or x.dtype, x.device),
+        memory.result("y", y, memory.dtype_of("out_dtype", out_dtype, x.dtype), x.device),
         None,
         None,
         memory.result("mean", mean[..., 0], torch.float32, x.device),
@@ -64,7 +64,7 @@ def rmsnorm_fwd(
     rstd = _inverse_root(values, eps)
     y = values * rstd * _factor(gamma, zero_centered_gamma)
     return NormForward(
-        memory.result("y", y, out_dtype or x.dtype, x.device),
+        memory.result("y", y, memory.dtype_of("out_dtype", out_dtype, x.dtype), x.device),
         None,
         None,
         None,

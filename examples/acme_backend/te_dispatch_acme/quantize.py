@@ -80,6 +80,8 @@ def _scale(values: F32, quantizer: Quantizer, amax: torch.Tensor | None) -> F32:
             memory.write(quantizer.amax, seen.reshape(tuple(quantizer.amax.shape)))
         return memory.single("quantizer.scale", quantizer.scale).reshape(1)
     assert isinstance(quantizer, CurrentQuantizer)  # the manifest's requirement
+    if amax is not None and amax.numel() != 1:
+        raise ValueError(f"amax: got shape {tuple(amax.shape)}, expected (1,)")
     found = _amax(values) if amax is None else memory.single("amax", amax).reshape(1)
     return _current_scale(found, quantizer)
 
@@ -106,4 +108,4 @@ def dequantize(x: Quantized, *, dtype: torch.dtype | None = None) -> torch.Tenso
         raise Declined("x has neither a row-wise nor a column-wise copy")
     with np.errstate(over="ignore", invalid="ignore"):
         values = decode(codes, x.encoding) * memory.single("x.scale_inv", inverse)
-    return memory.result("out", values.reshape(x.shape), dtype or x.dtype, x.device)
+    return memory.result("out", values.reshape(x.shape), memory.dtype_of("dtype", dtype, x.dtype), x.device)

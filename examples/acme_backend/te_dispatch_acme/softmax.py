@@ -24,14 +24,18 @@ def softmax_fwd(
     if mask is not None:
         if mask.dtype != torch.bool:
             raise ValueError(f"mask: got dtype {mask.dtype}, expected bool")
-        z = np.where(np.broadcast_to(mask.numpy(), z.shape), np.float32(-np.inf), z)
+        try:
+            hidden = np.broadcast_to(mask.numpy(), z.shape)
+        except ValueError as error:
+            raise ValueError(f"mask: got shape {tuple(mask.shape)}, expected one that broadcasts to x's") from error
+        z = np.where(hidden, np.float32(-np.inf), z)
     if causal:
         z = np.where(np.triu(np.ones(z.shape[-2:], bool), 1), np.float32(-np.inf), z)
     top = z.max(-1, keepdims=True, initial=-np.inf)
     weights = np.exp(z - np.where(np.isneginf(top), np.float32(0), top))
     total = weights.sum(-1, keepdims=True)
     y = weights / np.where(total == 0, np.float32(1), total)
-    return memory.result("out", y, out_dtype or x.dtype, x.device)
+    return memory.result("out", y, memory.dtype_of("out_dtype", out_dtype, x.dtype), x.device)
 
 
 def softmax_bwd(
@@ -41,4 +45,4 @@ def softmax_bwd(
     memory.check_shape("dy", dy, tuple(y.shape))
     grad, value = memory.single("dy", dy), memory.single("y", y)
     dx = np.float32(scale) * value * (grad - (grad * value).sum(-1, keepdims=True))
-    return memory.result("dx", dx, out_dtype or y.dtype, y.device)
+    return memory.result("dx", dx, memory.dtype_of("out_dtype", out_dtype, y.dtype), y.device)

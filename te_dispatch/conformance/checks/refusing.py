@@ -1,7 +1,9 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""Calls for which the contract asks for an error: it is raised, and nothing was written before."""
+"""Calls for which the contract asks for an error: it is raised, names an argument, and nothing was written before."""
 
 from __future__ import annotations
+
+import re
 
 from te_dispatch.conformance.checks import Check, anywhere, register
 from te_dispatch.conformance.checks.values import changed_inputs, synchronize
@@ -11,7 +13,7 @@ from te_dispatch.core.errors import Declined
 
 
 def raises(trial: Trial) -> None:
-    """`Space.raises` comes out of the call, and every argument is what it was, those that it writes too."""
+    """`Space.raises` comes out of the call and names one of the operator's arguments, each of which is what it was."""
     wanted = trial.space.raises
     assert wanted is not None
     arguments = trial.on_device()
@@ -22,7 +24,10 @@ def raises(trial: Trial) -> None:
         synchronize(trial)
     except Declined:
         raise
-    except wanted:
+    except wanted as error:
+        names = trial.subject.operator.signature.parameters
+        if names.keys().isdisjoint(re.findall(r"\w+", str(error))):
+            raise Failure(f"raised {wanted.__name__} without the name of an argument: {error}") from None
         changed = changed_inputs(before, arguments)
         if changed:
             raise Failure(f"raised {wanted.__name__}, but had changed {', '.join(changed)}") from None

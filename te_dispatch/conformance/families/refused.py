@@ -228,6 +228,7 @@ def _odd(right: Arguments) -> torch.Tensor:
 _NORM = {
     "long_gamma": longer("gamma"),
     "residual_of_another_shape": given(residual=_tall("x")),
+    "result_of_integers": given(out_dtype=torch.int32),
 }
 _NORM_BWD = {"tall_dy": longer("dy", 0), "long_gamma": longer("gamma"), "long_rstd": longer("rstd")}
 
@@ -307,6 +308,7 @@ register(
         "refused_delayed",
     ),
     _refused("quantize_dbias", "plain", {"usage": given(usage="rows"), "int": given(bias_dtype=torch.int64)}),
+    _refused("dequantize", "plain", {"result_of_integers": given(dtype=torch.int32)}),
     _refused("split_quantize", "plain", {"too_many_rows": given(splits=_uneven), "no_quantizer": short("quantizers")}),
     _refused("multi_tensor_quantize", "plain", {"more": given(quantizers=_more), "usage": given(usage="rows")}),
     _refused(
@@ -333,7 +335,12 @@ register(
     _refused(
         "activation_fwd",
         "plain",
-        {"odd": given(kind="swiglu", x=_odd), "params": given(params=(7.0, 1.7)), "kind": given(kind="tanh")},
+        {
+            "odd": given(kind="swiglu", x=_odd),
+            "params": given(params=(7.0, 1.7)),
+            "kind": given(kind="tanh"),
+            "result_of_integers": given(out_dtype=torch.int32),
+        },
     ),
     _refused("activation_bwd", "plain", {"wide_dy": longer("dy"), "params": given(params=(7.0, 1.7))}),
     _refused(
@@ -342,6 +349,7 @@ register(
         {
             "wide_mask": given(mask=_wide_mask),
             "mask_of_numbers": given(mask=lambda right: torch.zeros(right["x"].shape)),
+            "result_of_integers": given(out_dtype=torch.int32),
         },
     ),
     _refused("softmax_bwd", "plain", {"wide_dy": longer("dy")}),
