@@ -92,7 +92,8 @@ class Spread:
     Attributes:
         q, k, v: (b, h, s_q, d), (b, g, s_kv, d), (b, g, s_kv, d_v); zeros past each sequence's length.
         queries, keys: where they lie.
-        hidden: bool (b, 1 or h, s_q, s_kv), True = masked.
+        hidden: bool (b, 1 or h, s_q, s_kv), True = masked, or of a logit that a bias makes -Inf.
+        sees: bool (b, 1 or h, s_q), rows with a key that no mask hides.
         bias: broadcastable to the scores, ALiBi's made; None without one.
         early: whether the bias is added before the scale.
         scale, softcap: the formulas'.
@@ -106,6 +107,7 @@ class Spread:
     queries: Side
     keys: Side
     hidden: torch.Tensor
+    sees: torch.Tensor
     bias: torch.Tensor | None
     early: bool
     scale: float
@@ -175,6 +177,7 @@ def spread(arguments: Mapping[str, Any]) -> Spread:
         sink = (torch.zeros(heads) if learned is None else learned).double().view(heads, 1, 1)
     scale = given["softmax_scale"]
     hidden = _hidden(mask, given["window"], given["attn_mask"], queries, keys, offset)
+    sees = ~hidden.all(-1)
     if bias is not None and bool((bias == -torch.inf).any()):
         infinite = bias == -torch.inf
         if bias_type == "pre_scale" and given["softcap"] > 0:
@@ -184,7 +187,7 @@ def spread(arguments: Mapping[str, Any]) -> Spread:
             bias = torch.where(infinite, 0.0, bias)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     return Spread(
-        queries.read(_rows(q)), keys.read(_rows(k)), keys.read(_rows(v)), queries, keys, hidden, bias,
+        queries.read(_rows(q)), keys.read(_rows(k)), keys.read(_rows(v)), queries, keys, hidden, sees, bias,
         bias_type == "pre_scale", scale, sink, given["softcap"], given["dropout_p"], layout,
     )  # fmt: skip
 

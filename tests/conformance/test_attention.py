@@ -268,9 +268,49 @@ def test_a_bias_gradient_may_come_in_the_operands_dtype(shape: str) -> None:
         find("values").run(trial_of(case, BACKWARD, lambda right, given: _coarse(right.call(given))))
 
 
+def test_a_bias_gradient_may_be_rounded_times_the_scale() -> None:
+    """As cuDNN does it: fp16 of dz times the scale, the scale divided out again."""
+    values = {"bias": "post_scale", "bias_shape": "bh", "bias_dtype": "bf16", "values": "large", "dbias": "yes"}
+    case = case_of("attention_bwd", "scored", dtype="fp16", **values)
+
+    def backward(right: Subject, arguments: Mapping[str, Any]) -> Any:
+        made = right.call(arguments)
+        scale = arguments["q"].shape[-1] ** -0.5
+        scaled = (made.dbias.float() * scale).half()
+        assert bool(((scaled == 0) & (made.dbias.abs() > 2.0**-25)).any()), "more is lost than without the scale"
+        return made._replace(dbias=(scaled.float() / scale).to(made.dbias.dtype))
+
+    find("values").run(trial_of(case, BACKWARD, backward))
+
+
+@pytest.mark.parametrize("softmax", ["learnable", "off-by-one"])
+def test_what_a_row_of_infinite_logits_leaves_may_be_the_offset(softmax: str) -> None:
+    """A bias of -Inf at every key leaves only the offset in the softmax's denominator."""
+    values = {"bias": "post_scale", "bias_shape": "bh", "bias_values": "minus_inf", "softmax": softmax}
+    case = case_of("attention_fwd", "scored", shape="1x33x9", **values)
+
+    def hidden(arguments: dict[str, Any]) -> dict[str, Any]:
+        return {**arguments, "bias": arguments["bias"].index_fill(-2, torch.tensor(3), -torch.inf)}
+
+    def judged(shift: float) -> None:
+        def forward(right: Subject, arguments: Mapping[str, Any]) -> Any:
+            made = right.call(arguments)
+            offset = arguments.get("softmax_offset")
+            lse = made.lse.clone()
+            assert bool((lse[:, :, 3] == -torch.inf).all())
+            lse[:, :, 3] = shift if offset is None else offset + shift
+            return made._replace(lse=lse)
+
+        find("values").run(trial_of(case, FORWARD, forward).with_values("row", hidden))
+
+    judged(0.0)
+    with pytest.raises(Failure, match="lse"):
+        judged(0.01)
+
+
 def _coarse(made: Any) -> Any:
-    """dbias as fixed-point numbers of 2^-20."""
-    return made._replace(dbias=(made.dbias * 2.0**20).round() / 2.0**20)
+    """dbias as fixed-point numbers of 2^-17."""
+    return made._replace(dbias=(made.dbias * 2.0**17).round() / 2.0**17)
 
 
 def _by_tiles(right: Subject, arguments: Mapping[str, Any]) -> Any:

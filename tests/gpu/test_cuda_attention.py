@@ -104,15 +104,20 @@ def test_the_process_holds_one_cudnn() -> None:
     assert len(libraries.loaded(libraries.CUDNN)) == 1
 
 
-def test_capture_replays_with_the_masks_of_its_states() -> None:
+def test_capture_replays_with_the_lengths_of_its_tensors() -> None:
     q, k, v = operands(2, 64)
-    rng_state = torch.tensor([5, 0], device="cuda")
-    options = {"dropout_p": 0.5, "rng_state": rng_state, "mask": "none"}
+    lengths = [torch.zeros(q.shape[1] + 1, dtype=torch.int32, device="cuda") for _ in range(2)]
+    options = {"mask": "padding", "cu_seqlens_q": lengths[0], "cu_seqlens_kv": lengths[1]}
+
+    def fill(longest: int) -> None:
+        for cumulative in lengths:
+            cumulative.copy_(torch.arange(q.shape[1] + 1) * longest)
+
     expected = {}
-    for offset in (0, 8):
-        rng_state[1] = offset
-        expected[offset] = [x.clone() for x in both(q, k, v, **options)]
-    assert not torch.equal(expected[0][0], expected[8][0])
+    for longest in (q.shape[0], q.shape[0] // 2):
+        fill(longest)
+        expected[longest] = [x.clone() for x in both(q, k, v, **options)]
+    assert len({float(results[0].float().abs().sum()) for results in expected.values()}) == 2
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -121,8 +126,8 @@ def test_capture_replays_with_the_masks_of_its_states() -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         results = both(q, k, v, **options)
-    for offset, wanted in expected.items():
-        rng_state[1] = offset
+    for longest, wanted in expected.items():
+        fill(longest)
         graph.replay()
         torch.cuda.synchronize()
         for name, got, want in zip(("out", "lse", "dq", "dk", "dv"), results, wanted, strict=True):

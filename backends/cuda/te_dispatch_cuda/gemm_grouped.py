@@ -12,9 +12,9 @@ from te_dispatch.core.errors import Declined
 from te_dispatch.numerics.quantized import Quantized, row_parts
 from te_dispatch.ops.checks import gemm as checks
 from te_dispatch_cuda.gemm import Operand, allows_tf32, no_copy, scale_flags
-from te_dispatch_cuda.gemm_calls import dense_out, problem_of
+from te_dispatch_cuda.gemm_calls import CODES, dense_out, problem_of
 from te_dispatch_cuda.gemm_plans import PLANS, make
-from te_dispatch_cuda.memory import dense, empty, stream_of
+from te_dispatch_cuda.memory import dense, dense_aligned, empty, stream_of
 from te_dispatch_cuda.native import load
 
 _native = load()
@@ -107,10 +107,12 @@ def _group(
     dtype = out_dtype or (x.dtype if out is None else out.dtype)
     kind: Any
     strides = None
+    # Of codes with one scale each cuBLASLt reads no operand, and writes no result, at an odd place.
+    multiple = CODES if isinstance(x, Quantized) and x.scaling == "tensor" else 1
     if isinstance(x, Quantized):
-        left, x_scale = _copy(x, layout[0] == "N", "a", layout)
-        right, y_scale = _copy(y, layout[1] == "T", "b", layout)
-        right = dense(right)
+        left, x_scale = _copy(x, layout[0] == "N", "a", layout, multiple)
+        right, y_scale = _copy(y, layout[1] == "T", "b", layout, multiple)
+        right = dense_aligned(right, multiple)
         scales = x_scale.data_ptr(), y_scale.data_ptr()
         held: tuple[Any, ...] = (left, right, x_scale, y_scale)
         kind = (x.encoding, y.encoding, fast)
@@ -122,7 +124,7 @@ def _group(
         left, right, scales = dense(x), dense(y), (0, 0)
         held = left, right
         kind = (x.dtype, allows_tf32()) if x.dtype is torch.float32 else x.dtype
-    target = empty("out", shape, dtype, left.device) if out is None else dense_out(out, accumulate)
+    target = empty("out", shape, dtype, left.device) if out is None else dense_out(out, accumulate, multiple)
     bias = None if bias is None else dense(bias)
     held += (bias,)
     bias_at = 0 if bias is None else bias.data_ptr()
@@ -138,9 +140,11 @@ def _group(
     return _Group(plan, size, (at[0], at[1], *scales, at[2], bias_at), target, held)
 
 
-def _copy(x: Quantized, row: bool, name: str, layout: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes contracted along their last dimension, rows of which may lie apart, and their scales."""
+def _copy(x: Quantized, row: bool, name: str, layout: str, multiple: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes contracted along their last dimension, rows of which may lie apart, and their scales; each where it lies,
+    or copied where it does not start at a multiple of so many bytes."""
     data, scale = (x.row_data, x.row_scale_inv) if row else (x.col_data, x.col_scale_inv)
     if data is None or scale is None:
         raise Declined(no_copy(name, layout))
-    return data if data.ndim == 2 and data.stride(1) == 1 else dense(data), dense(scale)
+    apart = data.ndim == 2 and data.stride(1) == 1 and not data.data_ptr() % multiple
+    return data if apart else dense_aligned(data, multiple), dense_aligned(scale, multiple)

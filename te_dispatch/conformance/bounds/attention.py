@@ -278,10 +278,14 @@ def _grouped(made: Forward, x: Known) -> Known:
 
 def bias_gradient(made: Forward, found: Backward, capped: Known, shape: tuple[int, ...]) -> Known:
     """Of a bias (1 or b, 1 or h, s_q, s_kv): dz, or c dz through the cap for one before the scale, summed over the
-    dimensions that it broadcasts along; each term may be rounded to the operands' dtype before."""
+    dimensions that it broadcasts along; each term may be rounded to the operands' dtype before, as what dq and dk are
+    made of: multiplied by the scale, too, which is divided out again. fp16 holds no more than multiples of 2^-24.
+    """
     grad = capped * made.call.scale if made.call.early else found.dz
     over = [axis for axis in (0, 1) if shape[axis] == 1]
-    each = narrowed(grad, made.unit, 0.0)  # what is masked is an exact 0 here
+    scale = min(abs(made.call.scale) or 1.0, 1.0)
+    smaller = narrowed(Known(grad.value * scale, grad.error * scale), made.unit, 0.0)  # what is masked is an exact 0
+    each = Known(grad.value, smaller.error / scale)
     if not over:
         return each
     n = 1

@@ -160,8 +160,7 @@ def _only_offset(made: bounds.Forward) -> Instead:
     """Rows that see keys, all of whose logits a bias makes -Inf: their denominator is the softmax offset alone."""
     call = made.call
     assert call.sink is not None
-    seen = ~call.hidden.expand(made.z.value.shape).all(-1)
-    where, sink = (seen & made.empty[..., 0]).double(), call.sink.expand_as(made.empty)[..., 0]
+    where, sink = (call.sees & made.empty[..., 0]).double(), call.sink.expand_as(made.empty)[..., 0]
     laid = (call.queries.write(x) if call.layout == "thd" else x for x in (where, sink, 8 * U32 * sink.abs()))
     shown, value, limit = laid
     return Instead(shown > 0, value, limit)

@@ -17,8 +17,7 @@ struct Side {
 };
 
 // Lengths of every sequence, and `rows` arrays of batch + 1 offsets: where each begins, times a number of elements. Also
-// as many zeros as a kernel that knows only given softmax offsets wants, and a random state whose neighbours are
-// independent, for a generator that only shifts its numbers by an offset.
+// as many zeros as a kernel that knows only given softmax offsets wants.
 struct Sequences {
   Side queries, keys;
   int64_t batch;
@@ -30,9 +29,6 @@ struct Sequences {
   int64_t elements[kMaxOffsets];
   float* zeros;  // null: none
   int64_t zero_count;
-  const int64_t* seed;  // null: no random state
-  const int64_t* offset;
-  int64_t* state;  // (2): a seed that both went into, and 0
 };
 void sequences(const Queue& q, const Sequences& a);
 

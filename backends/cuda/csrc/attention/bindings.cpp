@@ -31,18 +31,14 @@ void attention_sequences(int device, uintptr_t stream, int64_t batch, uintptr_t 
                          uintptr_t starts_q, uintptr_t starts_kv, int64_t extent_q, int64_t extent_kv,
                          uintptr_t lengths_q, uintptr_t lengths_kv, uintptr_t offsets, int count, uint32_t of_keys,
                          int64_t e0, int64_t e1, int64_t e2, int64_t e3, int64_t e4, int64_t e5, int64_t e6, int64_t e7,
-                         int64_t e8, int64_t e9, uintptr_t zeros, int64_t zero_count,
-                         uintptr_t seed, uintptr_t offset, uintptr_t state) {
+                         int64_t e8, int64_t e9, uintptr_t zeros, int64_t zero_count) {
   require_size("batch", batch);
   require_pointer("softmax_offset", pointer<void>(zeros), zero_count, 4);
   if (count < 0 || count > kMaxOffsets) throw std::invalid_argument("offsets: got too many arrays");
   require_pointer("offsets", pointer<void>(offsets), count, 8);
   Sequences a{side("cu_seqlens_q", cumulative_q, starts_q, extent_q), side("cu_seqlens_kv", cumulative_kv, starts_kv, extent_kv),
               batch, pointer<int32_t>(lengths_q), pointer<int32_t>(lengths_kv), pointer<int64_t>(offsets), count, of_keys,
-              {e0, e1, e2, e3, e4, e5, e6, e7, e8, e9}, pointer<float>(zeros), zero_count,
-              pointer<const int64_t>(seed), pointer<const int64_t>(offset), pointer<int64_t>(state)};
-  require_pointer("rng_state", a.seed, state != 0, 8);
-  require_pointer("rng_state", a.offset, state != 0, 8);
+              {e0, e1, e2, e3, e4, e5, e6, e7, e8, e9}, pointer<float>(zeros), zero_count};
   Queue q(device, stream);
   sequences(q, a);
   q.launched("attention_sequences");

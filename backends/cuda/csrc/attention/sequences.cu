@@ -5,22 +5,9 @@ namespace ted::attention {
 
 namespace {
 
-// The finalizer of SplitMix64 (Steele, Lea and Flood 2014): every bit of the input changes every bit of the result.
-__device__ uint64_t mixed(uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
-  return x ^ (x >> 31);
-}
-
 __global__ void sequences_kernel(const Sequences a) {
   const int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
   if (i < a.zero_count) a.zeros[i] = 0.f;
-  if (i == 0 && a.state != nullptr) {
-    const uint64_t golden = 0x9e3779b97f4a7c15ull;
-    const uint64_t seed = mixed(static_cast<uint64_t>(*a.seed) + golden);
-    a.state[0] = static_cast<int64_t>(mixed(seed ^ (static_cast<uint64_t>(*a.offset) * golden + golden)));
-    a.state[1] = 0;
-  }
   if (i > a.batch) return;
   const Side* sides[2] = {&a.queries, &a.keys};
   int32_t* lengths[2] = {a.query_lengths, a.key_lengths};

@@ -66,14 +66,13 @@ class Call:
         copied: q, k and v do not lie as cuDNN reads them; nothing else is set.
         out, lse: shapes. heads: of queries. bytes: of the workspace. uneven: sequences have lengths of their own.
         cleaned: operands that the graph reads copies of. written: how the results that it writes lie.
-        sink_at, statistics_at, state_at: of zeros, of every row's largest logit and sum, of the random state, in bytes
-            into the workspace; -1: none. prepared: whether a kernel runs before the graph.
+        sink_at, statistics_at: of zeros, of every row's largest logit and sum, in bytes into the workspace; -1: none.
+        prepared: whether a kernel runs before the graph.
         gradients: makes memory for dq, dk and dv.
     """
 
     __slots__ = ("bytes", "cleaned", "copied", "gradients", "graph", "heads", "lse", "out", "per_row", "prepared",
-                 "refused", "sequences", "setting", "sink_at", "state_at", "statistics_at", "uneven",
-                 "written")  # fmt: skip
+                 "refused", "sequences", "setting", "sink_at", "statistics_at", "uneven", "written")  # fmt: skip
 
     def __init__(self, setting: Setting, refused: str | None = None, copied: bool = False) -> None:
         self.setting, self.refused, self.copied = setting, refused, copied
@@ -81,7 +80,7 @@ class Call:
         self.uneven = ragged(setting)
         self.out: Sizes = ()
         self.lse: Sizes = ()
-        self.bytes, self.sink_at, self.statistics_at, self.state_at, self.per_row = 0, -1, -1, -1, 0
+        self.bytes, self.sink_at, self.statistics_at, self.per_row = 0, -1, -1, 0
         self.prepared = False
         self.graph: Graph = None  # type: ignore[assignment]  # set where neither refused nor copied
         self.sequences: Sequences = None  # type: ignore[assignment]
@@ -95,9 +94,7 @@ class Call:
         self.graph, self.bytes = graph, graph.bytes
         if s.softmax_type == "off-by-one":
             self.sink_at = self.room(4 * self.heads)
-        if s.dropout_p > 0:
-            self.state_at = self.room(16)
-        self.prepared = self.uneven or self.sink_at >= 0 or self.state_at >= 0
+        self.prepared = self.uneven or self.sink_at >= 0
         self.sequences = Sequences(s, graph.ragged)
         out = _out(s)
         lie = ((s.q, s.q_stride), (s.k, s.k_stride), (s.v, s.v_stride), (out, contiguous(out)))
@@ -169,9 +166,6 @@ def forward(s: Setting, inference: bool, with_max_logit: bool) -> Call:
 
 
 def _forward(s: Setting, inference: bool, with_max_logit: bool) -> Call:
-    if s.dropout_p > 0 and (s.q[-2] != s.k[-2] or s.bias is not None):
-        # Rows i and i + 2 of a head drop the same elements (measured on an H200; the conformance kit's check finds it).
-        raise Declined("cuDNN's dropout repeats itself between rows where heads share keys or logits have a bias")
     if with_max_logit and s.softmax_type != "vanilla":
         raise Declined("cuDNN's largest logits count the softmax offset as one")
     # Of packed tensors cuDNN reads no row behind a sequence's end; of dense ones it does, and 0 * NaN is NaN.

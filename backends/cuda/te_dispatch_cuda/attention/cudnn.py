@@ -71,7 +71,7 @@ def attention_fwd(
         q.get_device(), q.dtype, layout, packing, q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(), mask,
         window, 0 if layout != "thd" else cu_seqlens_q.shape[0] - 1, max_seqlen_q, max_seqlen_kv,  # type: ignore[union-attr]
         None if page_table is None else page_table.shape, None if bias is None else bias.shape,
-        None if bias is None else bias.dtype, bias_type == "alibi", softmax_scale, softmax_type, softcap, dropout_p,
+        None if bias is None else bias.dtype, bias_type == "alibi", softmax_scale, softmax_type, softcap,
         deterministic,
     )  # fmt: skip
     call = calls.FORWARDS.get((key, inference, with_max_logit)) or calls.forward(key, inference, with_max_logit)
@@ -84,8 +84,8 @@ def attention_fwd(
             cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, cu_seqlens_q_padded=cu_seqlens_q_padded,
             cu_seqlens_kv_padded=cu_seqlens_kv_padded, max_seqlen_q=max_seqlen_q, max_seqlen_kv=max_seqlen_kv,
             page_table=page_table, bias=bias, bias_type=bias_type, softmax_scale=softmax_scale,
-            softmax_type=softmax_type, softmax_offset=softmax_offset, softcap=softcap, dropout_p=dropout_p,
-            rng_state=rng_state, deterministic=deterministic, inference=inference, with_max_logit=with_max_logit,
+            softmax_type=softmax_type, softmax_offset=softmax_offset, softcap=softcap,
+            deterministic=deterministic, inference=inference, with_max_logit=with_max_logit,
             out_dtype=out_dtype,
         )  # fmt: skip
     device, index = q.device, key[0]
@@ -100,21 +100,13 @@ def attention_fwd(
     lengths = dense_lengths(cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded, cu_seqlens_kv_padded)
     run.forward(
         call, index, stream, workspace.data_ptr(), addresses, out.data_ptr(), 0 if lse is None else lse.data_ptr(),
-        0 if bias is None else bias.data_ptr(), _random(rng_state, dropout_p), 0 if sink is None else sink.data_ptr(),
+        0 if bias is None else bias.data_ptr(), 0 if sink is None else sink.data_ptr(),
         0 if table is None else table.data_ptr(), 0 if largest is None else largest.data_ptr(),
         batch_of(call.setting, *lengths)
         if call.uneven
         else None,
     )  # fmt: skip
     return AttentionForward(out, lse, largest, None if inference else Saved(_NAME[deterministic], FORMAT))
-
-
-def _random(rng_state: torch.Tensor | None, dropout_p: float) -> tuple[int, int]:
-    """Addresses of seed and offset."""
-    if rng_state is None or dropout_p <= 0:
-        return 0, 0
-    first = rng_state.data_ptr()
-    return first, first + 8 * rng_state.stride(0)
 
 
 def attention_bwd(
@@ -163,7 +155,7 @@ def attention_bwd(
         q.get_device(), q.dtype, layout, packing, q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(), mask,
         window, 0 if layout != "thd" else cu_seqlens_q.shape[0] - 1, max_seqlen_q, max_seqlen_kv,  # type: ignore[union-attr]
         None, None if bias is None else bias.shape, None if bias is None else bias.dtype, bias_type == "alibi",
-        softmax_scale, softmax_type, softcap, dropout_p, deterministic,
+        softmax_scale, softmax_type, softcap, deterministic,
     )  # fmt: skip
     call = calls.BACKWARDS.get((key, with_dbias)) or calls.backward(key, with_dbias)
     if call.refused is not None:
@@ -176,7 +168,7 @@ def attention_bwd(
             cu_seqlens_q_padded=cu_seqlens_q_padded, cu_seqlens_kv_padded=cu_seqlens_kv_padded,
             max_seqlen_q=max_seqlen_q, max_seqlen_kv=max_seqlen_kv, bias=bias, bias_type=bias_type,
             softmax_scale=softmax_scale, softmax_type=softmax_type, softmax_offset=softmax_offset, softcap=softcap,
-            dropout_p=dropout_p, rng_state=rng_state, deterministic=deterministic, with_dbias=with_dbias,
+            deterministic=deterministic, with_dbias=with_dbias,
         )  # fmt: skip
     device, index = q.device, key[0]
     stream = stream_of(index)
@@ -195,7 +187,7 @@ def attention_bwd(
     run.backward(
         call, index, stream, workspace.data_ptr(), addresses, out.data_ptr(), lse.data_ptr(), dout.data_ptr(),
         (dq.data_ptr(), dk.data_ptr(), dv.data_ptr()), 0 if bias is None else bias.data_ptr(),
-        0 if made_dbias is None else made_dbias.data_ptr(), _random(rng_state, dropout_p),
+        0 if made_dbias is None else made_dbias.data_ptr(),
         0 if sink is None else sink.data_ptr(), 0 if dsink is None else dsink.data_ptr(),
         batch_of(call.setting, *lengths)
         if call.uneven

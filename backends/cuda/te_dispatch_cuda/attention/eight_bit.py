@@ -17,6 +17,7 @@ from te_dispatch.numerics.quantizers import Quantizer
 from te_dispatch.ops.checks import attention as checks
 from te_dispatch.ops.results import AttentionBackward, AttentionForward, Saved
 from te_dispatch_cuda.attention import eight_bit_graphs as graphs
+from te_dispatch_cuda.attention.graphs import BEHIND_DV, BEHIND_LSE, UP_TO_DOUT
 from te_dispatch_cuda.attention.run import execute
 from te_dispatch_cuda.attention.setting import ALIGNMENT
 from te_dispatch_cuda.memory import copied, dense_aligned, empty, stream_of
@@ -44,7 +45,7 @@ def _key(
 ) -> tuple[Any, ...]:
     return (
         q.get_device(), torch.float8_e4m3fn, layout, None, q.shape, q.stride(), k.shape, k.stride(), v.shape,
-        v.stride(), mask, None, 0, None, None, None, None, None, False, scale, "vanilla", 0.0, 0.0, False,
+        v.stride(), mask, None, 0, None, None, None, None, None, False, scale, "vanilla", 0.0, False,
     )  # fmt: skip
 
 
@@ -138,7 +139,7 @@ def attention_fwd(
     )
     addresses = (
         0, qc.data_ptr(), kc.data_ptr(), vc.data_ptr(), out.data_ptr(), 0 if lse is None else lse.data_ptr(),
-        *[0] * 16, qs.data_ptr(), ks.data_ptr(), vs.data_ptr(), of_s, by_s, by_out, amax_s, amax_out,
+        *BEHIND_LSE, qs.data_ptr(), ks.data_ptr(), vs.data_ptr(), of_s, by_s, by_out, amax_s, amax_out,
     )  # fmt: skip
     _run(call, index, stream, ws, addresses, casts)
     assert out_quantizer is not None
@@ -219,8 +220,8 @@ def attention_bwd(
         (by_d, *(x.data_ptr() for x in inverses), amax_dq, amax_dk, amax_dv, state_d, 0, 1.0),
     )  # fmt: skip
     addresses = (
-        0, qc.data_ptr(), kc.data_ptr(), vc.data_ptr(), oc.data_ptr(), lse.data_ptr(), *[0] * 9, gc.data_ptr(),
-        *(x.data_ptr() for x in results), 0, 0, 0, qs.data_ptr(), ks.data_ptr(), vs.data_ptr(), of_s, by_s, 0, 0, 0,
+        0, qc.data_ptr(), kc.data_ptr(), vc.data_ptr(), oc.data_ptr(), lse.data_ptr(), *UP_TO_DOUT, gc.data_ptr(),
+        *(x.data_ptr() for x in results), *BEHIND_DV, qs.data_ptr(), ks.data_ptr(), vs.data_ptr(), of_s, by_s, 0, 0, 0,
         os.data_ptr(), gs.data_ptr(), of_dp, by_dp, by_d, by_d, by_d, amax_dq, amax_dk, amax_dv, amax_dp,
     )  # fmt: skip
     _run(call, index, stream, ws, addresses, casts)

@@ -25,24 +25,24 @@ class Scale(enum.IntEnum):
     """Scalars of a graph, behind the tensors of `Slot`. OF: what a code is multiplied with; BY: what it was."""
 
     OF_Q = Slot.OFFSETS
-    OF_K = 23
-    OF_V = 24
-    OF_S = 25
-    BY_S = 26
-    BY_OUT = 27
-    AMAX_S = 28
-    AMAX_OUT = 29
-    OF_OUT = 30
-    OF_DOUT = 31
-    OF_DP = 32
-    BY_DP = 33
-    BY_DQKV = 34
-    BY_DQKV_2 = 35
-    BY_DQKV_3 = 36
-    AMAX_DQ = 37
-    AMAX_DK = 38
-    AMAX_DV = 39
-    AMAX_DP = 40
+    OF_K = 21
+    OF_V = 22
+    OF_S = 23
+    BY_S = 24
+    BY_OUT = 25
+    AMAX_S = 26
+    AMAX_OUT = 27
+    OF_OUT = 28
+    OF_DOUT = 29
+    OF_DP = 30
+    BY_DP = 31
+    BY_DQKV = 32
+    BY_DQKV_2 = 33
+    BY_DQKV_3 = 34
+    AMAX_DQ = 35
+    AMAX_DK = 36
+    AMAX_DV = 37
+    AMAX_DP = 38
 
 
 class Call(NamedTuple):

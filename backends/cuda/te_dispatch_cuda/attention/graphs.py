@@ -29,23 +29,26 @@ class Slot(enum.IntEnum):
     OUT = 4
     LSE = 5
     BIAS = 6
-    SEED = 7
-    OFFSET = 8
-    LENGTHS_Q = 9
-    LENGTHS_KV = 10
-    SINK = 11
-    ROW_MAX = 12
-    TABLE_K = 13
-    TABLE_V = 14
-    DOUT = 15
-    DQ = 16
-    DK = 17
-    DV = 18
-    DBIAS = 19
-    DSINK = 20
-    ROW_SUM = 21
-    OFFSETS = 22
+    LENGTHS_Q = 7
+    LENGTHS_KV = 8
+    SINK = 9
+    ROW_MAX = 10
+    TABLE_K = 11
+    TABLE_V = 12
+    DOUT = 13
+    DQ = 14
+    DK = 15
+    DV = 16
+    DBIAS = 17
+    DSINK = 18
+    ROW_SUM = 19
+    OFFSETS = 20
 
+
+#: Addresses of tensors that a graph does not have: behind lse, up to dout, behind dv.
+BEHIND_LSE = (0,) * (Slot.OFFSETS - Slot.LSE - 1)
+UP_TO_DOUT = (0,) * (Slot.DOUT - Slot.LSE - 1)
+BEHIND_DV = (0,) * (Slot.OFFSETS - Slot.DV - 1)
 
 _ALIGNED = 256
 
@@ -102,7 +105,7 @@ class Builder:
     def operand(self, slot: int, x: Side, keys: bool, dtype: torch.dtype | None = None) -> Any:
         return self.tensor(slot, x.dims, x.strides, dtype or self.setting.dtype, self.offsets(keys, x.token))
 
-    def scalar(self, slot: int, dtype: torch.dtype, count: int = 1) -> Any:
+    def scalar(self, slot: int, dtype: torch.dtype, count: int) -> Any:
         return self.tensor(slot, (count, 1, 1, 1), (1, 1, 1, 1), dtype)
 
     def result(self, made: Any, slot: int, x: Side, keys: bool, dtype: torch.dtype | None = None) -> None:
@@ -121,7 +124,7 @@ class Builder:
         made.set_dim([1, 1, 1, 1]).set_stride([1, 1, 1, 1]).set_data_type(self.cudnn.data_type.FLOAT)
 
     def options(self) -> dict[str, Any]:
-        """What forward and backward take alike: scale, masks, bias, dropout, softmax."""
+        """What forward and backward take alike: scale, masks, bias, softmax."""
         s, e = self.setting, self.extents
         left, right, bottom_right = band(s)
         found: dict[str, Any] = {"attn_scale": e.features**-0.5 if s.scale is None else float(s.scale)}
@@ -143,9 +146,6 @@ class Builder:
             found["bias"] = self.tensor(Slot.BIAS, s.bias, contiguous(s.bias), s.bias_dtype)
         if s.alibi:
             found["use_alibi_mask"] = True
-        if s.dropout_p > 0:
-            seed, offset = self.scalar(Slot.SEED, torch.int64), self.scalar(Slot.OFFSET, torch.int64)
-            found["dropout"] = (float(s.dropout_p), seed, offset)
         if s.softmax_type != "vanilla":
             found["sink_token"] = self.tensor(Slot.SINK, (1, e.heads, 1, 1), (e.heads, 1, 1, 1), torch.float32)
         return found

@@ -13,7 +13,7 @@ import torch
 from te_dispatch.ops.results import AttentionBackward, AttentionForward, Saved
 from te_dispatch_cuda.attention import calls
 from te_dispatch_cuda.attention.assemble import Call
-from te_dispatch_cuda.attention.graphs import Slot
+from te_dispatch_cuda.attention.graphs import BEHIND_DV, BEHIND_LSE, UP_TO_DOUT
 from te_dispatch_cuda.attention.run import execute
 from te_dispatch_cuda.attention.setting import ALIGNMENT, Setting
 from te_dispatch_cuda.memory import empty, stream_of
@@ -26,10 +26,6 @@ _ABSENT = (
 )  # fmt: skip
 _OPERANDS = ("q", "k", "v")
 _OF_BACKWARD = ("dout", *_OPERANDS, "out", "lse", "saved")
-#: For tensors that there are none of: behind lse, up to dout, behind dv.
-_BEHIND_LSE = (0,) * (Slot.OFFSETS - Slot.LSE - 1)
-_UP_TO_DOUT = (0,) * (Slot.DOUT - Slot.LSE - 1)
-_BEHIND_DV = (0,) * (Slot.OFFSETS - Slot.DV - 1)
 
 
 def _key(given: dict[str, Any]) -> tuple[Any, ...]:
@@ -38,7 +34,7 @@ def _key(given: dict[str, Any]) -> tuple[Any, ...]:
         q.get_device(), q.dtype, given["layout"], given["packing"], q.shape, q.stride(), k.shape, k.stride(), v.shape,
         v.stride(), given["mask"], given["window"], 0, given["max_seqlen_q"], given["max_seqlen_kv"], None, None, None,
         given["bias_type"] == "alibi", given["softmax_scale"], given["softmax_type"], given["softcap"],
-        given["dropout_p"], given["deterministic"],
+        given["deterministic"],
     )  # fmt: skip
     return tuple(setting)[:-1]
 
@@ -76,7 +72,7 @@ def forward(
         out = empty("out", shape, dtype, device)
         lse = empty("lse", rows, torch.float32, device)
         workspace = empty("workspace", size, torch.uint8, device).data_ptr()
-        addresses = (0, at_q, at_k, at_v, out.data_ptr(), lse.data_ptr(), *_BEHIND_LSE)
+        addresses = (0, at_q, at_k, at_v, out.data_ptr(), lse.data_ptr(), *BEHIND_LSE)
         execute(call.graph, index, stream, workspace, addresses)
         return AttentionForward(out, lse, None, saved)
 
@@ -106,8 +102,8 @@ def backward(
         dq, dk, dv = gradients(device)
         workspace = empty("workspace", size, torch.uint8, device).data_ptr()
         addresses = (
-            0, at_q, at_k, at_v, at_out, lse.data_ptr(), *_UP_TO_DOUT, at_dout, dq.data_ptr(), dk.data_ptr(),
-            dv.data_ptr(), *_BEHIND_DV,
+            0, at_q, at_k, at_v, at_out, lse.data_ptr(), *UP_TO_DOUT, at_dout, dq.data_ptr(), dk.data_ptr(),
+            dv.data_ptr(), *BEHIND_DV,
         )  # fmt: skip
         execute(call.graph, index, stream, workspace, addresses)
         return AttentionBackward(dq, dk, dv, None, None)

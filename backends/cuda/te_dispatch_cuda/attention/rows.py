@@ -105,16 +105,11 @@ class Sequences:
         offsets: int,
         count: int,
         zeros: int,
-        random: tuple[int, int],
-        state: int,
     ) -> None:
-        """Write where a graph reads them: lengths, offsets, zeros, and a random state out of a seed and an offset.
-
-        cuDNN's generator shifts its numbers by the offset, so that masks of neighbouring offsets would agree.
-        """
+        """Write where a graph reads them: lengths, offsets and zeros."""
         _native.attention_sequences(
             self._device, stream, self._batch, *batch, *self._wanted, *lengths, offsets, count, self._bits,
-            *self._elements, zeros, self._heads[0] if zeros else 0, *random, state,
+            *self._elements, zeros, self._heads[0] if zeros else 0,
         )  # fmt: skip
 
     def mend_forward(self, stream: int, batch: Batch, out: int, of: Rows, lse: int) -> None:

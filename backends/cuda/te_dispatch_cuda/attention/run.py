@@ -27,22 +27,19 @@ def forward(
     out: int,
     lse: int,
     bias: int,
-    random: tuple[int, int],
     sink: int,
     table: int,
     largest: int,
     batch: Batch | None,
 ) -> None:
     """`batch` where sequences have lengths of their own."""
-    lengths, sink, random = (
-        _prepare(call, stream, workspace, batch, sink, random) if call.prepared else (_NO_LENGTHS, sink, random)
-    )
+    lengths, sink = _prepare(call, stream, workspace, batch, sink) if call.prepared else (_NO_LENGTHS, sink)
     if batch is not None and call.cleaned:
         operands = _clean(call, stream, workspace, batch, operands)
     row_max = workspace + call.statistics_at if largest else 0
     row_sum = row_max + call.per_row
     execute(call.graph, device, stream, workspace, (
-        0, *operands, out, lse, bias, *random, *lengths, sink, row_max, table, table, 0, 0, 0, 0, 0, 0, row_sum,
+        0, *operands, out, lse, bias, *lengths, sink, row_max, table, table, 0, 0, 0, 0, 0, 0, row_sum,
     ))  # fmt: skip
     if batch is not None:
         call.sequences.mend_forward(stream, batch, out, call.written[0], lse)
@@ -62,19 +59,16 @@ def backward(
     gradients: tuple[int, int, int],
     bias: int,
     dbias: int,
-    random: tuple[int, int],
     sink: int,
     dsink: int,
     batch: Batch | None,
 ) -> None:
     """As `forward`."""
-    lengths, sink, random = (
-        _prepare(call, stream, workspace, batch, sink, random) if call.prepared else (_NO_LENGTHS, sink, random)
-    )
+    lengths, sink = _prepare(call, stream, workspace, batch, sink) if call.prepared else (_NO_LENGTHS, sink)
     if batch is not None and call.cleaned:
         *operands, dout = _clean(call, stream, workspace, batch, (*operands, dout))
     execute(call.graph, device, stream, workspace, (
-        0, *operands, out, lse, bias, *random, *lengths, sink, 0, 0, 0, dout, *gradients, dbias, dsink, 0,
+        0, *operands, out, lse, bias, *lengths, sink, 0, 0, 0, dout, *gradients, dbias, dsink, 0,
     ))  # fmt: skip
     if batch is not None:
         call.sequences.mend_backward(stream, batch, gradients, call.written)  # type: ignore[arg-type]
@@ -89,18 +83,13 @@ def execute(graph: Graph, device: int, stream: int, workspace: int, addresses: t
         graph.run(addresses, workspace, handle_of(device, stream))
 
 
-def _prepare(
-    call: Call, stream: int, workspace: int, batch: Batch | None, sink: int, random: tuple[int, int]
-) -> tuple[tuple[int, int], int, tuple[int, int]]:
-    """Lengths, offsets, zeros and random state that the graph reads: addresses of lengths, softmax offsets, state."""
+def _prepare(call: Call, stream: int, workspace: int, batch: Batch | None, sink: int) -> tuple[tuple[int, int], int]:
+    """Lengths, offsets and zeros that the graph reads: addresses of lengths and softmax offsets."""
     graph = call.graph
     lengths = graph.lengths(workspace)
     zeros = workspace + call.sink_at if call.sink_at >= 0 else 0
-    state = workspace + call.state_at if call.state_at >= 0 else 0
-    call.sequences.describe(
-        stream, batch or _NO_BATCH, lengths, workspace + graph.offsets_at, len(graph.ragged), zeros, random, state
-    )
-    return lengths, zeros or sink, (state, state + 8) if state else random
+    call.sequences.describe(stream, batch or _NO_BATCH, lengths, workspace + graph.offsets_at, len(graph.ragged), zeros)
+    return lengths, zeros or sink
 
 
 def _clean(call: Call, stream: int, workspace: int, batch: Batch, addresses: Sequence[int]) -> list[int]:

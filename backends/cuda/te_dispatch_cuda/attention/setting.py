@@ -48,7 +48,6 @@ class Setting(NamedTuple):
     scale: float | None
     softmax_type: str
     softcap: float
-    dropout_p: float
     deterministic: bool
     kinds: tuple[str, ...] = ()
 

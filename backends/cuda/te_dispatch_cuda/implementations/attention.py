@@ -39,8 +39,8 @@ _CUDNN: tuple[Condition, ...] = (
     OneOf("bias_type", "none", "post_scale", "alibi"),
     OneOf("alibi_slopes", False),  # cuDNN has its own, the paper's
     OneOf("softcap", False),
-    # Of ragged sequences cuDNN's masks are not independent: more or fewer elements are kept than chance allows.
-    AnyOf(OneOf("dropout", False), OneOf("layout", "sbhd", "bshd")),
+    # cuDNN's masks repeat themselves: rows two apart drop mostly the same elements (9.19 on an H200).
+    OneOf("dropout", False),
     MultipleOf("head_dim", 8),
     MultipleOf("head_dim_v", 8),
     Compare("head_dim", "<=", 256),
