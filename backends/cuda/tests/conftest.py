@@ -71,7 +71,7 @@ def products(native: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]
 
     # Imported as if the library were here: no product is launched.
     monkeypatch.setattr(libraries, "cublaslt", lambda: SimpleNamespace(path="nowhere"))
-    for name in ("gemm_plans", "gemm_calls", "gemm_repeated", "known_products", "gemm"):
+    for name in ("gemm_plans", "gemm_calls", "gemm_repeated", "known_products", "gemm", "gemm_grouped"):
         monkeypatch.delitem(sys.modules, f"te_dispatch_cuda.{name}", raising=False)
     stub = SimpleNamespace(**{name: getattr(native, name) for name in dir(native) if not name.startswith("__")})
     stub.open_cublaslt = lambda path: None

@@ -19,10 +19,24 @@ pytest.importorskip("te_dispatch_cuda._native")
 
 from te_dispatch.core.errors import Declined  # noqa: E402
 from te_dispatch.core.requirements import OneOf  # noqa: E402
+from te_dispatch.numerics.quantized import Quantized  # noqa: E402
+from te_dispatch.numerics.quantizers import DelayedQuantizer  # noqa: E402
 from te_dispatch.ops.attention import lse_shape  # noqa: E402
 from te_dispatch.ops.results import Saved  # noqa: E402
 from te_dispatch_cuda import packages  # noqa: E402
-from te_dispatch_cuda.attention import calls, cudnn, flash, frontend, repeated, rows, setting  # noqa: E402
+from te_dispatch_cuda.attention import (  # noqa: E402
+    calls,
+    cudnn,
+    eight_bit,
+    flash,
+    frontend,
+    repeated,
+    rows,
+    run,
+    setting,
+)
+from te_dispatch_cuda.attention.eight_bit_graphs import Scale  # noqa: E402
+from te_dispatch_cuda.attention.graphs import Slot  # noqa: E402
 from te_dispatch_cuda.implementations.attention import IMPLEMENTATIONS  # noqa: E402
 
 
@@ -279,6 +293,69 @@ def _setting(**options: Any) -> setting.Setting:
         None, None, None, False, None, "vanilla", 0.0, False,
     )  # fmt: skip
     return made._replace(**options)
+
+
+def test_addresses_stand_in_the_order_of_their_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[tuple[int, ...]] = []
+    monkeypatch.setattr(run, "execute", lambda graph, device, stream, workspace, addresses: found.append(addresses))
+    summarize = types.SimpleNamespace(summarize=lambda *_: None)
+    call: Any = types.SimpleNamespace(
+        prepared=False, cleaned=(), statistics_at=500, per_row=20, graph=None, sequences=summarize
+    )
+    run.forward(call, 0, 0, 1000, (1, 2, 3), 4, 5, bias=6, sink=9, table=11, largest=77, batch=None)
+    run.backward(
+        call, 0, 0, 1000, (1, 2, 3), 4, 5, 13, (14, 15, 16), bias=6, dbias=17, sink=9, dsink=18, batch=None
+    )  # fmt: skip
+    forward, backward = found
+    assert len(forward) == len(backward) == Slot.OFFSETS
+    both = {Slot.Q: 1, Slot.K: 2, Slot.V: 3, Slot.OUT: 4, Slot.LSE: 5, Slot.BIAS: 6, Slot.SINK: 9}
+    assert {i: x for i, x in enumerate(forward) if x} == both | {
+        Slot.ROW_MAX: 1500, Slot.ROW_SUM: 1520, Slot.TABLE_K: 11, Slot.TABLE_V: 11,
+    }  # fmt: skip
+    assert {i: x for i, x in enumerate(backward) if x} == both | {
+        Slot.DOUT: 13, Slot.DQ: 14, Slot.DK: 15, Slot.DV: 16, Slot.DBIAS: 17, Slot.DSINK: 18,
+    }  # fmt: skip
+
+
+def test_addresses_of_eight_bit_attention_stand_in_the_order_of_their_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[tuple[int, ...]] = []
+    call = eight_bit.graphs.Call(None, graph=object(), bytes=256)  # type: ignore[arg-type]
+    monkeypatch.setattr(eight_bit.graphs, "forward", lambda key, inference: call)
+    monkeypatch.setattr(eight_bit.graphs, "backward", lambda key, encodings: call)
+    monkeypatch.setattr(eight_bit, "stream_of", lambda index: 0)
+    monkeypatch.setattr(eight_bit, "_run", lambda call, device, stream, ws, addresses, casts: found.append(addresses))
+
+    def record(encoding: str) -> Quantized:
+        data, scale = torch.zeros(4, 2, 3, 16, dtype=torch.uint8), torch.ones(1)
+        return Quantized(
+            data, None, scale, None, encoding, "tensor", "canonical", tuple(data.shape), torch.bfloat16, data.device
+        )
+
+    def cast(encoding: str) -> DelayedQuantizer:
+        return DelayedQuantizer(encoding, scale=torch.ones(1), amax=torch.zeros(1))
+
+    def scale_of(x: Any) -> int:
+        return int(x.row_scale_inv.data_ptr())
+
+    q, k, v, dout = (record(encoding) for encoding in ("e4m3fn", "e4m3fn", "e4m3fn", "e5m2"))
+    by_s, by_out, by_dp, by_d = (cast(encoding) for encoding in ("e4m3fn", "e4m3fn", "e5m2", "e5m2"))
+    made = eight_bit.attention_fwd(q, k, v, s_quantizer=by_s, out_quantizer=by_out)
+    back = eight_bit.attention_bwd(
+        dout, q, k, v, made.out, made.lse, made.saved, s_quantizer=by_s, dp_quantizer=by_dp, dqkv_quantizer=by_d
+    )  # fmt: skip
+    forward, backward = found
+    assert len(forward) == Scale.AMAX_OUT + 1 and len(backward) == Scale.AMAX_DP + 1
+    for addresses in found:
+        assert [addresses[i] for i in (Slot.Q, Slot.K, Slot.V)] == [x.row_data.data_ptr() for x in (q, k, v)]
+        assert [addresses[i] for i in (Scale.OF_Q, Scale.OF_K, Scale.OF_V)] == [scale_of(x) for x in (q, k, v)]
+        assert addresses[Slot.OUT] == made.out.row_data.data_ptr() and addresses[Slot.LSE] == made.lse.data_ptr()
+        assert addresses[Scale.BY_S] == by_s.scale.data_ptr()
+    assert forward[Scale.BY_OUT] == by_out.scale.data_ptr()
+    of_gradients = [backward[i] for i in (Slot.DOUT, Slot.DQ, Slot.DK, Slot.DV)]
+    assert of_gradients == [x.row_data.data_ptr() for x in (dout, back.dq, back.dk, back.dv)]
+    assert (backward[Scale.OF_OUT], backward[Scale.OF_DOUT]) == (scale_of(made.out), scale_of(dout))
+    by_gradients = [backward[i] for i in (Scale.BY_DQKV, Scale.BY_DQKV_2, Scale.BY_DQKV_3)]
+    assert by_gradients == [by_d.scale.data_ptr()] * 3
 
 
 def test_masks_are_bands_of_the_score_matrix() -> None:

@@ -221,3 +221,29 @@ def test_a_bias_of_minus_infinity_hides_tiles(hidden: slice) -> None:
     bias[..., hidden] = -torch.inf
     bias[:, :, 7] = -torch.inf
     check(*operands(140, 300), mask="none", bias_type="post_scale", bias=bias)
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize(("wide", "expected"), [(torch.float32, 4), (torch.bfloat16, 2)])
+def test_blocks_are_chosen_for_the_widest_operand(
+    wide: torch.dtype, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gradients of fp32 outputs of 16-bit operands take twice the shared memory: an H200's was too small for 129 to
+    256 features."""
+    from te_dispatch_triton import configs
+    from te_dispatch_triton.attention import setting
+    from te_dispatch_triton.attention.operators import attention_bwd, attention_fwd
+
+    chosen: dict[str, int] = {}
+    choose = configs.choose
+
+    def noted(family: str, kernel: str, *rest: Any, **sizes: int) -> configs.Choice:
+        chosen[kernel] = sizes["bytes"]
+        return choose(family, kernel, *rest, **sizes)
+
+    monkeypatch.setattr(setting.configs, "choose", noted)
+    q, k, v = (x.bfloat16() for x in operands(37 if expected == 4 else 39, 5))
+    made = attention_fwd(q, k, v, out_dtype=wide)
+    assert made.saved is not None and made.out.dtype is wide
+    attention_bwd(torch.ones_like(made.out), q, k, v, made.out, made.lse, made.saved)
+    assert chosen == {"forward": 2, "queries": expected, "keys": expected}

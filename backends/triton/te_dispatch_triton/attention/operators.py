@@ -116,7 +116,7 @@ def attention_fwd(
         q, k, v, layout, None, mask, window, cu_seqlens_q, cu_seqlens_kv, max_seqlen_q, table, bias, hidden, bias_type,
         alibi_slopes, softmax_scale, softmax_type, softcap, dropout_p,
     )  # fmt: skip
-    form = p.form("forward")
+    form = p.form("forward", p.size)
     out = empty("out", p.out, out_dtype or q.dtype, device)
     lse = None if inference else empty("lse", p.lse, torch.float32, device)
     programs, heads = form.grid[0], p.of.heads
@@ -252,7 +252,7 @@ def attention_bwd(
 class _Call:
     """A backward's launches. common: lengths of queries and keys, where their sequences start, mask, bias."""
 
-    __slots__ = ("p", "q", "k", "v", "out", "dout", "lse", "delta", "common", "slopes", "rng")
+    __slots__ = ("p", "q", "k", "v", "out", "dout", "lse", "delta", "common", "slopes", "rng", "bytes_each")
 
     def __init__(
         self, p: Plan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, dout: torch.Tensor,
@@ -260,10 +260,11 @@ class _Call:
     ) -> None:  # fmt: skip
         self.p, self.q, self.k, self.v, self.out, self.dout = p, q, k, v, out, dout
         self.lse, self.delta, self.common, self.slopes, self.rng = lse, delta, common, slopes, rng
+        self.bytes_each = max(x.itemsize for x in (q, out, dout))
 
     def queries(self, dq: torch.Tensor, with_sink: bool, sink: Any) -> tuple[torch.Tensor | None, int]:
         """dq and delta; partial gradients of the softmax offset, and how many of each head."""
-        device, form = self.q.device, self.p.form("queries")
+        device, form = self.q.device, self.p.form("queries", self.bytes_each)
         programs = form.grid[0]
         partial = empty("workspace", (max(programs, 1),), torch.float32, device) if with_sink else None
         if programs:
@@ -279,7 +280,7 @@ class _Call:
 
     def keys(self, dk: torch.Tensor, dv: torch.Tensor) -> None:
         """dk and dv, behind `queries`."""
-        form = self.p.form("keys")
+        form = self.p.form("keys", self.bytes_each)
         if form.grid[0]:
             _KEYS(
                 self.q.device, form.grid,
@@ -292,7 +293,7 @@ class _Call:
 
     def bias(self, dbias: torch.Tensor) -> None:
         """dbias, behind `queries`."""
-        form = self.p.form("bias_gradient")
+        form = self.p.form("bias_gradient", self.bytes_each)
         if form.grid[0]:
             _BIAS(
                 self.q.device, form.grid,

@@ -147,7 +147,7 @@ class Plan(NamedTuple):
     bias: Sizes | None
     out: Sizes
     lse: Sizes
-    forms: dict[str, Form]
+    forms: dict[tuple[str, int], Form]
 
     def blocks_of(self, tokens: int, block: int) -> int:
         """Blocks of a head's queries or keys."""
@@ -157,16 +157,16 @@ class Plan(NamedTuple):
         """Programs for so many blocks of each head."""
         return (count * heads * (1 if self.layout == "thd" else self.of.batch), 1, 1)
 
-    def form(self, kernel: str) -> Form:
-        """A kernel's launch; made once."""
-        found = self.forms.get(kernel)
+    def form(self, kernel: str, bytes_each: int) -> Form:
+        """A kernel's launch; made once for each size of an element of the widest tensor that it reads."""
+        found = self.forms.get((kernel, bytes_each))
         if found is None:
             choice = configs.choose(
-                "attention", kernel, self.target, True, width=max(self.width[2:]), bytes=self.size, rows=self.longest,
-                beside=sum(self.extra[place] is not None for place in (0, 4)),
+                "attention", kernel, self.target, True, width=max(self.width[2:]), bytes=bytes_each,
+                rows=self.longest, beside=sum(self.extra[place] is not None for place in (0, 4)),
             )  # fmt: skip
             tile = choice.constants["BM"], choice.constants["BN"], choice.constants.get("SPLIT", True)
-            found = self.forms[kernel] = _FORMS[kernel](self, tile, choice.config)
+            found = self.forms[kernel, bytes_each] = _FORMS[kernel](self, tile, choice.config)
         return found
 
 

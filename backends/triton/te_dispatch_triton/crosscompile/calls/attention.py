@@ -21,7 +21,7 @@ _OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("dropout", {"dropout_p": 0.1, "rng_state": torch.zeros(2, dtype=torch.int64)}),
     ("max_logit", {"with_max_logit": True}),
 )
-_FORWARD_ONLY = ("with_max_logit",)
+_FORWARD_ONLY = ("with_max_logit", "out_dtype")
 
 
 def _both(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, Any]) -> None:
@@ -48,6 +48,10 @@ def calls() -> Iterator[tuple[str, Callable[[], object]]]:
         operands = _operands(dtype, features, features_v)
         name = f"{str(dtype).removeprefix('torch.')} {features}/{features_v}"
         yield f"causal {name}", lambda x=operands: _both(*x, {})
+    # Outputs, and their gradients, may be wider than the operands.
+    wide = {"out_dtype": torch.float32}
+    for features in (128, 256):
+        yield f"fp32 out {features}", lambda n=features: _both(*_operands(_BF16, n, n), wide)
     for name, options in _OPTIONS:
         yield name, lambda o=options: _both(*_operands(_BF16, 128, 128), o)
     yield from _uneven()
