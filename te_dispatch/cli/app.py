@@ -192,6 +192,7 @@ def conformance(
     op: Annotated[list[str] | None, typer.Option(help="Operator, family or glob; repeat it.")] = None,
     level: Annotated[str, typer.Option("--level", "-l", help="smoke, full or soak.")] = "smoke",
     check: Annotated[list[str] | None, typer.Option(help="Only this check; repeat it.")] = None,
+    skip_check: Annotated[list[str] | None, typer.Option(help="All checks but this; repeat it.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the data.")] = 0,
     shard: Annotated[str, typer.Option(metavar="I/N", help="Run the I-th of N parts.")] = "1/1",
     product: Annotated[bool, typer.Option("--product", help="Every combination, not every pair.")] = False,

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from te_dispatch.cli import conformance_view
 from te_dispatch.cli.console import FOUND, CommandError, emit, err, out
-from te_dispatch.conformance import certification
+from te_dispatch.conformance import certification, checks
 from te_dispatch.conformance.case import Unit
 from te_dispatch.conformance.isolation import WorkerError
 from te_dispatch.conformance.oracle import OracleError
@@ -89,8 +89,19 @@ def _units(arguments: Mapping[str, Any]) -> list[Unit] | None:
     texts = arguments["unit"]
     if not texts:
         return None
-    chosen = {"backend": (), "op": (), "check": (), "level": "smoke", "seed": 0, "shard": "1/1", "product": False}
-    given = [f"--{name}" for name, default in chosen.items() if (arguments[name] or default) != default]
+    chosen = {
+        "backend": (),
+        "op": (),
+        "check": (),
+        "skip_check": (),
+        "level": "smoke",
+        "seed": 0,
+        "shard": "1/1",
+        "product": False,
+    }
+    given = [
+        f"--{name.replace('_', '-')}" for name, default in chosen.items() if (arguments[name] or default) != default
+    ]
     if given:
         raise CommandError(f"--unit: names all that runs; leave {' and '.join(given)} away")
     return [Unit.parse(text) for text in dict.fromkeys(texts)]
@@ -108,12 +119,23 @@ def _settings(arguments: Mapping[str, Any]) -> Settings:
         seed=arguments["seed"],
         shard=(int(part), int(parts)),
         product=arguments["product"],
-        checks=tuple(arguments["check"] or ()),
+        checks=_checks(arguments["check"] or (), arguments["skip_check"] or ()),
         device=arguments["device"],
         limit_s=arguments["limit"],
         jobs=arguments["jobs"],
         isolated=not arguments["in_process"],
     )
+
+
+def _checks(wanted: Sequence[str], skipped: Sequence[str]) -> tuple[str, ...]:
+    """Names of the checks to run; none for all."""
+    if not skipped:
+        return tuple(wanted)
+    left = {checks.find(name).name for name in skipped}
+    found = tuple(name for name in (wanted or [check.name for check in checks.checks()]) if name not in left)
+    if not found:
+        raise CommandError(f"--skip-check: leaves no check of {', '.join(wanted)}")
+    return found
 
 
 def _replay(file: str, backends: Sequence[str], as_json: bool) -> int:

@@ -110,6 +110,13 @@ def test_a_run_that_fails(verb, wrong_softmax):
     assert f"{len(failures)} failed" in result.stdout
 
 
+def test_checks_can_be_left_out(verb):
+    result = verb("--op", "softmax_fwd", "--backend", "torch", "--skip-check", "threads", "--skip-check", "values")
+    assert result.exit_code == 0, result.output
+    ran = {outcome.parsed.check for outcome in verb.report.outcomes}
+    assert "strided" in ran and ran.isdisjoint({"threads", "values"})
+
+
 def test_many_failures_are_not_all_printed(verb, wrong_softmax):
     result = verb("--op", "softmax_fwd", "--level", "full", "--check", "values")
     failures = len(verb.report.failures())
@@ -163,6 +170,8 @@ REFUSED = (
     (("--op", "gem"), "op: 'gem' is no operator, family or glob"),
     (("--level", "fool"), "level: got 'fool', expected one of smoke, full, soak"),
     (("--check", "vales"), "check: got 'vales', expected one of: values"),
+    (("--skip-check", "vales"), "check: got 'vales', expected one of: values"),
+    (("--check", "values", "--skip-check", "values"), "--skip-check: leaves no check of values"),
     (("--shard", "3/2"), "shard: got 3/2, expected i/n with 1 <= i <= n"),
     (("--shard", "0/2"), "shard: got 0/2"),
     (("--shard", "1"), "--shard: got '1', expected I/N"),
