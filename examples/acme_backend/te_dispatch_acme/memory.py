@@ -41,10 +41,10 @@ def dtype_of(name: str, asked: torch.dtype | None, default: torch.dtype) -> torc
     """The dtype of a result.
 
     Raises:
-        ValueError: it is asked for in one that is none of float32, bfloat16 and float16.
+        ValueError: it is asked for in one of integers.
     """
-    if asked is not None and asked not in _FLOATS:
-        raise ValueError(f"{name}: got {asked}, expected float32, bfloat16 or float16")
+    if asked is not None and not asked.is_floating_point:
+        raise ValueError(f"{name}: got {asked}, expected a floating-point dtype")
     return asked or default
 
 
