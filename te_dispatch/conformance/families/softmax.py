@@ -82,9 +82,11 @@ def _backward(values: Values, maker: Maker) -> Arguments:
     shape = _sizes(values)
     x = maker.tensor(*shape, dtype="fp32", values=values["values"])
     made = maker.reference("softmax_fwd").call({"x": x, "mask": _mask(values["mask"], shape, maker)})
+    y = made.to(DTYPES[values["dtype"]])
+    twice = values["dy_values"] == "y"
     arguments: Arguments = {
-        "dy": maker.tensor(*shape, dtype=values["dy"], values=values["dy_values"]),
-        "y": made.to(DTYPES[values["dtype"]]),
+        "dy": y if twice else maker.tensor(*shape, dtype=values["dy"], values=values["dy_values"]),
+        "y": y,
         "scale": float(values["scale"]),
     }
     if values["out"] != "same":
@@ -110,6 +112,8 @@ def _half(arguments: Arguments) -> Arguments:
 
 #: Infinite logits, and equal ones.
 _SPECIAL = ("special_rows", "half_infinite", "constant")
+#: Kinds of values of dy; ``y``: dy is y itself, one tensor given twice.
+_GRADIENTS = ("normal", "spread", "one_sign", "cancelling", "zeros", "nan", "special_rows", "denormal", "y")
 _DTYPE = Axis("dtype", ("fp32", "bf16", "fp16"))
 _SHAPE = Axis("shape", _SHAPES, _SMOKE_SHAPES, once=_LARGE_SHAPES)
 _SCALE = Axis("scale", ("1.0", "0.125", "0.08838834764831845", "-2.5"))
@@ -144,12 +148,11 @@ register(
             _SCALE,
             _OUT,
             Axis("values", ("normal", "spread", "zeros")),
-            Axis(
-                "dy_values", ("normal", "spread", "one_sign", "cancelling", "zeros", "nan", "special_rows", "denormal")
-            ),
+            Axis("dy_values", _GRADIENTS),
         ),
         _backward,
         _backward_rules,
+        lambda values: values["dy_values"] != "y" or values["dy"] == values["dtype"],
         batch=_half,
     ),
 )
