@@ -154,5 +154,6 @@ register(
         _backward_rules,
         lambda values: values["dy_values"] != "y" or values["dy"] == values["dtype"],
         batch=_half,
+        together=(("dtype", "dy", "out"),),
     ),
 )

@@ -269,6 +269,8 @@ register(
             _DTYPE, _LISTS, Axis("out", ("fp32", "bf16", "fp16")), Axis("scale", ("1.0", "0.3", "-65536.0")),
             _NOOP, _ANY,
         ),
-        _scale, _scale_rules, fixed=tuple({"values": kind, "noop": "0"} for kind in ENDS),
+        _scale, _scale_rules,
+        # In a list of several tensors: the flag is raised for any of them.
+        fixed=tuple({"values": kind, "noop": "0", "shapes": _LISTS.values[0]} for kind in ENDS),
     ),
 )  # fmt: skip
