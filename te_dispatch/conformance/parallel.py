@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from te_dispatch.conformance.isolation import Worker
@@ -34,31 +34,23 @@ def mapped(
     if jobs < 2 or not settings.isolated or manager is not scopes.MANAGER:
         yield from (function(manager, settings, *one) for one in arguments)
         return
-    results: list[Future[T]] = [Future() for _ in arguments]
-    waiting = iter(list(zip(results, arguments)))
-    lock, stopping = threading.Lock(), threading.Event()
+    workers = [Worker(settings) for _ in range(jobs)]
+    idle: SimpleQueue[Worker] = SimpleQueue()
+    for worker in workers:
+        idle.put(worker)
 
-    def work() -> None:
-        worker = Worker(settings)
+    def call(one: tuple[Any, ...]) -> T:
+        worker = idle.get()
         try:
-            while not stopping.is_set():
-                with lock:
-                    result, one = next(waiting, (None, ()))
-                if result is None:
-                    return
-                try:
-                    result.set_result(worker.call(function, *one))
-                except Exception as error:  # handed to the thread that reads results
-                    result.set_exception(error)
+            result: T = worker.call(function, *one)
         finally:
-            worker.stop()
+            idle.put(worker)
+        return result
 
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(jobs)]
-    for thread in threads:
-        thread.start()
+    pool = ThreadPoolExecutor(jobs)
     try:
-        yield from (result.result() for result in results)
+        yield from pool.map(call, arguments)
     finally:
-        stopping.set()
-        for thread in threads:
-            thread.join()
+        pool.shutdown(wait=False, cancel_futures=True)
+        for worker in workers:
+            worker.stop()

@@ -85,7 +85,7 @@ def plan(manager: OpManager, settings: Settings, told: Planning | None = None) -
     decided: dict[str, Outcome] = {}
     coverage: list[Coverage] = []
     names = [(space.operator, space.name) for space, _ in _spaces_of(manager, settings)]
-    _checks(settings)
+    _checks(settings)  # an unknown check is refused before any worker starts
     # Level smoke is planned in less time than workers take to start.
     here = replace(settings, jobs=1) if settings.level == "smoke" else settings
     planned = mapped(plan_of_space, names, manager, here)
@@ -120,22 +120,22 @@ def further(manager: OpManager, settings: Settings, outcomes: Sequence[Outcome],
         coverage: of the plan, or of the last call of this function.
     """
     judged, declined = _by_space(outcomes)
-    asked: list[tuple[Coverage, list[Values], list[Values]]] = []
+    asked: dict[tuple[str, str], tuple[Coverage, list[Values], list[Values]]] = {}
     for one in coverage:
         key = (one.implementation, one.space)
         planned = {tuple(values.values()) for values in one.planned}
         late = [values for values in declined.get(key, ()) if tuple(values.values()) in planned]
         if late and one.left(judged.get(key, ())):
-            asked.append((one, judged.get(key, []), late))
-    fresh = {id(one): found for (one, *_), found in zip(asked, mapped(renewed, asked, manager, settings))}
+            asked[key] = (one, judged.get(key, []), late)
+    fresh = dict(zip(asked, mapped(renewed, list(asked.values()), manager, settings)))
     units: list[Unit] = []
-    for one, ran, _ in asked:
+    for key, (one, ran, _) in asked.items():
         operator, _, name = one.space.partition(".")
         check = next(c for c in checks.checks() if judges_every_case(c, find(operator, name)))
         known = {tuple(values.values()) for values in ran}
-        cases = [values for values in fresh[id(one)].planned if tuple(values.values()) not in known]
+        cases = [values for values in fresh[key].planned if tuple(values.values()) not in known]
         units += [Unit(one.implementation, check.name, Case.of(operator, name, v, settings.seed)) for v in cases]
-    return Plan(units, {}, tuple(fresh.get(id(one), one) for one in coverage))
+    return Plan(units, {}, tuple(fresh.get((one.implementation, one.space), one) for one in coverage))
 
 
 def renewed(manager: OpManager, settings: Settings, one: Coverage, ran: list[Values], late: list[Values]) -> Coverage:
@@ -238,12 +238,11 @@ def _spaces_of(manager: OpManager, settings: Settings) -> Iterator[tuple[Space, 
 
 def _tested(manager: OpManager, settings: Settings, operator: str) -> list[Subject]:
     backends = backends_of(manager, settings)
-    found = [
+    return [
         one
         for one in subjects(manager, OPERATORS[operator], device_of(settings))
-        if one.id.partition(".")[0] in backends
+        if one.id.partition(".")[0] in backends and (not settings.implementations or one.id in settings.implementations)
     ]
-    return [one for one in found if not settings.implementations or one.id in settings.implementations]
 
 
 def _checks(settings: Settings) -> Sequence[checks.Check]:

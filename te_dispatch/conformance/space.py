@@ -26,7 +26,7 @@ Arguments = dict[str, Any]
 
 
 #: Kinds of values (`te_dispatch.conformance.inputs`) of which most results are 0, or NaN.
-DULL = frozenset({"zeros", "nan", "inf", "nan_v", "zero_scale"})
+DULL = frozenset({"zeros", "nan", "inf"})
 _SIZES = ("shape", "shapes", "rows")
 #: No element, or one of each tensor: ``0x16``, ``1x1x1``, ``1+1+1``, ``0+0``.
 _NO_SIZE = re.compile(r"1([x+]1)*|0(\+0)*|(\d+x)*0(x\d+)*")

@@ -283,7 +283,7 @@ def bias_gradient(made: Forward, found: Backward, capped: Known, shape: tuple[in
     """
     grad = capped * made.call.scale if made.call.early else found.dz
     over = [axis for axis in (0, 1) if shape[axis] == 1]
-    scale = min(abs(made.call.scale) or 1.0, 1.0)
+    scale = 1.0 if made.call.early else min(abs(made.call.scale) or 1.0, 1.0)
     smaller = narrowed(Known(grad.value * scale, grad.error * scale), made.unit, 0.0)  # what is masked is an exact 0
     each = Known(grad.value, smaller.error / scale)
     if not over:

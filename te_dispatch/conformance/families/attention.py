@@ -26,7 +26,10 @@ SHAPE = Axis("shape", SHAPES, ("2x17x33", "1x129x127", "2x5x0"), once=LARGE)
 SMALL = Axis("shape", ("2x17x33", "3x16x16", "1x33x9", "2x1x20", "1x129x127"), ("2x17x33",), once=LARGE)
 HEADS = Axis("heads", ("2/2", "4/2", "6/1", "3/3", "1/1", "8/2"), ("4/2", "3/3"), once=MANY_HEADS)
 DIMS = Axis("dims", ("16/16", "64/64", "24/8", "8/32", "1/1", "128/128", "7/7"), ("64/64", "24/8"), once=WIDE)
-KINDS = Axis("values", ("normal", "large", "one_sign", "cancelling", "zeros", *inputs.NAN_IN), ("normal", "large"))
+KINDS = Axis(
+    "values", ("normal", "large", "one_sign", "cancelling", "zeros", *inputs.NAN_IN), ("normal", "large"),
+    dull=tuple(inputs.NAN_IN),
+)  # fmt: skip
 SCALE = Axis("scale", ("default", "0.5", "1.0"))
 MASK = Axis("mask", MASKS)
 DENSE_MASK = Axis("mask", ("none", "causal", "causal_bottom_right"))

@@ -170,6 +170,7 @@ register(
                     "normal", "spread", "outlier", "one_sign", "denormal", "zeros", "saturation", "nan", "tile_scales",
                     "zero_scale",
                 ),
+                dull=("zero_scale",),
             ),
         ),
         _records,

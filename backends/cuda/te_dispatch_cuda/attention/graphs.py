@@ -124,7 +124,7 @@ class Builder:
         made.set_dim([1, 1, 1, 1]).set_stride([1, 1, 1, 1]).set_data_type(self.cudnn.data_type.FLOAT)
 
     def options(self) -> dict[str, Any]:
-        """What forward and backward take alike: scale, masks, bias, softmax."""
+        """Options that the forward and the backward graph share: scale, masks, bias, softmax."""
         s, e = self.setting, self.extents
         left, right, bottom_right = band(s)
         found: dict[str, Any] = {"attn_scale": e.features**-0.5 if s.scale is None else float(s.scale)}
