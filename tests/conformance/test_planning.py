@@ -5,14 +5,18 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import pkgutil
 import random
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from te_dispatch.conformance import coverage
+from te_dispatch.conformance import checks, coverage
 from te_dispatch.conformance.coverage import Coverage, cover, covered, described, goals_of, holds
 from te_dispatch.conformance.isolation import WorkerError
 from te_dispatch.conformance.maker import Maker, Sketch
@@ -158,6 +162,17 @@ def test_plans_that_workers_make_are_the_same() -> None:
     assert list(there.units) == list(here.units) and len(list(here.units)) > 100
     assert there.decided.keys() == here.decided.keys() and there.coverage == here.coverage
     assert [done for _, done, _ in told] == list(range(told[0][2]))
+
+
+def test_the_order_of_checks_does_not_hang_on_what_was_imported_first() -> None:
+    """A test module that imported a check before the others gave its process another order of units than workers."""
+    names = [module.name for module in pkgutil.iter_modules(checks.__path__)]
+    text = "; ".join(f"import te_dispatch.conformance.checks.{name}" for name in reversed(names))
+    text += "; from te_dispatch.conformance.checks import checks; print(*(check.name for check in checks()))"
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [check.name for check in checks.checks()]
+    defined = {name for name in names if "\nCHECKS = " in Path(checks.__path__[0], f"{name}.py").read_text("utf-8")}
+    assert defined == set(checks._MODULES), "a module whose checks nobody runs"
 
 
 def test_what_goes_wrong_in_a_planning_worker_is_told() -> None:

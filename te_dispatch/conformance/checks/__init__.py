@@ -1,11 +1,16 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""What is checked of an implementation. One module per kind of behaviour; each registers its checks here.
+"""What is checked of an implementation. One module per kind of behaviour, with its checks in ``CHECKS``.
 
-To add a check: a function that takes a `Trial` and raises `Failure`, and a `Check` that says where it applies.
+To add a check: a function that takes a `Trial` and raises `Failure`, and a `Check` in the module's ``CHECKS`` that says
+where it applies. A new module is listed in `_MODULES`.
 """
 
 from __future__ import annotations
 
+import collections
+import functools
+import importlib
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -43,25 +48,40 @@ class Check:
     of_forms: bool = False
 
 
-_checks: dict[str, Check] = {}
+#: The modules of this package, in the order in which a run's checks follow one another.
+_MODULES = (
+    "values",
+    "attributes",
+    "capture",
+    "causality",
+    "concurrency",
+    "dropout",
+    "gradients",
+    "guarded",
+    "layout",
+    "memoized",
+    "nonfinite",
+    "placement",
+    "refusing",
+    "repeatability",
+    "saved",
+    "sharing",
+)
 
 
-def register(*checks: Check) -> None:
-    """Add checks.
+@functools.cache
+def checks() -> Sequence[Check]:
+    """All of them, `values` first. The order is the same in every process, so that shards are parts of one plan.
 
     Raises:
-        ValueError: a name is taken.
+        ValueError: two have the same name.
     """
-    for check in checks:
-        if check.name in _checks:
-            raise ValueError(f"check {check.name} is registered twice")
-        _checks[check.name] = check
-
-
-def checks() -> Sequence[Check]:
-    """All of them, `values` first."""
-    _load()
-    return tuple(_checks.values())
+    modules = [importlib.import_module(f"{__name__}.{name}") for name in _MODULES]
+    found: tuple[Check, ...] = tuple(itertools.chain.from_iterable(module.CHECKS for module in modules))
+    for name, times in collections.Counter(check.name for check in found).items():
+        if times > 1:
+            raise ValueError(f"check {name} is defined {times} times")
+    return found
 
 
 def find(name: str) -> Check:
@@ -70,33 +90,12 @@ def find(name: str) -> Check:
     Raises:
         ValueError: there is none; lists all.
     """
-    _load()
-    if name not in _checks:
-        raise ValueError(f"check: got {name!r}, expected one of: {', '.join(_checks)}")
-    return _checks[name]
+    for check in checks():
+        if check.name == name:
+            return check
+    raise ValueError(f"check: got {name!r}, expected one of: {', '.join(check.name for check in checks())}")
 
 
 def anywhere(subject: Subject, space: Space) -> str | None:
     """`Check.applies` of a check that always does."""
     return None
-
-
-def _load() -> None:
-    from te_dispatch.conformance.checks import values  # noqa: F401, I001  # first: the one that every case gets
-    from te_dispatch.conformance.checks import (  # noqa: F401
-        attributes,
-        capture,
-        causality,
-        concurrency,
-        dropout,
-        gradients,
-        guarded,
-        layout,
-        memoized,
-        nonfinite,
-        placement,
-        refusing,
-        repeatability,
-        saved,
-        sharing,
-    )

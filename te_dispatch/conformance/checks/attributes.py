@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from te_dispatch.conformance.checks import Check, register
+from te_dispatch.conformance.checks import Check
 from te_dispatch.conformance.space import Space
 from te_dispatch.conformance.subject import Subject
 from te_dispatch.conformance.trial import Failure, Trial
@@ -53,4 +53,4 @@ def _applies(subject: Subject, space: Space) -> str | None:
         return "cannot be imported"
 
 
-register(Check("operand_format", operand_format, _applies, 1, 4, "which copies and scales a product says it reads"))
+CHECKS = (Check("operand_format", operand_format, _applies, 1, 4, "which copies and scales a product says it reads"),)

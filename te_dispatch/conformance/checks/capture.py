@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from te_dispatch.conformance.checks import Check, register
+from te_dispatch.conformance.checks import Check
 from te_dispatch.conformance.checks.values import synchronize
 from te_dispatch.conformance.space import Space
 from te_dispatch.conformance.subject import Subject
@@ -91,7 +91,7 @@ def _applies(claim: str) -> Any:
     return applies
 
 
-register(
+CHECKS = (
     Check(
         "capture", capture, _applies("capturable"), 1, 2, "claim capturable: a CUDA graph, replayed", claim="capturable"
     ),

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from te_dispatch.conformance.checks import Check, register
+from te_dispatch.conformance.checks import Check
 from te_dispatch.conformance.checks.values import synchronize
 from te_dispatch.conformance.maker import Maker
 from te_dispatch.conformance.memory import same_bits
@@ -107,7 +107,7 @@ def _has_rows(subject: Subject, space: Space) -> str | None:
     return None if space.batch is not None else "a call has no independent rows"
 
 
-register(
+CHECKS = (
     Check("later_tokens", later_tokens, _has_later, 2, None, "causality: what later tokens change in earlier outputs"),
     Check("later_rows", later_rows, _has_rows, 1, 4, "causality: what later rows change in earlier results"),
 )

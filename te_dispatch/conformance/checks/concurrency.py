@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from te_dispatch.conformance.checks import Check, anywhere, register
+from te_dispatch.conformance.checks import Check, anywhere
 from te_dispatch.conformance.checks.sizes import enlarged
 from te_dispatch.conformance.checks.values import synchronize, thread_count
 from te_dispatch.conformance.memory import same_bits
@@ -167,7 +167,7 @@ def _on_the_cpu(subject: Subject, space: Space) -> str | None:
     return None if subject.device.type == "cpu" else f"calls on {subject.device.type} do not share work among threads"
 
 
-register(
+CHECKS = (
     Check("thread_counts", thread_counts, _on_the_cpu, 0, 2, "calls with several threads of the CPU"),
     Check("threads", threads, anywhere, 1, 2, "calls from several threads at once"),
     Check("stream", stream, _on_streams, 1, 2, "work on a stream other than the default"),

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from te_dispatch.conformance.checks import Check, register
+from te_dispatch.conformance.checks import Check
 from te_dispatch.conformance.checks.values import synchronize, thread_count
 from te_dispatch.conformance.space import Arguments, Judged, Space
 from te_dispatch.conformance.subject import Subject
@@ -144,4 +144,4 @@ def _applies(subject: Subject, space: Space) -> str | None:
     return None if space.dropout is not None else "nothing is dropped"
 
 
-register(Check("dropout", dropout, _applies, 1, None, "the dropped share, its replay, and results by the mask found"))
+CHECKS = (Check("dropout", dropout, _applies, 1, None, "the dropped share, its replay, and results by the mask found"),)

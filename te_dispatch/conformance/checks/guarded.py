@@ -16,7 +16,7 @@ import torch
 
 from te_dispatch.conformance import arranging, pages
 from te_dispatch.conformance.arranging import Allocate, Plan
-from te_dispatch.conformance.checks import Check, register
+from te_dispatch.conformance.checks import Check
 from te_dispatch.conformance.checks.layout import called, movable
 from te_dispatch.conformance.isolation import announce
 from te_dispatch.conformance.transfer import tensors
@@ -92,6 +92,6 @@ def guarded(trial: Trial) -> None:
     trial.notes += [f"refuses {name} so: {refusal}" for name, refusal in refusals.items()]
 
 
-register(
-    Check("guarded", guarded, movable, 1, 2, "operands with nothing readable behind or before them", of_forms=True)
+CHECKS = (
+    Check("guarded", guarded, movable, 1, 2, "operands with nothing readable behind or before them", of_forms=True),
 )

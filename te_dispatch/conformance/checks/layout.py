@@ -16,7 +16,7 @@ import torch
 
 from te_dispatch.conformance import arranging
 from te_dispatch.conformance.arranging import Allocate, Arranged, Plan
-from te_dispatch.conformance.checks import Check, register
+from te_dispatch.conformance.checks import Check
 from te_dispatch.conformance.checks.values import changed_inputs, synchronize
 from te_dispatch.conformance.space import Arguments, Space
 from te_dispatch.conformance.subject import Subject
@@ -188,7 +188,7 @@ def movable(subject: Subject, space: Space) -> str | None:
     return "operands are views of one tensor, as an argument promises" if space.views else None
 
 
-register(
+CHECKS = (
     Check(
         "strided",
         strided,

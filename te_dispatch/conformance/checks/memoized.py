@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from te_dispatch.conformance.checks import Check, anywhere, register
+from te_dispatch.conformance.checks import Check, anywhere
 from te_dispatch.conformance.checks.values import synchronize, thread_count
 from te_dispatch.conformance.oracle import Oracle
 from te_dispatch.conformance.space import Arguments, Space
@@ -203,7 +203,7 @@ def _has_rows(subject: Subject, space: Space) -> str | None:
     return None if space.batch is not None else "a call has no independent rows"
 
 
-register(
+CHECKS = (
     Check("fewer_rows", fewer_rows, _has_rows, 1, 2, "a call behind one with more rows"),
     Check("same_memory", same_memory, _applies, 1, 3, "the same memory with other contents, or other scales alone"),
     Check("many_calls", many_calls, anywhere, 0, 1, "the results of late calls, and what calls leave behind"),

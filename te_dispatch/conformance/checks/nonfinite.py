@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from te_dispatch.conformance.checks import Check, register
+from te_dispatch.conformance.checks import Check
 from te_dispatch.conformance.checks.values import synchronize
 from te_dispatch.conformance.space import Arguments, Space
 from te_dispatch.conformance.subject import Subject
@@ -91,4 +91,4 @@ def _applies(subject: Subject, space: Space) -> str | None:
     return "which elements are dropped is not known before the call" if space.dropout is not None else None
 
 
-register(Check("nonfinite", nonfinite, _applies, 2, 5, "NaN and Inf in each operand by itself", each_operand=True))
+CHECKS = (Check("nonfinite", nonfinite, _applies, 2, 5, "NaN and Inf in each operand by itself", each_operand=True),)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from te_dispatch.conformance.checks import Check, register
+from te_dispatch.conformance.checks import Check
 from te_dispatch.conformance.checks.values import synchronize
 from te_dispatch.conformance.space import Space
 from te_dispatch.conformance.subject import Subject
@@ -26,4 +26,4 @@ def _applies(subject: Subject, space: Space) -> str | None:
     return None if space.placed is not None else "results may lie anywhere"
 
 
-register(Check("placement", placement, _applies, 2, None, "where results lie, for operands that are packed"))
+CHECKS = (Check("placement", placement, _applies, 2, None, "where results lie, for operands that are packed"),)

@@ -10,7 +10,7 @@ from threading import Event, Thread
 
 import torch
 
-from te_dispatch.conformance.checks import Check, register
+from te_dispatch.conformance.checks import Check
 from te_dispatch.conformance.checks.causality import later_rows
 from te_dispatch.conformance.checks.sizes import ROWS, enlarged, serves, shape_of
 from te_dispatch.conformance.checks.values import synchronize, thread_count
@@ -190,7 +190,7 @@ def _batch_applies(subject: Subject, space: Space) -> str | None:
     return None if "batch_invariant" in subject.claims else _claiming("batch_invariant")
 
 
-register(
+CHECKS = (
     Check(
         "repeatable",
         repeatable,

@@ -7,7 +7,7 @@ import contextlib
 
 import torch
 
-from te_dispatch.conformance.checks import Check, register
+from te_dispatch.conformance.checks import Check
 from te_dispatch.conformance.checks.values import synchronize
 from te_dispatch.conformance.space import Space
 from te_dispatch.conformance.subject import Subject, subjects
@@ -76,7 +76,7 @@ def _reads_saved(subject: Subject, space: Space) -> str | None:
     return None if space.forward is not None else "reads nothing but the operator's own results"
 
 
-register(
+CHECKS = (
     Check("saved_format", saved_format, _reads_saved, 1, 3, "gradients behind any forward of the same format"),
     Check("saved_state", saved_state, _reads_saved, 1, 3, "backwards run twice, behind scales that moved on"),
 )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from te_dispatch.conformance.checks import Check, register
+from te_dispatch.conformance.checks import Check
 from te_dispatch.conformance.checks.layout import movable
 from te_dispatch.conformance.checks.values import synchronize
 from te_dispatch.conformance.space import Arguments, Space
@@ -75,4 +75,4 @@ def _applies(subject: Subject, space: Space) -> str | None:
     return movable(subject, space)
 
 
-register(Check("shared", shared, _applies, 1, 2, "one tensor as several operands"))
+CHECKS = (Check("shared", shared, _applies, 1, 2, "one tensor as several operands"),)
