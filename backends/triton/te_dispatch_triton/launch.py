@@ -20,10 +20,11 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
+import triton
 from triton import knobs
 
 from te_dispatch.core.errors import CaptureError
-from te_dispatch_triton import assembler
+from te_dispatch_triton import assembler, lanes
 from te_dispatch_triton.descriptor import Descriptor as Descriptor
 from te_dispatch_triton.descriptor import mapped
 from te_dispatch_triton.kinds import READERS, reader_of
@@ -130,7 +131,8 @@ class Kernel:
 
         Raises:
             CaptureError: a CUDA graph is being captured, which compiling would break.
-            CompileFailure: names kernel, chip and configuration.
+            CompileFailure: it does not compile, or the compiler made a wrong binary of it (`lanes`); names kernel, chip
+                and configuration.
         """
         if torch.cuda.is_current_stream_capturing():
             raise CaptureError(
@@ -138,7 +140,9 @@ class Kernel:
                 "captured: make the same call once before the capture"
             )
         try:
-            return launcher_of(self._launch_slowly(device, grid, args, constants, config))
+            compiled = self._launch_slowly(device, grid, args, constants, config)
+            _require_right(compiled)
+            return launcher_of(compiled)
         except Exception as error:
             raise CompileFailure(
                 f"Triton kernel {self.name} for {target_of(device).arch} with {describe(self, constants, config)}: "
@@ -158,6 +162,16 @@ class Kernel:
         target = target_of(device)
         with torch.cuda.device(device), assembler.chosen(target.backend, target.triton_arch) as more:
             return self.function[grid](*given, *constants, **options_of(config), **more)
+
+
+def _require_right(compiled: Any) -> None:
+    """Raise for a binary that is known to compute something else than the kernel says: its results are not used."""
+    wrong = lanes.mixed(compiled.asm.get("ptx", ""))
+    if wrong is not None:
+        raise RuntimeError(
+            f"Triton {triton.__version__} miscompiles it ({wrong}): another release of Triton may not; else avoid this "
+            "implementation by a policy"
+        )
 
 
 def _note(

@@ -38,7 +38,7 @@ class Planted:
                 raise self.error
             self.compiled.append(args)
             run = lambda *given: self.launched.append(given)  # noqa: E731
-            return SimpleNamespace(run=run, function=77, packed_metadata=(4, 1, 0))
+            return SimpleNamespace(run=run, function=77, packed_metadata=(4, 1, 0), asm={})
 
         return compile_and_launch
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from te_dispatch_triton import lanes
 from te_dispatch_triton.crosscompile.assembly import Facts, facts_of
 from te_dispatch_triton.crosscompile.chips import TARGETS, wrong_instructions
 from te_dispatch_triton.crosscompile.gather import codes_of, first_of_each, variants
@@ -109,12 +110,16 @@ def row_of(chip: str, family: str, call: str, launch: Launch, known: dict[str, d
     target, kernel = TARGETS[chip], launch.kernel.name
     configuration = describe(launch.kernel, launch.constants, launch.config)
     try:
-        facts = facts_of(compile_for(launch, target))
+        binary = compile_for(launch, target)
+        facts = facts_of(binary)
     except CompileFailure as error:
         return Row(family, kernel, chip, call, configuration, None, str(error))
     bound = known.get(kernel, {}).get(chip, 0)
+    mixed = lanes.mixed(binary.asm.get("ptx", ""))
     problem = None
-    if facts.shared > target.shared_memory:
+    if mixed is not None:
+        problem = f"two numbers are mixed up: {mixed}"
+    elif facts.shared > target.shared_memory:
         problem = f"{facts.shared} bytes of shared memory, the chip has {target.shared_memory}"
     elif facts.spills > bound:
         problem = f"spills {facts.spills}, recorded bound {bound}"

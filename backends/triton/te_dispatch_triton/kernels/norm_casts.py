@@ -80,7 +80,7 @@ def _four_lines(
     # Blocks have an amax for all of them; without mean and shift 0 stays 0.
     BOUNDED: tl.constexpr = SCALING != "tensor" and (CENTERED or beta is not None)
     first_row, first_column = tl.cast(down, tl.int64) * (4 * BM), across * BN
-    rows, columns = first_row + 4 * tl.arange(0, BM), tile.span(first_column, BN)
+    rows, columns = tile.fours(first_row, BM, M), tile.span(first_column, BN)
     factor, shift = weights(gamma, beta, columns, N, ZERO_CENTERED)
     a = _line(x, mean, rstd, factor, shift, rows, columns, M, N, CENTERED, BOUNDED)
     b = _line(x, mean, rstd, factor, shift, rows + 1, columns, M, N, CENTERED, BOUNDED)

@@ -41,6 +41,16 @@ def span(first, SIZE: tl.constexpr):
 
 
 @triton.jit
+def fours(first, COUNT: tl.constexpr, M):
+    """first, first + 4, ..., COUNT of them, int64: every fourth row of a tile.
+
+    M, which is not negative, hides the 4 from the compiler: Triton 3.6 shifts such rows together with columns that are
+    four to a thread, and gives the columns bits of the rows (`te_dispatch_triton.lanes`).
+    """
+    return first.to(tl.int64) + tl.arange(0, COUNT) * tl.where(M < 0, 1, 4)
+
+
+@triton.jit
 def inside(rows, columns, M, N):
     """(BM, BN) mask of what lies in the matrix."""
     return (rows < M)[:, None] & (columns < N)[None, :]

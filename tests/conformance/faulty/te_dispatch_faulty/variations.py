@@ -90,9 +90,9 @@ def _dgamma_in_parts(call: Call) -> Any:
 
 def _softmax_tiles(call: Call) -> Any:
     """Online: 64 columns at a time, with a running maximum and sum."""
-    x = call["x"]
+    made, x = call.sound(), call["x"]
     if call["mask"] is not None or call["causal"] or not x.numel() or not x.isfinite().all():
-        return call.sound()
+        return made
     z = x.float() * call["scale"]
     top = torch.full_like(z[..., :1], -torch.inf)
     total = torch.zeros_like(top)
@@ -100,7 +100,7 @@ def _softmax_tiles(call: Call) -> Any:
         higher = torch.maximum(top, tile.amax(-1, keepdim=True))
         total = total * (top - higher).exp() + (tile - higher).exp().sum(-1, keepdim=True)
         top = higher
-    return call.delivered(((z - top).exp() / total).to(call["out_dtype"] or x.dtype))
+    return made.copy_((z - top).exp() / total)
 
 
 def _softmax_in_fp64(call: Call) -> Any:
@@ -111,13 +111,12 @@ def _softmax_in_fp64(call: Call) -> Any:
 
 
 def _softmax_base_2(call: Call) -> Any:
-    x = call["x"]
+    made, x = call.sound(), call["x"]
     if call["mask"] is not None or call["causal"] or not x.numel() or not x.isfinite().all():
-        return call.sound()
+        return made
     z = x.float() * call["scale"]
     powers = torch.exp2((z - z.amax(-1, keepdim=True)) * 1.4426950408889634)
-    made = powers * powers.sum(-1, keepdim=True).reciprocal()
-    return call.delivered(made.to(call["out_dtype"] or x.dtype))
+    return made.copy_(powers * powers.sum(-1, keepdim=True).reciprocal())
 
 
 def _softmax_gradient_in_fp64(call: Call) -> Any:

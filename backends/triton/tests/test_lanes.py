@@ -1,0 +1,112 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""A binary in which the compiler mixed two numbers up is found in its PTX, and its results are not used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+from te_dispatch.numerics.quantizers import BlockQuantizer
+from te_dispatch_triton import lanes, launch, norm, targets
+from te_dispatch_triton.crosscompile import matrix, run
+from te_dispatch_triton.launch import Launch, recording
+
+CPU = torch.device("cpu")
+#: As Triton 3.6 wrote it for norm_columns: threads from 128 on get a bit of %r100 in %r131.
+MIXED = """
+.reqntid 256
+    mov.u32         %r96, %tid.x;
+    shr.u32         %r100, %r96, 3;
+    and.b32         %r103, %r96, 31;
+    mul.wide.u32    %rd135, %r100, 268435456;
+    cvt.u64.u32     %rd136, %r103;
+    shl.b64         %rd137, %rd136, 34;
+    or.b64          %rd138, %rd135, %rd137;
+    shr.u64         %rd141, %rd138, 32;
+    mov.b64         {_, %r131}, %rd138;
+    or.b32          %r132, %r131, 1;
+"""
+
+
+@pytest.fixture
+def hopper() -> Iterator[targets.Target]:
+    target = targets.target_for("nvidia", "sm_90", 132)
+    targets.pretend(CPU, target)
+    yield target
+    targets.pretend(CPU, None)
+
+
+def test_what_a_compiler_wrote_is_found() -> None:
+    told = lanes.mixed(MIXED)
+    assert told is not None and "mul.wide.u32 %rd135, %r100, 268435456" in told and "or.b64 %rd138" in told
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("%rd135, %rd137;", "%rd137, %rd135;"),
+        ("mul.wide.u32    %rd135, %r100, 268435456;", "cvt.u64.u32 %rd9, %r100;\n    shl.b64 %rd135, %rd9, 28;"),
+        ("shr.u32         %r100, %r96, 3;", "ld.global.b32 %r100, [%rd1];"),
+        ("shr.u64         %rd141, %rd138, 32;", ""),
+        ("mov.b64         {_, %r131}, %rd138;", "cvt.u32.u64 %r131, %rd141;"),
+        ("or.b32          %r132, %r131, 1;", "and.b32 %r132, %r131, 127;"),
+        (".reqntid 256", ""),
+    ],
+)
+def test_other_ways_to_write_it_are_found(before: str, after: str) -> None:
+    assert before in MIXED and lanes.mixed(MIXED.replace(before, after)) is not None
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("shr.u32         %r100, %r96, 3;", "and.b32 %r100, %r96, 15;"),  # 4 bits and 28 are 32
+        ("shr.u32         %r100, %r96, 3;", "bfe.u32 %r100, %r96, 3, 4;"),
+        ("shr.u32         %r100, %r96, 3;", "shr.u32 %r100, %r96, 6;"),
+        (".reqntid 256", ".reqntid 128"),  # 4 bits again
+        ("or.b32          %r132, %r131, 1;", "and.b32 %r132, %r131, 126;"),
+        ("268435456", "4"),
+        ("or.b32          %r132, %r131, 1;", "st.global.b64 [%rd1], %rd138;"),  # a 64-bit number that is wanted whole
+        ("%rd136, 34", "%rd136, 30"),
+        ("mul.wide.u32    %rd135, %r100, 268435456;", "cvt.u64.u32 %rd135, %r100;"),
+    ],
+)
+def test_what_is_right_is_left_alone(before: str, after: str) -> None:
+    assert before in MIXED and lanes.mixed(MIXED.replace(before, after)) is None
+
+
+def test_a_launch_of_a_wrong_binary_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(launch, "target_of", lambda device: targets.target_for("nvidia", "sm_90"))
+    wrong = SimpleNamespace(asm={"ptx": MIXED}, run=lambda *given: None, function=7, packed_metadata=())
+    monkeypatch.setattr(launch.Kernel, "_launch_slowly", lambda *given: wrong)
+    kernel = launch.Kernel(SimpleNamespace(__name__="planted", params=()))
+    for _ in range(2):
+        with pytest.raises(launch.CompileFailure, match=r"planted for sm_90 .*Triton .* miscompiles it \(.*policy"):
+            kernel(torch.device("cuda", 0), (1, 1, 1), (), (), launch.Config())
+
+
+def _columns() -> Launch:
+    x, weights = torch.empty(16, 17, dtype=torch.float16), torch.empty(17)
+    quantizer = BlockQuantizer(encoding="e5m2fnuz", common=True, scale_layout="gemm_1d")
+    launches: list[Launch] = []
+    with recording(launches):
+        norm.layernorm_fwd(x, weights, beta=weights, quantizer=quantizer, usage="column", with_y=False)
+    return next(one for one in launches if one.kernel.name == "norm_columns")
+
+
+def test_crosscompile_tells_it(hopper: targets.Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = _columns()
+    assert run.row_of("sm_90", "norm", "a call", launched, {}).problem is None
+    monkeypatch.setattr(lanes, "mixed", lambda ptx: "a; b" if ".visible .entry norm_columns" in ptx else None)
+    problem = run.row_of("sm_90", "norm", "a call", launched, {}).problem
+    assert problem is not None and "two numbers are mixed up: a; b" in problem
+
+
+def test_the_form_that_triton_3_6_got_wrong(hopper: targets.Target) -> None:
+    """Threads from 128 on put partial maxima of every third column of four into the fourth's place."""
+    assert lanes.mixed(matrix.compile_for(_columns(), hopper).asm["ptx"]) is None
