@@ -13,9 +13,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
 
 from te_dispatch.conformance import transfer
 from te_dispatch.conformance.case import Case
@@ -33,6 +35,24 @@ DECLINED = 3
 TRIPLES, BEST_OF = 0.5, 4
 
 
+class Operand(NamedTuple):
+    """What a call gives for a parameter; all None for several tensors, as in a list or a record.
+
+    Attributes:
+        shape, strides, dtype: of the one tensor that it is.
+    """
+
+    shape: tuple[int, ...] | None = None
+    strides: tuple[int, ...] | None = None
+    dtype: torch.dtype | None = None
+
+    @classmethod
+    def of(cls, value: Any) -> Operand:
+        if not isinstance(value, torch.Tensor):
+            return cls()
+        return cls(tuple(value.shape), value.stride(), value.dtype)
+
+
 class Claims:
     """Which combinations of a space's values the implementations of its operator claim.
 
@@ -47,7 +67,7 @@ class Claims:
         self.subjects = {one.id: one for one in subjects}
         self.seed = seed
         self._known: dict[tuple[str, ...], dict[str, Claim]] = {}
-        self._operands: dict[tuple[str, ...], frozenset[str]] = {}
+        self._operands: dict[tuple[str, ...], dict[str, Operand]] = {}
 
     def claim(self, subject: str, values: Values) -> Claim:
         """Whether dispatch would give the subject a call of these values. Made once for all subjects."""
@@ -62,15 +82,15 @@ class Claims:
         first = next(iter(self.subjects.values()))
         sketched = self.space.make(case.values, Sketch(case, first.manager))
         arguments = transfer.moved(sketched, first.device, contents=False)
-        self._operands[tuple(values.values())] = frozenset(
-            name
+        self._operands[tuple(values.values())] = {
+            name: Operand.of(value)
             for name, value in arguments.items()
             if any(tensor.numel() for _, tensor in transfer.tensors({name: value}))
-        )
+        }
         return {name: subject.claim(arguments) for name, subject in self.subjects.items()}
 
-    def operands(self, values: Values) -> frozenset[str]:
-        """Names of the parameters for which a call of these values has tensors that are not empty."""
+    def operands(self, values: Values) -> Mapping[str, Operand]:
+        """The parameters for which a call of these values has tensors that are not empty."""
         self.claim(next(iter(self.subjects)), values)
         return self._operands[tuple(values.values())]
 

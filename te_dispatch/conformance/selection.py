@@ -141,6 +141,10 @@ class SpacePlan:
 
     def _chosen(self, check: checks.Check, one: Subject, count: int) -> list[Case]:
         claimed = self._claimed[one.id]
+        if check.shows is not None and not self.space.sampled:
+            operands = [self._claims.operands(case.values) for case in claimed]
+            shown = [case for case, given in zip(claimed, operands) if check.shows(one, self.space, given)]
+            claimed = shown or claimed
         if not check.each_operand or self.space.sampled:
             return spread(self.space, claimed, count)
         ordered = sorted(claimed, key=functools.partial(_unusual, self.space))
@@ -150,7 +154,7 @@ class SpacePlan:
             given = self._claims.operands(case.values)
             if len(chosen) < count and any(seen[name] < EACH_OPERAND for name in given):
                 chosen.append(case)
-                seen.update(given)
+                seen.update(given.keys())
         return chosen
 
     def _of_all(self, check: checks.Check, able: Sequence[Subject]) -> Iterator[Unit]:

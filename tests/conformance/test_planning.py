@@ -17,7 +17,9 @@ import pytest
 import torch
 
 from te_dispatch.conformance import checks, coverage
+from te_dispatch.conformance.bench import bench_of
 from te_dispatch.conformance.coverage import Coverage, cover, covered, described, goals_of, holds
+from te_dispatch.conformance.execute import run_unit
 from te_dispatch.conformance.isolation import WorkerError
 from te_dispatch.conformance.maker import Maker, Sketch
 from te_dispatch.conformance.outcome import Outcome
@@ -173,6 +175,26 @@ def test_the_order_of_checks_does_not_hang_on_what_was_imported_first() -> None:
     assert done.stdout.split() == [check.name for check in checks.checks()]
     defined = {name for name in names if "\nCHECKS = " in Path(checks.__path__[0], f"{name}.py").read_text("utf-8")}
     assert defined == set(checks._MODULES), "a module whose checks nobody runs"
+
+
+@pytest.mark.parametrize(
+    ("space", "implementation"),
+    [
+        ("gemm.plain", "torch.matmul"),
+        ("rmsnorm_fwd.plain", "torch.rmsnorm_fwd"),
+        ("softmax_bwd.plain", "torch.softmax_bwd"),
+        ("moe_unpermute_bwd.plain", "torch.moe_unpermute_bwd"),
+        ("attention_bwd.eight_bit", "torch.unfused_attention_bwd"),
+    ],
+)
+def test_one_tensor_as_several_operands_is_tried_where_operands_are_alike(space: str, implementation: str) -> None:
+    """The most different cases had operands of other shapes and dtypes: the check passed and had judged nothing."""
+    operator = space.partition(".")[0]
+    settings = dataclasses.replace(FULL, operators=(operator,), implementations=(implementation,), checks=("shared",))
+    bench = bench_of(settings)
+    units = [one for one in plan(scopes.MANAGER, settings).units if f"{operator}.{one.case.space}" == space]
+    outcomes = [run_unit(unit, bench) for unit in units]
+    assert [(outcome.state, outcome.notes) for outcome in outcomes] == [("passed", []), ("passed", [])]
 
 
 def test_what_goes_wrong_in_a_planning_worker_is_told() -> None:

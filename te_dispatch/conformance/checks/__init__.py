@@ -11,9 +11,10 @@ import collections
 import functools
 import importlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from te_dispatch.conformance.coverage import Operand
 from te_dispatch.conformance.space import Space
 from te_dispatch.conformance.subject import Subject
 from te_dispatch.conformance.trial import Trial
@@ -34,6 +35,7 @@ class Check:
         claim: the claim of a manifest that it judges, if it judges one.
         each_operand: its cases are the plainest that have each operand twice, not the most different ones.
         of_forms: whether it gets, beyond `full`, a case of each form that a space's operands have (`Space.forms`).
+        shows: whether a call with these operands has anything for it to see. Others are chosen where there is none.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Check:
     claim: str = ""
     each_operand: bool = False
     of_forms: bool = False
+    shows: Callable[[Subject, Space, Mapping[str, Operand]], bool] | None = None
 
 
 #: The modules of this package, in the order in which a run's checks follow one another.

@@ -3,18 +3,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import torch
 
 from te_dispatch.conformance.checks import Check
 from te_dispatch.conformance.checks.layout import movable
 from te_dispatch.conformance.checks.values import synchronize
+from te_dispatch.conformance.coverage import Operand
 from te_dispatch.conformance.space import Arguments, Space
 from te_dispatch.conformance.subject import Subject
 from te_dispatch.conformance.trial import Trial
 from te_dispatch.core.memory import ANY, ROWS
 
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 #: Parameters that hold gradients.
 _GRADIENTS = ("dy", "dout", "add")
 
@@ -25,10 +27,15 @@ def shared(trial: Trial) -> None:
     A backward reads what its forward made of operands. Where that is not made anew, only gradients become another
     operand.
     """
-    given, names = trial.arguments(), _read(trial.subject)
-    kept = trial.subject.operator.backward and trial.space.forward is None
-    first_of = _first_of(given, sorted(names, key=_GRADIENTS.__contains__), kept)
-    if not first_of:
+    given = trial.arguments()
+    operands = {name: Operand.of(value) for name, value in given.items() if isinstance(value, torch.Tensor)}
+    first_of = {
+        name: other
+        for name, other in _first_of(trial.subject, trial.space, operands).items()
+        # Integers say where something is.
+        if given[name].is_floating_point() or torch.equal(given[name], given[other])
+    }
+    if not first_of or not any(given[name].numel() for name in first_of):
         trial.notes.append("no two operands are alike")
         return
 
@@ -47,26 +54,24 @@ def _read(subject: Subject) -> tuple[str, ...]:
     return tuple(name for name, form in subject.operator.memory.items() if form in (ANY, ROWS))
 
 
-def _first_of(given: Arguments, names: Sequence[str], kept: bool) -> dict[str, str]:
-    """Parameter -> the one before it whose tensor is alike. Integers say where something is, so they have to be equal.
-
-    Args:
-        kept: all but gradients stay what they are.
-    """
+def _first_of(subject: Subject, space: Space, operands: Mapping[str, Operand]) -> dict[str, str]:
+    """Parameter -> the one before it whose tensor is alike; gradients come last."""
+    kept = subject.operator.backward and space.forward is None
+    names = [name for name in sorted(_read(subject), key=_GRADIENTS.__contains__) if name in operands]
     found: dict[str, str] = {}
-    for name in names:
-        x = given.get(name)
-        if not isinstance(x, torch.Tensor) or not x.numel() or (kept and name not in _GRADIENTS):
+    for place, name in enumerate(names):
+        if operands[name].shape is None or (kept and name not in _GRADIENTS):
             continue
-        for other in names[: names.index(name)]:
-            like = given.get(other)
-            if other in found or not isinstance(like, torch.Tensor):
-                continue
-            alike = x.shape == like.shape and x.dtype == like.dtype and x.stride() == like.stride()
-            if alike and (x.is_floating_point() or torch.equal(x, like)):
+        for other in names[:place]:
+            if other not in found and operands[other] == operands[name]:
                 found[name] = other
                 break
     return found
+
+
+def _can_share(subject: Subject, space: Space, operands: Mapping[str, Operand]) -> bool:
+    found = _first_of(subject, space, operands)
+    return any(operands[name].dtype in _FLOATS for name in found)
 
 
 def _applies(subject: Subject, space: Space) -> str | None:
@@ -75,4 +80,4 @@ def _applies(subject: Subject, space: Space) -> str | None:
     return movable(subject, space)
 
 
-CHECKS = (Check("shared", shared, _applies, 1, 2, "one tensor as several operands"),)
+CHECKS = (Check("shared", shared, _applies, 1, 2, "one tensor as several operands", shows=_can_share),)
