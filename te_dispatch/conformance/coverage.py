@@ -2,10 +2,11 @@
 """What each implementation claims of a space, and whether all of that was run.
 
 A *goal* is a set of axis values that one judged case must hold together. Level ``full`` has a goal for every pair of
-values of two axes, for every combination of a group of axes (`Space.together`), for every ``once`` value, and for every
-fixed case. The goals of an implementation are those that some case which it claims holds: what it claims is asked of
-dispatch (`Subject.claim`), so a goal is not a matter of what was planned. A goal that no judged case holds is *claimed
-but never run*, and there is no certificate while there is one.
+values of two axes, for every combination of a group of axes (`Space.together`), for every pair within parts of the
+space (`Space.within`), for every ``once`` value, and for every fixed case. The goals of an implementation are those
+that some case which it claims holds: what it claims is asked of dispatch (`Subject.claim`), so a goal is not a matter
+of what was planned. A goal that no judged case holds is *claimed but never run*, and there is no certificate while
+there is one.
 """
 
 from __future__ import annotations
@@ -150,6 +151,12 @@ def goals_of(space: Space) -> Iterator[Goal]:
     for group in groups:
         for combination in itertools.product(*(values[name] for name in group)):
             yield tuple(zip(group, combination))
+    for partial in space.within:
+        others = [name for name in values if name not in partial]
+        for one, other in itertools.combinations(others, 2):
+            for pair in itertools.product(values[one], values[other]):
+                held = {**partial, one: pair[0], other: pair[1]}
+                yield tuple((name, held[name]) for name in values if name in held)
 
 
 def cover(
@@ -281,14 +288,15 @@ def _add_triples(filler: Filler, planned: list[Values], count: int, hidden: Call
 
 
 def _add_plain(space: Space, refusal: Callable[[Values], str | None], planned: list[Values]) -> None:
-    """Add each ``once`` value to the plainest combination that takes it.
+    """Add each value of each axis to the plainest combination that takes it.
 
-    Its other case has whatever values of the other axes are due, among which may be one that leaves nothing to see: a
-    flag that stops the operator, an output that is only a cast.
+    Its other cases have whatever values of the other axes are due. Among those may be one that leaves nothing to see,
+    such as a flag that stops the operator; and a kernel that serves an option alone may not be the one that serves it
+    together with others.
     """
     plain, known = planned[0], {tuple(values.values()) for values in planned}
     for axis in space.axes:
-        for value in axis.once:
+        for value in (*axis.values, *axis.once):
             wanted = {**plain, axis.name: value}
             others = ({**wanted, o.name: v} for o in space.axes if o is not axis for v in o.values)
             for values in itertools.chain((wanted,), others):

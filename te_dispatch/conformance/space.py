@@ -120,6 +120,19 @@ class Later:
     shared: bool
 
 
+@dataclass(frozen=True)
+class Turned:
+    """A call whose integers, which say where sequences or groups lie, are others.
+
+    Attributes:
+        arguments: the call's, of another's; the same where the values of that allow no other.
+        unless: names of operands with which there is none.
+    """
+
+    arguments: Callable[[Arguments], Arguments]
+    unless: tuple[str, ...] = ()
+
+
 def _always(values: Values) -> bool:
     return True
 
@@ -172,7 +185,10 @@ class Space:
         views: operands are views of one tensor, as an argument promises: checks leave them where they lie.
         placed: (arguments, results by path) -> what is wrong with where results lie, None if nothing is.
         sampled: judged on samples by `oracle`, because the whole is too large for the reference (level ``soak``).
+        turned: the same call with other sequences or groups, to be written into the same memory.
         together: groups of axes of which level ``full`` covers every combination of values, not only every pair.
+        within: values of some axes among which level ``full`` covers every pair of the others by itself: where a cast
+            goes another way than no cast, a pair that only casts hold says nothing of the calls without.
         fixed: cases that level ``full`` always holds, as the values that matter; axes left out have the first value
             of theirs that the implementation claims. They may name ``once`` values.
         forms: the axis, if there is one, that says of which tensors an operand consists, or whether it is given: checks
@@ -196,7 +212,9 @@ class Space:
     later: Callable[[Values, Arguments, Maker], Later] | None = None
     views: bool = False
     placed: Callable[[Arguments, Mapping[str, torch.Tensor]], str | None] | None = None
+    turned: Turned | None = None
     together: tuple[tuple[str, ...], ...] = ()
+    within: tuple[Values, ...] = field(default=(), hash=False)
     fixed: tuple[Values, ...] = field(default=(), hash=False)
     forms: str = ""
 
@@ -208,10 +226,10 @@ class Space:
                 raise ValueError(f"space {self.id}: together names {unknown[0]!r}, which is none of its axes")
         if self.forms and self.forms not in axes:
             raise ValueError(f"space {self.id}: forms names {self.forms!r}, which is none of its axes")
-        for values in self.fixed:
-            for name, value in values.items():
+        for said, partials in (("fixed", self.fixed), ("within", self.within)):
+            for name, value in (item for values in partials for item in values.items()):
                 if value not in axes.get(name, ()):
-                    raise ValueError(f"space {self.id}: fixed has {name}={value}, which is no value of its axes")
+                    raise ValueError(f"space {self.id}: {said} has {name}={value}, which is no value of its axes")
 
     @property
     def id(self) -> str:

@@ -253,6 +253,27 @@ def test_products_of_integers_are_exact_only_alone() -> None:
     _values("plain", "torch.matmul", preloaded, dtype="fp32", shape="33x17x1032", bias="same", values="exact")
 
 
+def _starting_from_out(dtype: torch.dtype) -> Mistake:
+    """Accumulators start from the output's old values."""
+
+    def kernel(right: Subject, given: Arguments) -> Any:
+        made = right.call({**given, "out": given["out"].clone()})
+        total = given["out"].to(dtype)
+        for column, row in zip(given["a"].unbind(-1), given["b"].unbind(-1)):
+            total = (total.float() + torch.outer(column, row)).to(dtype)
+        return made._replace(out=given["out"].copy_(total))
+
+    return kernel
+
+
+def test_accumulators_may_start_from_what_is_added_to() -> None:
+    """Small products are added to large numbers one by one: each addition rounds, as an order of a sum is free to."""
+    values = {"dtype": "fp32", "shape": "31x37x41", "out": "added", "values": "tile_scales"}
+    _values("plain", "torch.matmul", _starting_from_out(torch.float32), **values)
+    with pytest.raises(Failure, match="out"):
+        _values("plain", "torch.matmul", _starting_from_out(torch.bfloat16), **values)
+
+
 def _on_fp8_units(group: Arguments, bits: int) -> torch.Tensor:
     """A product as FP8 units of sm_90 sum it: each term is cut to a multiple of 2^-bits of the largest one, whose
     exponent is the sum of the codes' exponents; those of subnormal codes are the smallest normal number's."""

@@ -101,6 +101,18 @@ def test_operands_that_are_taken_to_be_aligned(name: str) -> None:
         _run("offset", GEMM, _reads_from_the_start(name), bias="same")
 
 
+@pytest.mark.parametrize("dropped", [slice(1, None), slice(None, -1)], ids=["first", "last"])
+def test_ends_that_are_left_out_of_a_maximum_where_addresses_are_odd(dropped: slice) -> None:
+    """Unless it is the largest, an element that was not looked at does not show."""
+
+    def kernel(right: Subject, given: Given) -> Any:
+        x = given["x"]
+        return right.call({**given, "x": x.reshape(-1)[dropped] if x.data_ptr() % 16 else x})
+
+    with pytest.raises(Failure, match="result"):
+        _run("offset", ("compute_amax", "torch.compute_amax"), kernel)
+
+
 @pytest.mark.parametrize("check", ["permuted", "expanded"])
 def test_a_vector_that_is_taken_to_be_dense(check: str) -> None:
     with pytest.raises((Failure, RuntimeError), match=r"dx|bounds"):

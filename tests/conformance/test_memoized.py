@@ -75,6 +75,38 @@ def test_a_cache_without_the_scale_s_value() -> None:
         find("same_memory").run(trial_of(RECORDS, "torch.emulated_gemm", _ScaleCache()))
 
 
+class _FirstLengths:
+    """An operand of integers is read once for each address."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.kept: dict[int, torch.Tensor] = {}
+
+    def __call__(self, right: Subject, arguments: Mapping[str, Any]) -> Any:
+        lengths = arguments[self.name]
+        return right.call({**arguments, self.name: self.kept.setdefault(lengths.data_ptr(), lengths.clone())})
+
+
+@pytest.mark.parametrize(
+    ("operator", "space", "implementation", "name", "values"),
+    [
+        ("grouped_gemm", "plain", "grouped_matmul_device_splits", "splits",
+         {"splits": "device", "rows": "3+0+17", "layout": "NT", "out": "new"}),
+        ("attention_fwd", "ragged", "unfused_attention", "cu_seqlens_q", {"gaps": "none", "keys": "same"}),
+        ("rope_fwd", "thd", "rope_fwd", "cu_seqlens", {"lengths": "5+9+3", "offsets": "none"}),
+    ],
+)  # fmt: skip
+def test_lengths_that_are_read_once_for_an_address(
+    operator: str, space: str, implementation: str, name: str, values: dict[str, str]
+) -> None:
+    case = case_of(operator, space, **values)
+    right = trial_of(case, f"torch.{implementation}")
+    find("turned").run(right)
+    assert not right.notes
+    with pytest.raises(Failure, match="after other integers were written into the same memory: "):
+        find("turned").run(trial_of(case, f"torch.{implementation}", _FirstLengths(name)))
+
+
 @pytest.mark.parametrize("operator", ("quantize", "multi_tensor_adam"))
 def test_operators_that_write_their_arguments(operator: str) -> None:
     case = case_of(operator, "delayed" if operator == "quantize" else "plain")

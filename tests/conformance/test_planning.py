@@ -216,6 +216,29 @@ def test_an_implementation_of_which_the_general_cases_hold_nothing_is_found() ->
     assert {values["shape"] for values in found.planned} == {"16", "31", "128", "4097"}
 
 
+def test_pairs_within_a_part_of_a_space_are_goals() -> None:
+    """A pair that only casts held said nothing of plain calls, which other kernels serve."""
+    space = find("activation_bwd", "plain")
+    plain = {"record": "none", "cast": "none"}
+    assert space.within == (plain,)
+    settings = dataclasses.replace(FULL, operators=("activation_bwd",), checks=("values",))
+    ran = [unit.case.values for unit in plan(scopes.MANAGER, settings).units if unit.case.space == "plain"]
+    shown = [values for values in ran if values["dy_values"] != "zeros" and values["values"] != "zeros"]
+    for shape in axis_of(space, "shape").values:
+        assert any(holds(v, tuple({**plain, "shape": shape, "dbias": "yes"}.items())) for v in shown), shape
+
+
+def test_every_value_is_tried_where_all_others_are_plain() -> None:
+    space = find("attention_bwd", "scored")
+    settings = dataclasses.replace(
+        FULL, operators=("attention_bwd",), implementations=("torch.unfused_attention_bwd",), checks=("values",)
+    )
+    ran = [unit.case.values for unit in plan(scopes.MANAGER, settings).units if unit.case.space == space.name]
+    alone = [{**ran[0], axis.name: value} for axis in space.axes for value in (*axis.values, *axis.once)]
+    assert [values for values in alone if space.valid(values) and values not in ran] == []
+    assert sum(map(space.valid, alone)) > 20
+
+
 def test_what_nobody_claims_is_no_goal() -> None:
     claims = Narrow(_space(), lambda values: "not on this chip")
     found = cover(claims, "acme.op", [case.values for case in cases_of(claims.space, "full")])

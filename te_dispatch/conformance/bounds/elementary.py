@@ -31,6 +31,11 @@ def _moved(f: Callable[[torch.Tensor], torch.Tensor], t: Known) -> torch.Tensor:
     return torch.maximum(f(t.value + t.error) - value, value - f(t.value - t.error)).nan_to_num(0.0)
 
 
+def _of_oracle(below_one: torch.Tensor) -> torch.Tensor:
+    """1 - f where the computed f is 1, with what the oracle's float64 itself loses where it subtracts f from 1."""
+    return below_one + torch.where(below_one > 2.0**-54, 2.0**-52, 0.0)
+
+
 def logistic(t: Known) -> Known:
     """s = 1 / (1 + exp(-t)).
 
@@ -43,7 +48,7 @@ def logistic(t: Known) -> Known:
     moved = _moved(torch.sigmoid, t)
     error = moved + (s + moved) * (c * TWO_ULP + 4 * U32) + FLUSH
     error = torch.where(t.value + t.error < _VANISHING, s, error)
-    return Known(s, torch.where(t.value - t.error > 20, c, error))
+    return Known(s, torch.where(t.value - t.error > 20, _of_oracle(c), error))
 
 
 def one_minus_logistic(t: Known, s: Known) -> Known:
@@ -58,7 +63,7 @@ def tanh(t: Known) -> Known:
     below_one = 2 * torch.sigmoid(-2 * t.value.abs())  # 1 - |tanh|, without cancelling
     moved = _moved(torch.tanh, t)
     error = moved + TWO_ULP * (value.abs() + moved) + FLUSH
-    return Known(value, torch.where(t.value.abs() - t.error > 10, below_one, error))
+    return Known(value, torch.where(t.value.abs() - t.error > 10, _of_oracle(below_one), error))
 
 
 def _gelu_argument(x: Known) -> Known:

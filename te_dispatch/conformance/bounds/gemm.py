@@ -67,6 +67,13 @@ def product(
     return Known(a @ b, gamma(k + _EXTRA) * magnitude + cut + (k + 1) * 2.0**-126)
 
 
+def term(x: torch.Tensor, k: int) -> Known:
+    """A bias or an output's old values, (m, n) or (n,), added to a sum over k: before it is complete where accumulators
+    start from them, as `torch.addmm` on CPUs has it, so that each addition rounds them too."""
+    value = x.double()
+    return Known(value, gamma(k + _EXTRA) * torch.where(value.isfinite(), value.abs(), 0.0))
+
+
 def _integers(x: torch.Tensor) -> bool:
     return bool((x == x.round()).all())
 

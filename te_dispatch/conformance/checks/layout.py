@@ -92,8 +92,22 @@ def strided(trial: Trial) -> None:
 
 
 def offset(trial: Trial) -> None:
-    """Operands that start at an odd element."""
+    """Operands that start at an odd element, and whose first, or last, has the largest magnitude: what a kernel leaves
+    out at the ends to read whole vectors shows in a maximum only where it is that."""
     _check(trial, arranging.offset)
+    for place in (0, -1):
+        _check(trial.with_values(f"largest_{place}", functools.partial(_with_largest, place)), arranging.offset, ("x",))
+
+
+def _with_largest(place: int, arguments: Arguments) -> Arguments:
+    x = arguments.get("x")
+    if not isinstance(x, torch.Tensor) or not x.is_floating_point() or not x.numel() or not x.is_contiguous():
+        return arguments
+    x = x.clone()
+    finite = x.flatten()[x.flatten().isfinite()].abs()
+    largest = finite.max().double() * 1.5 if finite.numel() else torch.ones((), dtype=torch.float64)
+    x.view(-1)[place] = largest.clamp(max=torch.finfo(x.dtype).max)
+    return {**arguments, "x": x}
 
 
 def permuted(trial: Trial) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from te_dispatch.conformance.checks import Check, anywhere
 from te_dispatch.conformance.checks.values import synchronize, thread_count
+from te_dispatch.conformance.coverage import Operand
 from te_dispatch.conformance.oracle import Oracle
 from te_dispatch.conformance.space import Arguments, Space
 from te_dispatch.conformance.subject import Subject
@@ -115,6 +116,21 @@ def _call(trial: Trial, there: Arguments, when: str) -> None:
         _write(there, trial.arguments())
 
 
+def turned(trial: Trial) -> None:
+    """Calls on the same memory, in which the integers that say where groups or sequences lie became others."""
+    assert trial.space.turned is not None
+    given, other = trial.arguments(), trial.with_values("turned", trial.space.turned.arguments)
+    fresh = other.arguments()
+    before = dict(tensors(given))
+    if all(torch.equal(tensor, before[path]) for path, tensor in tensors(fresh) if not tensor.is_floating_point()):
+        trial.notes.append("groups or sequences that read the same from behind")
+        return
+    there = moved(given, trial.device)
+    _call(trial, there, "")
+    _write(there, fresh)
+    _call(other, there, "after other integers were written into the same memory: ")
+
+
 def fewer_rows(trial: Trial) -> None:
     """A call with half of the rows of the last one, and the first one again: a workspace is cleared for each."""
     half = trial.space.batch
@@ -199,6 +215,16 @@ def _applies(subject: Subject, space: Space) -> str | None:
     return "operands are views of one tensor, as an argument promises" if space.views else anywhere(subject, space)
 
 
+def _turns(subject: Subject, space: Space) -> str | None:
+    return None if space.turned is not None else "no integers say where operands lie"
+
+
+def _can_turn(subject: Subject, space: Space, operands: Mapping[str, Operand]) -> bool:
+    assert space.turned is not None
+    integers = any(one.dtype in (torch.int32, torch.int64) for one in operands.values())
+    return integers and operands.keys().isdisjoint(space.turned.unless)
+
+
 def _has_rows(subject: Subject, space: Space) -> str | None:
     return None if space.batch is not None else "a call has no independent rows"
 
@@ -206,5 +232,6 @@ def _has_rows(subject: Subject, space: Space) -> str | None:
 CHECKS = (
     Check("fewer_rows", fewer_rows, _has_rows, 1, 2, "a call behind one with more rows"),
     Check("same_memory", same_memory, _applies, 1, 3, "the same memory with other contents, or other scales alone"),
+    Check("turned", turned, _turns, 1, 4, "the same memory with other groups or sequences", shows=_can_turn),
     Check("many_calls", many_calls, anywhere, 0, 1, "the results of late calls, and what calls leave behind"),
 )

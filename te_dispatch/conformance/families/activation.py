@@ -83,6 +83,8 @@ def _backward(values: Values, maker: Maker) -> Arguments:
 _FP4 = ("nvfp4", "nvfp4_2d")
 
 
+#: Tensors in and out: half of the other axes' pairs would be seen with records alone.
+_UNCAST = {"record": "none", "cast": "none"}
 _valid = every(
     lambda values: values["params"] == "default" or values["kind"] == "clamped_swiglu",
     lambda values: values["record"] not in ("none", *_FP4) or values["x_encoding"] == "e4m3fn",
@@ -196,6 +198,7 @@ register(
         _valid,
         batch=_half,
         together=(("kind", "dtype", "out"), ("kind", "cast", "usage")),
+        within=(_UNCAST,),
     ),
     Space(
         "activation_bwd",
@@ -213,6 +216,7 @@ register(
         batch=_half,
         together=(("kind", "dtype", "dy"), ("kind", "cast", "usage")),
         # The bound on a bias gradient of so many rows is wider than a few of them, unless those are the largest.
+        within=(_UNCAST,),
         fixed=({"shape": _LARGE_SHAPES[0], "dy": "fp32", "dbias": "yes", "dy_values": "late"},),
     ),
     Space(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from te_dispatch.conformance.families import attention_inputs as inputs
 from te_dispatch.conformance.families.attention_rules import forward_rules
-from te_dispatch.conformance.space import Arguments, Axis, Space, Values, register
+from te_dispatch.conformance.space import Arguments, Axis, Space, Turned, Values, register
 from te_dispatch.ops.attention import LAYOUTS, MASKS, PACKINGS, SOFTMAX_TYPES
 
 DTYPE = Axis("dtype", ("fp32", "bf16", "fp16"))
@@ -104,6 +104,16 @@ def halved(arguments: Arguments) -> Arguments:
                             if name in arguments}}  # fmt: skip
 
 
+def _turned(arguments: Arguments) -> Arguments:
+    """The sequences' lengths from behind."""
+    lengths = {n: x[-1] - x.flip(0) for n, x in arguments.items() if n.startswith("cu_seqlens")}
+    return {**arguments, **lengths}
+
+
+#: With gaps, what may lie between sequences would come to lie inside of one.
+TURNED = Turned(_turned, ("cu_seqlens_q_padded", "cu_seqlens_kv_padded"))
+
+
 #: name -> axes and constraint of the spaces that forward and backward share.
 PLAIN = (DTYPE, DENSE, SHAPE, DENSE_MASK, HEADS, DIMS, KINDS, SCALE, OUT, Axis("deterministic", ("no", "yes")))
 MASKED = (MASK, DENSE, SMALL, VALID, WINDOW, MASK_SHAPE, HOLE, HEADS, DTYPE)
@@ -166,7 +176,7 @@ register(
         together=(("layout", "mask", "window"),),
     ),
     Space(
-        "attention_fwd", "ragged", (*RAGGED, MAX_LOGIT), inputs.forward, forward_rules, valid=uneven,
+        "attention_fwd", "ragged", (*RAGGED, MAX_LOGIT), inputs.forward, forward_rules, valid=uneven, turned=TURNED,
         together=(("keys", "gaps", "window"), ("mask", "keys", "gaps")),
     ),
     Space("attention_fwd", "scored", (*SCORED, MAX_LOGIT), inputs.forward, forward_rules, valid=scored, forms="bias"),

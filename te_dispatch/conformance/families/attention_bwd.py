@@ -48,7 +48,7 @@ register(
     Space("attention_bwd", "twice", fwd.SAME, inputs.backward, backward_rules, forward=inputs.forward_of),
     Space(
         "attention_bwd", "ragged", (*fwd.RAGGED, _DBIAS), inputs.backward, backward_rules,
-        valid=lambda values: fwd.uneven(values) and _with_bias(values), forward=inputs.forward_of,
+        valid=lambda values: fwd.uneven(values) and _with_bias(values), forward=inputs.forward_of, turned=fwd.TURNED,
         together=(("keys", "gaps", "window"), ("mask", "keys", "gaps")),
     ),
     Space(

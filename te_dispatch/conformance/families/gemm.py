@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -69,7 +70,13 @@ def product(arguments: Mapping[str, Any], mode: str) -> Known:
         aligned = matrices(arguments["a"], arguments["b"], arguments["layout"], True) if narrow else None
         z = bounds.product(left, right, mode, alone, aligned)
         z = z if alpha == 1.0 else z * alpha
-    return z if bias is None else z + Known.exactly(bias)
+    return z if bias is None else z + bounds.term(bias, left.shape[1])
+
+
+def inner_size(arguments: Mapping[str, Any]) -> int:
+    """k."""
+    a = arguments["a"]
+    return int(a.shape[-1] if arguments["layout"][0] == "N" else math.prod(a.shape[:-1]))
 
 
 def _maybe_nan(arguments: Mapping[str, Any]) -> torch.Tensor | None:
@@ -104,8 +111,8 @@ def rules(judged: Judged) -> Mapping[str, Rule]:
     if dbias is not None:
         found |= _result("dbias", dbias, None, judged, nan_sums)
     if arguments.get("accumulate"):
-        out = arguments["out"]
-        z = z + Known.exactly(out.reshape(z.value.shape))
+        out = arguments["out"].reshape(z.value.shape)
+        z = z + (Known.exactly(out) if epilogue in ("gelu", "dgelu") else bounds.term(out, inner_size(arguments)))
     return found | _result("out", z, arguments.get("out_quantizer"), judged, maybe_nan)
 
 
@@ -220,22 +227,26 @@ def _half(arguments: Arguments) -> Arguments:
 
 def _epilogue(values: Values, maker: Maker) -> Arguments:
     arguments = add_options(plain_operands(values, maker), values, maker)
-    arguments["epilogue"] = values["epilogue"]
-    cast = values["cast"]
-    if cast.startswith("aux-"):
-        if values["epilogue"] == "gelu":
-            arguments["aux_quantizer"] = quantizer_of(cast[4:], "e4m3fn")
-    elif cast != "none":
-        encoding = "e5m2" if values["epilogue"] == "dgelu" else "e4m3fn"
-        arguments["out_quantizer"] = quantizer_of(cast, encoding)
-    if values["epilogue"] == "dgelu":
-        shape = _out_shape(arguments["a"], sizes(values)[1], values["layout"])
-        aux = maker.tensor(*shape, dtype=values["dtype"], values="normal") * 3
-        arguments["aux"] = maker.quantized(aux, quantizer_of(cast[4:], "e4m3fn")) if cast.startswith("aux-") else aux
+    add_epilogue(arguments, values, "e5m2" if values["epilogue"] == "dgelu" else "e4m3fn", maker)
     return arguments
 
 
-_epilogue_valid = every(
+def add_epilogue(arguments: Arguments, values: Values, encoding: str, maker: Maker) -> None:
+    """The epilogue, and what is cast of it: the result, to an encoding, or what gelu keeps and dgelu reads."""
+    arguments["epilogue"] = values["epilogue"]
+    cast = values["cast"]
+    of_aux = quantizer_of(cast[4:], "e4m3fn") if cast.startswith("aux-") else None
+    if cast != "none" and of_aux is None:
+        arguments["out_quantizer"] = quantizer_of(cast, encoding)
+    if values["epilogue"] == "gelu" and of_aux is not None:
+        arguments["aux_quantizer"] = of_aux
+    if values["epilogue"] == "dgelu":
+        shape = _out_shape(arguments["a"], sizes(values)[1], values["layout"])
+        aux = maker.tensor(*shape, dtype=values["dtype"], values="normal") * 3
+        arguments["aux"] = aux if of_aux is None else maker.quantized(aux, of_aux)
+
+
+epilogue_valid = every(
     lambda values: not values["cast"].startswith("aux-") or values["epilogue"] in ("gelu", "dgelu"),
     lambda values: values["cast"] == "none" or values["cast"].startswith("aux-") or values["out"] == "new",
 )
@@ -300,14 +311,19 @@ register(
             Axis("bias", BIAS),
             Axis("out", ("new", "given", "added")),
             OUT_DTYPE,
-            Axis("cast", ("none", "delayed", "current", "block_1d", "block_2d", "mxfp8", "nvfp4", "aux-delayed",
-                          "aux-current", "aux-mxfp8"), ("none", "delayed", "current", "aux-delayed")),
+            Axis(
+                "cast",
+                ("none", "delayed", "delayed_seen", "current", "block_1d", "block_2d", "mxfp8", "nvfp4", "aux-delayed",
+                 "aux-current", "aux-mxfp8"),
+                ("none", "delayed", "current", "aux-delayed"),
+            ),
             Axis("values", ("normal", "one_sign", "cancelling", "zeros")),
         ),
         _epilogue,
         rules,
-        _epilogue_valid,
+        epilogue_valid,
         together=(("epilogue", "layout", "dtype", "bias", "out_dtype"),),
+        within=({"cast": "none"},),
     ),
     Space(
         "gemm",

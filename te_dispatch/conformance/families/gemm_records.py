@@ -9,7 +9,9 @@ from te_dispatch.conformance.families.gemm import (
     BIAS,
     LAYOUT,
     OUT_DTYPE,
+    add_epilogue,
     add_options,
+    epilogue_valid,
     exactly,
     operand_shapes,
     plain_operands,
@@ -70,8 +72,8 @@ def _records(values: Values, maker: Maker) -> Arguments:
     arguments["split_accumulator"] = {"default": None, "split": True, "fast": False}[values["accumulation"]]
     add_options(arguments, values, maker)
     if values.get("epilogue", "none") != "none":
-        arguments["epilogue"] = values["epilogue"]
-    if values.get("cast", "none") != "none":
+        add_epilogue(arguments, values, encodings[0], maker)
+    elif values.get("cast", "none") != "none":
         arguments["out_quantizer"] = quantizer_of(values["cast"], encodings[0])
     return arguments
 
@@ -80,7 +82,7 @@ _records_valid = every(
     lambda values: not values["scaling"].startswith("nvfp4") or values["encodings"] == PAIRS[0],
     # A block's two copies hold different values: only where one is there does the contract say what is multiplied.
     lambda values: values["copies"] != "both" or values["scaling"] in ("current+current", "delayed+current"),
-    lambda values: values["cast"] == "none" or values["out"] == "new",
+    epilogue_valid,
     lambda values: values["values"] != "nan" or values["cast"] == "none",
     lambda values: values["values"] != "nan" or not values["scaling"].startswith("nvfp4"),
     # E8M0 scales have no zero.
@@ -160,10 +162,10 @@ register(
             Axis("accumulation", ("default", "split", "fast")),
             Axis("alpha", ("1", "-0.5")),
             Axis("bias", BIAS),
-            Axis("epilogue", ("none", "gelu", "bgrad_b", "bgrad_a")),
+            Axis("epilogue", ("none", "gelu", "dgelu", "bgrad_b", "bgrad_a")),
             Axis("out", ("new", "given", "added")),
             OUT_DTYPE,
-            Axis("cast", ("none", "delayed", "current", "mxfp8")),
+            Axis("cast", ("none", "delayed", "delayed_seen", "current", "mxfp8", "aux-delayed", "aux-current")),
             Axis(
                 "values",
                 (
@@ -181,6 +183,7 @@ register(
             ("scaling", "layout", "accumulation"),
             ("scaling", "layout", "encodings"),
         ),
+        within=({"cast": "none", "epilogue": "none"},),
         fixed=_STEPS + _SCALED + _ALONE,
         forms="scaling",
     ),

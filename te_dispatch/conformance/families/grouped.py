@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 
-from te_dispatch.conformance.bounds.known import Known, within
-from te_dispatch.conformance.families.gemm import mode_of, operand_shapes, product
+from te_dispatch.conformance.bounds import gemm as bounds
+from te_dispatch.conformance.bounds.known import within
+from te_dispatch.conformance.families.gemm import inner_size, mode_of, operand_shapes, product
 from te_dispatch.conformance.families.quantize import counts, quantizer_of
 from te_dispatch.conformance.maker import DTYPES, Maker
 from te_dispatch.conformance.rules import Rule
-from te_dispatch.conformance.space import Arguments, Axis, Judged, Space, Values, register
+from te_dispatch.conformance.space import Arguments, Axis, Judged, Space, Turned, Values, register
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.ops.gemm import LAYOUTS, operand_format
 
@@ -85,9 +86,21 @@ def _rules(judged: Judged) -> Mapping[str, Rule]:
     for i, group in enumerate(groups(arguments)):
         z = product(group, mode_of(judged))
         if arguments.get("accumulate"):
-            z = z + Known.exactly(arguments["out"][i])
+            z = z + bounds.term(arguments["out"][i], inner_size(group))
         found[str(i)] = within(z, judged.expected[str(i)], judged.actual[str(i)])
     return found
+
+
+def _turned(arguments: Arguments) -> Arguments:
+    """Splits from behind, where a group's weight serves any number of rows."""
+    splits = arguments.get("splits")
+    if not isinstance(splits, torch.Tensor) or arguments["layout"] == "TN":
+        return arguments
+    return {**arguments, "splits": splits.flip(0)}
+
+
+#: The memory of results fits their groups.
+_TURNED = Turned(_turned, ("out",))
 
 
 _ROWS = Axis(
@@ -107,9 +120,15 @@ _DTYPE = Axis("dtype", ("bf16", "fp32", "fp16"))
 _LAYOUT = Axis("layout", LAYOUTS)
 _SPLITS = Axis("splits", ("list", "host", "device"))
 
+#: A gradient of a weight that met no rows is 0, whatever its memory held.
+_WRITTEN = (("layout", "rows", "out"),)
+
 # Two spaces, because they are served by different implementations: each must see every pair of the other options.
 register(
-    Space("grouped_gemm", "plain", (_DTYPE, _ROWS, _COLUMNS, _LAYOUT, _SPLITS, *_REST), _make, _rules),
+    Space(
+        "grouped_gemm", "plain", (_DTYPE, _ROWS, _COLUMNS, _LAYOUT, _SPLITS, *_REST), _make, _rules, turned=_TURNED,
+        together=_WRITTEN,
+    ),
     Space(
         "grouped_gemm",
         "quantized",
@@ -128,5 +147,7 @@ register(
         _rules,
         lambda values: values["cast"] in ("current", "delayed") or values["splits"] == "list",
         forms="cast",
+        turned=_TURNED,
+        together=_WRITTEN,
     ),
-)
+)  # fmt: skip

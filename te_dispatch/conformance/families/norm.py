@@ -67,6 +67,8 @@ _forward_valid = every(
     lambda values: values["cast"] != "none" or values["with_y"] == "no",
     lambda values: values["cast"] not in _FP4 or values["values"] != "nan",
     lambda values: values["cast"] == "none" or values["values"] not in _UNCAST,
+    # Deviations that fp32 may lose: nothing is left to divide by.
+    lambda values: values["eps"] != "0" or values["values"] not in ("denormal", "square_underflow", "far_mean"),
 )
 
 
@@ -166,7 +168,7 @@ _BETA = (Axis("beta", ("yes", "no")),)
 def _of(operator: str, *own: Axis) -> None:
     common = (_DTYPE, _SHAPE, _WEIGHTS, *own, _CENTRED)
     options = (
-        Axis("eps", ("1e-5", "1e-12", "0.5")),
+        Axis("eps", ("1e-5", "1e-12", "0.5", "0")),
         Axis("out", ("same", "fp32", "bf16", "fp16")),
         Axis("cast", _CASTS, ("none", "delayed", "current", "block_1d_laid_out", "mxfp8")),
         Axis("encoding", ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz")),
@@ -177,11 +179,15 @@ def _of(operator: str, *own: Axis) -> None:
     )
     narrow = (*options[:-1], Axis("values", ("normal", "outlier", "cancelling", "far_mean")))
     register(
-        Space(f"{operator}_fwd", "plain", common + options, _forward, forward_rules, _forward_valid, batch=_half),
+        Space(
+            f"{operator}_fwd", "plain", common + options, _forward, forward_rules, _forward_valid, batch=_half,
+            within=({"cast": "none"},),
+        ),
         # Not widened: the sum is rounded to x's dtype before it is normalized.
         Space(
             f"{operator}_fwd", "residual", (*common, Axis("residual", ("yes",)), *narrow), _forward, forward_rules,
-            _forward_valid, widen=False, serves=lambda arguments: arguments.get("residual") is not None,
+            _forward_valid, widen=False, within=({"cast": "none"},),
+            serves=lambda arguments: arguments.get("residual") is not None,
         ),
         Space(
             f"{operator}_bwd",

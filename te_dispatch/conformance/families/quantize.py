@@ -36,7 +36,7 @@ SMOKE_SHAPES = ("33x65", "129x127", "2x0x5")
 
 #: Scaling -> kinds of quantizer that make it, see `quantizer_of`.
 CASTS = (
-    "delayed", "current", "block_1d", "block_2d", "mxfp8", "nvfp4", "nvfp4_2d", "block_1d_laid_out",
+    "delayed", "delayed_seen", "current", "block_1d", "block_2d", "mxfp8", "nvfp4", "nvfp4_2d", "block_1d_laid_out",
     "block_2d_laid_out",
 )  # fmt: skip
 
@@ -89,12 +89,14 @@ def quantizer_of(
     """A quantizer with state of its own.
 
     Args:
-        cast: of `CASTS`.
+        cast: of `CASTS`. ``delayed_seen`` is a delayed one that has seen a larger amax than most tensors have.
         scale, amax: of a delayed one; amax None records nothing.
         power_of_two: None for the kind's default.
     """
     scaling = {} if power_of_two is None else {"power_of_two": power_of_two}
-    if cast == "delayed":
+    if cast == "delayed_seen" and amax is not None:
+        amax = 1e4
+    if cast.startswith("delayed"):
         recorded = None if amax is None else torch.full((1,), amax)
         return DelayedQuantizer(encoding, common, scale=torch.full((1,), scale), amax=recorded)
     if cast == "current":

@@ -159,7 +159,11 @@ def _convert_wrongly(values: Values, maker: Maker) -> Arguments:
     x = _record(values, maker)
     counted = x.row_data if x.row_data is not None else x.col_data
     assert counted is not None
-    counted.view(-1)[-1] = 0x7F  # the record may be too small to hold every code
+    # The record may be too small to hold every code; and of the two that do not convert it holds one.
+    for data in (x.row_data, x.col_data):
+        if data is not None:
+            data[(data & 0x7F) == 0x7F] = 0x7E
+    counted.view(-1)[-1] = int(values["code"], 16)
     count = torch.full((1,), 5, dtype=torch.int64)
     return {"x": x, "encoding": other_form(encoding), "overflow": "error", "count": count}
 
@@ -171,10 +175,11 @@ _SHAPE = Axis(
     ("33x65", "127x129", "128x128", "129x257", "2x3x48", "1x1", "31", "0x16", "16x0", "256x512"),
     once=("65553x3", "3x8209", "1031x257", "130x1056"),
 )
-#: Of which one has several tiles each way: with tiles in one row, scales read the same transposed and not.
+#: Of which some have several tiles each way: with tiles in one row, scales read the same transposed and not. One has
+#: as many down as across, where scales that are not transposed fit.
 _TWO_D = Axis(
     "shape",
-    ("33x65", "127x129", "128x128", "129x257", "2x3x48", "257x1", "0x16", "16x0", "31"),
+    ("33x65", "127x129", "128x128", "129x257", "130x250", "2x3x48", "257x1", "0x16", "16x0", "31"),
     once=("65553x3", "3x8209", "1031x257"),
 )
 _SCALES = Axis("scales", tuple(_EXPONENTS))
@@ -219,6 +224,7 @@ register(
         "convert_encoding", "overflow",
         (
             _FP32_SCALED, Axis("encoding", ("e4m3fnuz",)), USAGE, Axis("shape", ("33x65", "2x3x48", "1x1")),
+            Axis("code", ("7F", "FF")),
         ),
         _convert_wrongly, bits, valid=_meaningful, widen=False, raises=ValueError,
     ),

@@ -186,6 +186,8 @@ _ATTENTION = {
     "unknown_mask": given(mask="diagonal"),
     "unknown_softmax": given(softmax_type="hard"),
     "negative_cap": given(softcap=-1.0),
+    "scale_of_zero": given(softmax_scale=0.0),
+    "negative_scale": given(softmax_scale=-0.5),
 }  # fmt: skip
 _RAGGED = {
     "no_lengths": given(cu_seqlens_q=None),
@@ -279,6 +281,15 @@ def _mxfp8(right: Arguments) -> Quantized:
     )  # fmt: skip
 
 
+def _block_1d(right: Arguments) -> Quantized:
+    """x, a record with one scale, said to be in blocks of 128 columns."""
+    x = right["x"]
+    scale = torch.ones(x.rows(), -(-x.shape[-1] // 128))
+    return Quantized(
+        x.row_data, None, scale, None, x.encoding, "block_1d", x.scale_layout, x.shape, x.dtype, x.device
+    )  # fmt: skip
+
+
 def _probs_of_more(right: Arguments) -> torch.Tensor:
     tokens, top_k = right["row_map"].shape
     return torch.ones(tokens + 1, top_k)
@@ -356,7 +367,7 @@ register(
     _refused("rope_fwd", "dense", _ROPE),
     _refused("rope_bwd", "dense", _ROPE),
     _refused("rope_fwd", "thd", {"no_sequences": given(cu_seqlens=None)}, "refused_thd"),
-    _refused("transpose_quantized", "plain", {"blocks_of_rows": given(x=_mxfp8)}),
+    _refused("transpose_quantized", "plain", {"blocks_of_rows": given(x=_mxfp8), "block_1d": given(x=_block_1d)}),
     _refused("relayout_scales", "plain", _LAYOUTS),
     _refused(
         "convert_encoding",

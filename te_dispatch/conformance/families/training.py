@@ -266,7 +266,7 @@ register(
     Space(
         "multi_tensor_scale", "plain",
         (
-            _DTYPE, _LISTS, Axis("out", ("fp32", "bf16", "fp16")), Axis("scale", ("1.0", "0.3", "-65536.0")),
+            _DTYPE, _LISTS, Axis("out", ("fp32", "bf16", "fp16")), Axis("scale", ("1.0", "0.3", "-65536.0", "0.0")),
             _NOOP, _ANY,
         ),
         _scale, _scale_rules,

@@ -14,6 +14,7 @@ from types import ModuleType
 
 from te_dispatch_faulty import (
     casts,
+    clauses,
     conduct,
     draws,
     forms,
@@ -313,7 +314,7 @@ _CONDUCT = (
 )  # fmt: skip
 
 _TABLES = (
-    sizes, operands, special, secondary, state, draws, options, narrow, paths, rare, surroundings, usage,
+    sizes, operands, special, secondary, state, draws, options, narrow, paths, rare, surroundings, usage, clauses,
 )  # fmt: skip
 
 FAULTS: tuple[Fault, ...] = (
