@@ -215,8 +215,8 @@ register(
         _valid,
         batch=_half,
         together=(("kind", "dtype", "dy"), ("kind", "cast", "usage")),
-        # The bound on a bias gradient of so many rows is wider than a few of them, unless those are the largest.
         within=(_UNCAST,),
+        # The bound on a bias gradient of so many rows is wider than a few of them, unless those are the largest.
         fixed=({"shape": _LARGE_SHAPES[0], "dy": "fp32", "dbias": "yes", "dy_values": "late"},),
     ),
     Space(
