@@ -14,11 +14,6 @@ from te_dispatch.core.manager import OpManager
 from te_dispatch.core.operator import OPERATORS
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.numerics.quantizers import (
-    BlockQuantizer,
-    CurrentQuantizer,
-    DelayedQuantizer,
-    MXFP8Quantizer,
-    NVFP4Quantizer,
     Quantizer,
 )
 
@@ -59,25 +54,6 @@ class Maker:
     def rng_state(self) -> torch.Tensor:
         """int64 (2,): a seed and an offset, as operators take them."""
         return torch.randint(0, 2**40, (2,), generator=self.generator, dtype=torch.int64)
-
-    def delayed(self, encoding: str = "e4m3fn", scale: float = 1.0, common: bool = False) -> DelayedQuantizer:
-        """A delayed quantizer with state of its own: a scale in force, an amax that starts at 0."""
-        return DelayedQuantizer(encoding, common, scale=torch.full((1,), scale), amax=torch.zeros(1))
-
-    def quantizer(self, scaling: str, encoding: str = "e4m3fn", common: bool = False, scale: float = 1.0) -> Quantizer:
-        """A quantizer by the name of what it makes: ``delayed``, ``current``, ``block_1d``, ``block_2d``, ``mxfp8``,
-        ``nvfp4``."""
-        if scaling == "delayed":
-            return self.delayed(encoding, scale, common)
-        if scaling in ("current", "tensor"):
-            return CurrentQuantizer(encoding, common)
-        if scaling in ("block_1d", "block_2d"):
-            return BlockQuantizer(encoding, common, two_d=scaling == "block_2d")
-        if scaling == "mxfp8":
-            return MXFP8Quantizer(encoding, common)
-        if scaling == "nvfp4":
-            return NVFP4Quantizer(common=common)
-        raise ValueError(f"scaling: got {scaling!r}, expected delayed, current, block_1d, block_2d, mxfp8 or nvfp4")
 
     def quantized(self, x: torch.Tensor, quantizer: Quantizer, usage: str = "both") -> Quantized:
         """x as a record, cast by the reference."""

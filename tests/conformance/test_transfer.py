@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from te_dispatch.conformance.case import Case
+from te_dispatch.conformance.families.quantize import quantizer_of
 from te_dispatch.conformance.maker import Maker
 from te_dispatch.conformance.outputs import form
 from te_dispatch.conformance.transfer import mapped, moved, overwrite, tensors, widened
@@ -81,8 +82,8 @@ def _maker() -> Maker:
 
 def test_records_and_quantizers_are_copied_through() -> None:
     make = _maker()
-    record = make.quantized(make.tensor(32, 64, dtype="bf16"), make.quantizer("mxfp8"))
-    delayed = make.delayed(scale=4.0)
+    record = make.quantized(make.tensor(32, 64, dtype="bf16"), quantizer_of("mxfp8", "e4m3fn"))
+    delayed = quantizer_of("delayed", "e4m3fn", scale=4.0)
     there = moved({"x": record, "quantizers": [delayed, CurrentQuantizer("e5m2")], "kind": "gelu"}, "cpu")
     assert form(there["x"]) == form(record) and there["kind"] == "gelu"
     first = there["quantizers"][0]
@@ -102,7 +103,7 @@ def test_saved_tensors_are_copied_through() -> None:
 def test_widening_keeps_values_and_renames_dtypes() -> None:
     make = _maker()
     x, other = make.tensor(4, 5, dtype="bf16"), make.tensor(3)
-    record = make.quantized(make.tensor(16, 32, dtype="bf16"), make.quantizer("current"))
+    record = make.quantized(make.tensor(16, 32, dtype="bf16"), quantizer_of("current", "e4m3fn"))
     wide = widened({"x": x, "other": [other], "record": record, "out_dtype": torch.float16, "k": torch.int32})
     assert wide["x"].dtype == torch.float32 and torch.equal(wide["x"], x.float())
     assert torch.equal(wide["other"][0], other) and wide["other"][0] is not other
@@ -112,9 +113,9 @@ def test_widening_keeps_values_and_renames_dtypes() -> None:
 
 
 def test_overwriting_keeps_the_memory() -> None:
-    there = {"x": torch.zeros(2, 3)[:, ::2], "q": _maker().delayed(scale=1.0)}
+    there = {"x": torch.zeros(2, 3)[:, ::2], "q": quantizer_of("delayed", "e4m3fn", scale=1.0)}
     where = [tensor.data_ptr() for _, tensor in tensors(there)]
-    overwrite(there, {"x": torch.ones(2, 2), "q": _maker().delayed(scale=8.0)})
+    overwrite(there, {"x": torch.ones(2, 2), "q": quantizer_of("delayed", "e4m3fn", scale=8.0)})
     assert [tensor.data_ptr() for _, tensor in tensors(there)] == where
     assert bool((there["x"] == 1).all()) and float(there["q"].scale) == 8.0
 

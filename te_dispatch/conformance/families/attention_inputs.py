@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from te_dispatch.conformance.families.quantize import counts
+from te_dispatch.conformance.families.quantize import counts, quantizer_of
 from te_dispatch.conformance.maker import DTYPES, Maker
 from te_dispatch.conformance.space import Arguments, Values
 from te_dispatch.numerics.quantized import Quantized
@@ -229,17 +229,16 @@ def _flags(values: Values) -> Arguments:
     return found
 
 
-def quantizer(maker: Maker, cast: str, encoding: str, scale: float) -> Quantizer | None:
+def _quantizer(cast: str, encoding: str, scale: float) -> Quantizer | None:
     """By the name of what it makes; ``none`` is None."""
-    return None if cast == "none" else maker.quantizer(cast, encoding, scale=scale)
+    return None if cast == "none" else quantizer_of(cast, encoding, scale=scale)
 
 
 def record(maker: Maker, x: Any, cast: str, encoding: str) -> Any:
     """x through a cast; ``plain`` leaves it."""
     if cast == "plain":
         return x
-    made = maker.quantizer(cast, encoding, scale=24.0)
-    return maker.quantized(x, made, "row")
+    return maker.quantized(x, quantizer_of(cast, encoding, scale=24.0), "row")
 
 
 def forward(values: Values, maker: Maker) -> Arguments:
@@ -256,9 +255,9 @@ def forward(values: Values, maker: Maker) -> Arguments:
     made |= {name: record(maker, made[name], cast, "e4m3fn") for name in ("q", "k", "v")}
     if "s" in values:
         # p is at most 1, and 448 the largest code.
-        made["s_quantizer"] = quantizer(maker, values["s"], "e4m3fn", 448.0)
+        made["s_quantizer"] = _quantizer(values["s"], "e4m3fn", 448.0)
     if "out_cast" in values:
-        made["out_quantizer"] = quantizer(maker, values["out_cast"], "e4m3fn", 40.0)
+        made["out_quantizer"] = _quantizer(values["out_cast"], "e4m3fn", 40.0)
     if float(values.get("dropout", "0")):
         made |= {"dropout_p": float(values["dropout"]), "rng_state": maker.rng_state()}
     return made
@@ -286,9 +285,9 @@ def backward(values: Values, maker: Maker) -> Arguments:
         "lse": torch.zeros(lse_shape(made["q"], made["layout"])), "saved": None,
     }  # fmt: skip
     if "dp" in values:
-        made["dp_quantizer"] = quantizer(maker, values["dp"], "e5m2", 4096.0)
+        made["dp_quantizer"] = _quantizer(values["dp"], "e5m2", 4096.0)
     if "dqkv" in values:
-        made["dqkv_quantizer"] = quantizer(maker, values["dqkv"], "e5m2", 16.0)
+        made["dqkv_quantizer"] = _quantizer(values["dqkv"], "e5m2", 16.0)
     if "dbias" in values:
         made["with_dbias"] = values["dbias"] == "yes"
     return made

@@ -9,6 +9,7 @@ import torch
 
 from te_dispatch.conformance.bounds import training as bounds
 from te_dispatch.conformance.bounds.known import Known, within
+from te_dispatch.conformance.families.quantize import quantizer_of
 from te_dispatch.conformance.maker import Maker
 from te_dispatch.conformance.rules import Bitwise, Rule
 from te_dispatch.conformance.space import Arguments, Axis, Judged, Space, Values, register
@@ -45,7 +46,7 @@ def _permute(values: Values, maker: Maker) -> Arguments:
     indices = _choices(values, maker)
     made: Arguments = {"x": x, "indices": indices, "capacity": _capacity(values, indices.numel())}
     if values["cast"] != "plain":
-        made["x"] = maker.quantized(x, maker.quantizer(values["cast"]), "row")
+        made["x"] = maker.quantized(x, quantizer_of(values["cast"], "e4m3fn", scale=1.0), "row")
     if values["probs"] != "none":
         made["probs"] = maker.tensor(*indices.shape, dtype=values["probs"], values="one_sign")
     return made

@@ -186,6 +186,15 @@ _ATTENTION = {
     "unknown_mask": given(mask="diagonal"),
     "unknown_softmax": given(softmax_type="hard"),
     "negative_cap": given(softcap=-1.0),
+    "unknown_bias": given(bias_type="added"),
+    "unknown_layout": given(layout="hbsd"),
+    "slopes_without_alibi": given(alibi_slopes=lambda right: torch.ones(right["q"].shape[2])),
+    "mask_of_numbers": given(mask="arbitrary", attn_mask=lambda right: _scores(right, torch.float32)[..., 1:].clone()),
+    "offset_of_more_heads": given(
+        softmax_type="learnable", softmax_offset=lambda right: torch.ones(right["q"].shape[2] + 1)
+    ),
+    "negative_dropout": given(dropout_p=-0.1, rng_state=torch.zeros(2, dtype=torch.int64)),
+    "rng_state_of_one": given(dropout_p=0.1, rng_state=torch.zeros(1, dtype=torch.int64)),
     "scale_of_zero": given(softmax_scale=0.0),
     "negative_scale": given(softmax_scale=-0.5),
 }  # fmt: skip
@@ -231,8 +240,16 @@ _NORM = {
     "long_gamma": longer("gamma"),
     "residual_of_another_shape": given(residual=_tall("x")),
     "result_of_integers": given(out_dtype=torch.int32),
+    "negative_eps": given(eps=-1e-5),
+    "gamma_of_two_dimensions": given(gamma=lambda right: right["gamma"][None]),
 }
-_NORM_BWD = {"tall_dy": longer("dy", 0), "long_gamma": longer("gamma"), "long_rstd": longer("rstd")}
+_NORM_BWD = {
+    "tall_dy": longer("dy", 0),
+    "long_gamma": longer("gamma"),
+    "long_rstd": longer("rstd"),
+    "rstd_in_bf16": given(rstd=lambda right: right["rstd"].bfloat16()),
+    "tall_add": given(add=_tall("x")),
+}
 
 
 def _wide_mask(right: Arguments) -> torch.Tensor:
@@ -353,7 +370,15 @@ register(
             "result_of_integers": given(out_dtype=torch.int32),
         },
     ),
-    _refused("activation_bwd", "plain", {"wide_dy": longer("dy"), "params": given(params=(7.0, 1.7))}),
+    _refused(
+        "activation_bwd",
+        "plain",
+        {
+            "wide_dy": longer("dy"),
+            "tall_dy": longer("dy", 0),
+            "params": given(params=(7.0, 1.7)),
+        },
+    ),
     _refused(
         "softmax_fwd",
         "plain",
@@ -363,7 +388,7 @@ register(
             "result_of_integers": given(out_dtype=torch.int32),
         },
     ),
-    _refused("softmax_bwd", "plain", {"wide_dy": longer("dy")}),
+    _refused("softmax_bwd", "plain", {"wide_dy": longer("dy"), "tall_dy": longer("dy", 0)}),
     _refused("rope_fwd", "dense", _ROPE),
     _refused("rope_bwd", "dense", _ROPE),
     _refused("rope_fwd", "thd", {"no_sequences": given(cu_seqlens=None)}, "refused_thd"),
@@ -385,21 +410,50 @@ register(
             "negative_share": given(dropout_p=-0.1, rng_state=torch.zeros(2, dtype=torch.int64)),
         },
     ),
-    _refused("dropout_add_bwd", "plain", {"no_mask": given(mask=None), "wide_mask": longer("mask")}),
-    _refused("moe_permute", "plain", {"tall_indices": longer("indices", 0), "negative_capacity": given(capacity=-1)}),
+    _refused(
+        "dropout_add_bwd",
+        "plain",
+        {
+            "no_mask": given(mask=None),
+            "wide_mask": longer("mask"),
+            "mask_of_numbers": given(mask=lambda right: right["mask"].float()),
+            "share_of_all": given(dropout_p=1.0),
+        },
+    ),
+    _refused(
+        "moe_permute",
+        "plain",
+        {
+            "tall_indices": longer("indices", 0),
+            "indices_of_numbers": given(indices=lambda right: right["indices"].float()),
+            "negative_capacity": given(capacity=-1),
+        },
+    ),
     _refused(
         "moe_unpermute",
         "plain",
         {"tall_probs": given(probs=_probs_of_more), "int64_map": given(row_map=lambda right: right["row_map"].long())},
     ),
-    _refused("moe_unpermute_bwd", "plain", {"tall_dy": longer("dy", 0), "wide_dy": longer("dy")}),
+    _refused(
+        "moe_unpermute_bwd",
+        "plain",
+        {
+            "tall_dy": longer("dy", 0),
+            "wide_dy": longer("dy"),
+            "int64_map": given(row_map=lambda right: right["row_map"].long()),
+        },
+    ),
     _refused(
         "multi_tensor_adam",
         "plain",
         {
             "one_gradient_less": short("grads"),
             "moment_of_another_shape": item("exp_avgs", _longer),
+            "one_second_moment_less": short("exp_avg_sqs"),
+            "long_gradient": item("grads", _longer),
             "beta_of_one": given(beta1=1.0),
+            "negative_beta": given(beta2=-0.5),
+            "negative_eps": given(eps=-1.0),
             "step_of_zero": given(step=0),
         },
     ),
