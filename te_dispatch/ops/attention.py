@@ -220,7 +220,7 @@ def attention_fwd(
         page_table: int32 (b, pages): k, v are (pages_total, page_size, g, d) blocks; inference only.
         bias: (1 or b, 1 or h, s_q, s_kv); bias_type: ``none``, ``pre_scale``, ``post_scale``, ``alibi``.
         alibi_slopes: float32 (h,) or (b, h); None for the paper's.
-        softmax_scale: c, above 0; None for 1/sqrt(d).
+        softmax_scale: c; None for 1/sqrt(d).
         softmax_type: ``vanilla``, ``off-by-one``, ``learnable``; softmax_offset: float32 (h,), for ``learnable``.
         softcap: 0 for none.
         dropout_p: probability; rng_state: int64 (2,), (seed, offset), required when dropout_p > 0. The same

@@ -82,7 +82,7 @@ class DotProductAttention(torch.nn.Module):
         softcap: cap of the logits, 0 for none.
         layer_number, name: kept as attributes.
         attention_type: ``self`` or ``cross``.
-        softmax_scale: above 0; None for 1 / sqrt(d).
+        softmax_scale: None for 1 / sqrt(d).
         softmax_type: ``vanilla``, ``off-by-one`` (1 added to the denominator) or ``learnable`` (exp of the parameter
             `softmax_offset` (h,), which starts at 0). `softmax_offset` is None for the first, zeros that nothing reads
             for the second.
@@ -137,8 +137,6 @@ class DotProductAttention(torch.nn.Module):
             raise ValueError(
                 f"num_gqa_groups must divide num_attention_heads={num_attention_heads}, got {num_gqa_groups}"
             )
-        if softmax_scale is not None and not softmax_scale > 0.0:
-            raise ValueError(f"softmax_scale must be above 0 or None, got {softmax_scale}")
         if softcap < 0.0:
             raise ValueError(f"softcap must not be negative, got {softcap}")
         self.num_attention_heads = num_attention_heads

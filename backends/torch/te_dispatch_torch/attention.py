@@ -116,7 +116,12 @@ def _check_options(kernel: Kernel, layout: str, mask: str) -> None:
         )
 
 
-def _check(kernel: Kernel, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str, mask: str) -> None:
+def _check(
+    kernel: Kernel, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str, mask: str, scale: float | None
+) -> None:
+    if scale is not None and not scale > 0:
+        # It looks for the largest logit before it scales: -Inf of a masked key times 0 is NaN.
+        raise Declined(f"{kernel.name} needs a positive softmax_scale, got {scale}")
     if v.shape[-1] != q.shape[-1]:
         raise Declined(f"{kernel.name} needs equal head dimensions, got {q.shape[-1]} and {v.shape[-1]}")
     sequence = 0 if layout == "sbhd" else 1
@@ -208,7 +213,7 @@ def _forward(kernel: Kernel) -> Callable[..., AttentionForward]:
             softmax_type, softmax_offset, softcap, dropout_p, rng_state,
         )  # fmt: skip
         checks.forward(inference, page_table, s_quantizer, out_quantizer, out_dtype, q.device)
-        _check(kernel, q, k, v, layout, mask)
+        _check(kernel, q, k, v, layout, mask, softmax_scale)
         if _empty(q, k):  # no row sees a key
             out = q.new_zeros(out_shape(q, v, layout), dtype=out_dtype or q.dtype)
             lse = q.new_full(lse_shape(q, layout), -math.inf, dtype=torch.float32)

@@ -30,7 +30,7 @@ KINDS = Axis(
     "values", ("normal", "large", "one_sign", "cancelling", "zeros", *inputs.NAN_IN), ("normal", "large"),
     dull=tuple(inputs.NAN_IN),
 )  # fmt: skip
-SCALE = Axis("scale", ("default", "0.5", "1.0"))
+SCALE = Axis("scale", ("default", "0.5", "1.0", "0.0", "-0.25"))
 MASK = Axis("mask", MASKS)
 DENSE_MASK = Axis("mask", ("none", "causal", "causal_bottom_right"))
 WINDOW = Axis("window", ("none", "-1:-1", "4:0", "0:0", "7:-1", "3:5", "-1:2"), ("none", "3:5", "4:0"))

@@ -60,7 +60,7 @@ def _dbias_rules(judged: Judged) -> Mapping[str, Rule]:
     return {**bits(judged), "dbias": Within(torch.where(overflows, torch.inf, limit))}
 
 
-_SPLITS = Axis("splits", ("7+26", "33", "0+5+0+128", "1+127+129", "none"), once=("67:5", "300:3"), dull=("none",))
+_SPLITS = Axis("splits", ("7+26+3", "33", "0+5+0+128", "1+127+129", "none"), once=("67:5", "300:3"), dull=("none",))
 
 
 def _several(values: Values, count: int) -> list[Quantizer]:
@@ -150,7 +150,7 @@ register(
             DTYPE, _SPLITS, Axis("k", ("65", "128", "1", "0")),
             _CAST, ENCODING, USAGE, Axis("values", ("normal", "outlier", "inf", "nan", "denormal")), COMMON,
         ),
-        _split, bits, valid=encodable, widen=False,
+        _split, bits, valid=encodable, widen=False, together=(("cast", "encoding", "usage"),),
     ),
     Space(
         "multi_tensor_quantize", "plain",

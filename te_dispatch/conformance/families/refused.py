@@ -195,8 +195,6 @@ _ATTENTION = {
     ),
     "negative_dropout": given(dropout_p=-0.1, rng_state=torch.zeros(2, dtype=torch.int64)),
     "rng_state_of_one": given(dropout_p=0.1, rng_state=torch.zeros(1, dtype=torch.int64)),
-    "scale_of_zero": given(softmax_scale=0.0),
-    "negative_scale": given(softmax_scale=-0.5),
 }  # fmt: skip
 _RAGGED = {
     "no_lengths": given(cu_seqlens_q=None),

@@ -120,9 +120,6 @@ def attention(
         check.shaped("softmax_offset", softmax_offset, (heads,), check.F32, device)
     if softmax_scale is not None:
         check.number("softmax_scale", softmax_scale)
-        # Fused kernels look for the largest q . k and scale behind it: -Inf of masked keys times 0 is NaN.
-        if not softmax_scale > 0:
-            raise ValueError(f"softmax_scale: got {softmax_scale}, expected a number above 0, or None for 1/sqrt(d)")
     check.number("softcap", softcap, 0.0)
     probability(dropout_p)
     if rng_state is not None:

@@ -60,12 +60,17 @@ def _codes_off(call: Call) -> Any:
     return made
 
 
+def _without_gelu(call: Call) -> Any:
+    aux = call.sound().aux  # first: it writes `out`, too
+    return call.sound(epilogue=None, aux=None, aux_quantizer=None)._replace(aux=aux)
+
+
 _PRODUCTS = (
     *table("gemm", {
         "gelu_skipped_for_tn_bias_fp32": (
             "skips GELU for TN with a bias and an fp32 result of bf16 operands",
             when(where(given(layout="TN", epilogue="gelu", bias=..., out_dtype=_FP32), of_dtype("a", _BF16)),
-                 lambda call: call.sound(epilogue=None, aux=None, aux_quantizer=None)._replace(aux=call.sound().aux)),
+                 _without_gelu),
         ),
         "alpha_lost_for_nn_accumulated": (
             "ignores alpha for NN that is added to fp32", when(given(layout="NN", accumulate=True), with_(alpha=1.0))),
