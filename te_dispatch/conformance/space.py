@@ -133,6 +133,12 @@ class Turned:
     unless: tuple[str, ...] = ()
 
 
+def turned_lengths(arguments: Arguments) -> Arguments:
+    """The same call with the lengths of its sequences in reverse order: for `Turned.arguments`."""
+    lengths = {name: x[-1] - x.flip(0) for name, x in arguments.items() if name.startswith("cu_seqlens")}
+    return {**arguments, **lengths}
+
+
 def _always(values: Values) -> bool:
     return True
 

@@ -13,14 +13,25 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import torch
 
-from te_dispatch_triton import probe
+from te_dispatch_triton import probe, targets
 
 _LIMIT = 400.0  # seconds for the interpreted tests of a module
+
+
+@pytest.fixture
+def hopper() -> Iterator[targets.Target]:
+    """The CPU stands for an H200 or H100: host code chooses for it, and what it launches is recorded or compiled."""
+    cpu, target = torch.device("cpu"), targets.target_for("nvidia", "sm_90", 132)
+    targets.pretend(cpu, target)
+    yield target
+    targets.pretend(cpu, None)
 
 
 def pytest_configure(config: pytest.Config) -> None:

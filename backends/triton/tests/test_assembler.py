@@ -20,14 +20,6 @@ OLD, NEW = SimpleNamespace(path="/bin/old", version="12.8"), SimpleNamespace(pat
 
 
 @pytest.fixture
-def hopper() -> Iterator[targets.Target]:
-    target = targets.target_for("nvidia", "sm_90", 132)
-    targets.pretend(CPU, target)
-    yield target
-    targets.pretend(CPU, None)
-
-
-@pytest.fixture
 def fresh() -> Iterator[None]:
     assembler.replacement.cache_clear()
     yield

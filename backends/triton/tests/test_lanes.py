@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +14,6 @@ from te_dispatch_triton import lanes, launch, norm, targets
 from te_dispatch_triton.crosscompile import matrix, run
 from te_dispatch_triton.launch import Launch, recording
 
-CPU = torch.device("cpu")
 #: As Triton 3.6 wrote it for norm_columns: threads from 128 on get a bit of %r100 in %r131.
 MIXED = """
 .reqntid 256
@@ -30,14 +28,6 @@ MIXED = """
     mov.b64         {_, %r131}, %rd138;
     or.b32          %r132, %r131, 1;
 """
-
-
-@pytest.fixture
-def hopper() -> Iterator[targets.Target]:
-    target = targets.target_for("nvidia", "sm_90", 132)
-    targets.pretend(CPU, target)
-    yield target
-    targets.pretend(CPU, None)
 
 
 def test_what_a_compiler_wrote_is_found() -> None:
@@ -99,6 +89,7 @@ def _columns() -> Launch:
     return next(one for one in launches if one.kernel.name == "norm_columns")
 
 
+@pytest.mark.compiles
 def test_crosscompile_tells_it(hopper: targets.Target, monkeypatch: pytest.MonkeyPatch) -> None:
     launched = _columns()
     assert run.row_of("sm_90", "norm", "a call", launched, {}).problem is None
@@ -107,6 +98,7 @@ def test_crosscompile_tells_it(hopper: targets.Target, monkeypatch: pytest.Monke
     assert problem is not None and "two numbers are mixed up: a; b" in problem
 
 
+@pytest.mark.compiles
 def test_the_form_that_triton_3_6_got_wrong(hopper: targets.Target) -> None:
     """Threads from 128 on put partial maxima of every third column of four into the fourth's place."""
     assert lanes.mixed(matrix.compile_for(_columns(), hopper).asm["ptx"]) is None

@@ -95,13 +95,15 @@ def offset(trial: Trial) -> None:
     """Operands that start at an odd element, and whose first, or last, has the largest magnitude: what a kernel leaves
     out at the ends to read whole vectors shows in a maximum only where it is that."""
     _check(trial, arranging.offset)
+    if not isinstance(trial.arguments().get("x"), torch.Tensor):
+        return
     for place in (0, -1):
         _check(trial.with_values(f"largest_{place}", functools.partial(_with_largest, place)), arranging.offset, ("x",))
 
 
 def _with_largest(place: int, arguments: Arguments) -> Arguments:
-    x = arguments.get("x")
-    if not isinstance(x, torch.Tensor) or not x.is_floating_point() or not x.numel() or not x.is_contiguous():
+    x = arguments["x"]
+    if not x.is_floating_point() or not x.numel() or not x.is_contiguous():
         return arguments
     x = x.clone()
     finite = x.flatten()[x.flatten().isfinite()].abs()

@@ -16,7 +16,6 @@ from te_dispatch.conformance.subject import Subject
 from te_dispatch.conformance.trial import Trial
 from te_dispatch.core.memory import ANY, ROWS
 
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 #: Parameters that hold gradients.
 _GRADIENTS = ("dy", "dout", "add")
 
@@ -55,7 +54,7 @@ def _read(subject: Subject) -> tuple[str, ...]:
 
 
 def _first_of(subject: Subject, space: Space, operands: Mapping[str, Operand]) -> dict[str, str]:
-    """Parameter -> the one before it whose tensor is alike; gradients come last."""
+    """Parameter -> an earlier one whose tensor has the same shape, strides and dtype. Gradients are considered last."""
     kept = subject.operator.backward and space.forward is None
     names = [name for name in sorted(_read(subject), key=_GRADIENTS.__contains__) if name in operands]
     found: dict[str, str] = {}
@@ -70,8 +69,8 @@ def _first_of(subject: Subject, space: Space, operands: Mapping[str, Operand]) -
 
 
 def _can_share(subject: Subject, space: Space, operands: Mapping[str, Operand]) -> bool:
-    found = _first_of(subject, space, operands)
-    return any(operands[name].dtype in _FLOATS for name in found)
+    dtypes = [operands[name].dtype for name in _first_of(subject, space, operands)]
+    return any(dtype is not None and dtype.is_floating_point for dtype in dtypes)
 
 
 def _applies(subject: Subject, space: Space) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from te_dispatch.conformance.families import attention_inputs as inputs
 from te_dispatch.conformance.families.attention_rules import forward_rules
-from te_dispatch.conformance.space import Arguments, Axis, Space, Turned, Values, register
+from te_dispatch.conformance.space import Arguments, Axis, Space, Turned, Values, register, turned_lengths
 from te_dispatch.ops.attention import LAYOUTS, MASKS, PACKINGS, SOFTMAX_TYPES
 
 DTYPE = Axis("dtype", ("fp32", "bf16", "fp16"))
@@ -104,14 +104,8 @@ def halved(arguments: Arguments) -> Arguments:
                             if name in arguments}}  # fmt: skip
 
 
-def _turned(arguments: Arguments) -> Arguments:
-    """The sequences' lengths from behind."""
-    lengths = {n: x[-1] - x.flip(0) for n, x in arguments.items() if n.startswith("cu_seqlens")}
-    return {**arguments, **lengths}
-
-
 #: With gaps, what may lie between sequences would come to lie inside of one.
-TURNED = Turned(_turned, ("cu_seqlens_q_padded", "cu_seqlens_kv_padded"))
+TURNED = Turned(turned_lengths, ("cu_seqlens_q_padded", "cu_seqlens_kv_padded"))
 
 
 #: name -> axes and constraint of the spaces that forward and backward share.

@@ -92,7 +92,7 @@ def _rules(judged: Judged) -> Mapping[str, Rule]:
 
 
 def _turned(arguments: Arguments) -> Arguments:
-    """Splits from behind, where a group's weight serves any number of rows."""
+    """Splits in reverse order, where a group's weight serves any number of rows."""
     splits = arguments.get("splits")
     if not isinstance(splits, torch.Tensor) or arguments["layout"] == "TN":
         return arguments

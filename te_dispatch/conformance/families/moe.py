@@ -46,7 +46,7 @@ def _permute(values: Values, maker: Maker) -> Arguments:
     indices = _choices(values, maker)
     made: Arguments = {"x": x, "indices": indices, "capacity": _capacity(values, indices.numel())}
     if values["cast"] != "plain":
-        made["x"] = maker.quantized(x, quantizer_of(values["cast"], "e4m3fn", scale=1.0), "row")
+        made["x"] = maker.quantized(x, quantizer_of(values["cast"], "e4m3fn"), "row")
     if values["probs"] != "none":
         made["probs"] = maker.tensor(*indices.shape, dtype=values["probs"], values="one_sign")
     return made

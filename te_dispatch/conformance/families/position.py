@@ -12,7 +12,7 @@ from te_dispatch.conformance.bounds import position as bounds
 from te_dispatch.conformance.bounds.known import within
 from te_dispatch.conformance.maker import Maker
 from te_dispatch.conformance.rules import Rule, Within
-from te_dispatch.conformance.space import Arguments, Axis, Judged, Space, Turned, Values, register
+from te_dispatch.conformance.space import Arguments, Axis, Judged, Space, Turned, Values, register, turned_lengths
 
 #: Sequence x batch x heads x head dimension.
 _SHAPES = (
@@ -68,12 +68,6 @@ def _dense(values: Values, maker: Maker) -> Arguments:
     first = _add_offsets(arguments, values, maker, b)
     arguments["freqs"] = _freqs(values, first + s + {"exact": 9, "more": 40}[values["room"]], d)
     return arguments
-
-
-def _turned(arguments: Arguments) -> Arguments:
-    """The sequences' lengths from behind."""
-    lengths = arguments["cu_seqlens"]
-    return {**arguments, "cu_seqlens": lengths[-1] - lengths.flip(0)}
 
 
 def _thd(values: Values, maker: Maker) -> Arguments:
@@ -178,6 +172,6 @@ for _operator in ("rope_fwd", "rope_bwd"):
             _thd,
             rules,
             _valid,
-            turned=Turned(_turned, ("offsets",)),  # with which a longer sequence may reach beyond the angles
+            turned=Turned(turned_lengths, ("offsets",)),  # with which a longer sequence may reach beyond the angles
         ),
     )  # fmt: skip

@@ -7,16 +7,21 @@ from typing import Any
 
 import torch
 
-from te_dispatch.numerics.quantized import Quantized
 from te_dispatch_faulty.binding import Call
 from te_dispatch_faulty.fault import Fault
-from te_dispatch_faulty.spoiling import Memory, changing, given, operand, remembering, rows_of, table, when, with_
+from te_dispatch_faulty.spoiling import (
+    Memory,
+    changing,
+    given,
+    operand,
+    remembering,
+    rows_of,
+    table,
+    when,
+    with_,
+    with_members,
+)
 from te_dispatch_torch.quantize import dequantize, quantize
-
-
-def _with(x: Quantized, **members: Any) -> Quantized:
-    """A record with other members."""
-    return Quantized(*(members.get(name, getattr(x, name)) for name in Quantized.__slots__))
 
 
 def _dbias_of_first_batch(call: Call) -> Any:
@@ -61,7 +66,7 @@ def _negative_converted(call: Call) -> Any:
         return call.sound()
     parts = {name: getattr(x, name) for name in ("row_data", "col_data") if getattr(x, name) is not None}
     smaller = {name: torch.where(data == 0xFF, data - 1, data) for name, data in parts.items()}
-    return call.sound(x=_with(x, **smaller))
+    return call.sound(x=with_members(x, **smaller))
 
 
 def _aux_behind_gelu(call: Call) -> Any:
@@ -99,11 +104,11 @@ def _blocks_of_rows_served(call: Call) -> Any:
     if x.scaling != "block_1d":
         return call.sound()
     data = x.row_data.reshape(-1, x.shape[-1]).t().contiguous()
-    return call.delivered(_with(x, col_data=data, col_scale_inv=x.row_scale_inv.t().contiguous()))
+    return call.delivered(with_members(x, col_data=data, col_scale_inv=x.row_scale_inv.t().contiguous()))
 
 
 def _without_derivative_of_cap(call: Call) -> Any:
-    """Of plain dense calls with a softcap alone: the gradient of the capped scores goes to q and k as it is."""
+    """Omits tanh's derivative from dq and dk, in dense calls that have no other option than a softcap."""
     made = call.sound()
     plain = given(window=None, bias_type="none", dropout_p=0, softmax_type="vanilla", mask="none", dqkv_quantizer=None)
     q, k, v, out = (operand(call, name) for name in ("q", "k", "v", "out"))

@@ -18,6 +18,7 @@ from te_dispatch_faulty.spoiling import (
     operand,
     table,
     transposed,
+    with_members,
 )
 
 _WRONG = {
@@ -102,8 +103,7 @@ def _scale_of_first(name: str) -> Behaviour:
         if scale is None or x.scaling != "tensor" or not scale.storage_offset():
             return call.sound()
         first = scale.as_strided(scale.shape, scale.stride(), 0)
-        changed = {n: getattr(x, n) for n in x.__slots__}
-        return call.sound(**{name: type(x)(**{**changed, "row_scale_inv": first})})
+        return call.sound(**{name: with_members(x, row_scale_inv=first)})
 
     return behave
 

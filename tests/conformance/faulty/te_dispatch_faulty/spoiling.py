@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from te_dispatch.conformance.transfer import mapped
+from te_dispatch.numerics.quantized import Quantized
 from te_dispatch_faulty.binding import Call
 from te_dispatch_faulty.fault import Fault
 
@@ -76,6 +77,11 @@ def operand(call: Call, name: str) -> torch.Tensor | None:
 def of_dtype(name: str, *dtypes: torch.dtype) -> Condition:
     """An operand has one of these dtypes (its nominal one where it is quantized)."""
     return lambda call: getattr(call[name], "dtype", None) in dtypes
+
+
+def with_members(x: Quantized, **members: Any) -> Quantized:
+    """A record with other members."""
+    return Quantized(**{**{name: getattr(x, name) for name in x.__slots__}, **members})
 
 
 def rows_of(tensor: torch.Tensor) -> int:

@@ -28,6 +28,7 @@ from te_dispatch_faulty.spoiling import (
     table,
     transposed,
     when,
+    with_members,
 )
 
 
@@ -55,9 +56,8 @@ def _misread_record(name: str, member_name: str) -> Behaviour:
         part = getattr(x, member_name, None)
         if part is None or part.is_contiguous() or part.numel() < 2:
             return call.sound()
-        changed = {n: getattr(x, n) for n in x.__slots__}
         wrong = part.contiguous().view(-1).roll(1).view(part.shape)
-        return call.sound(**{name: type(x)(**{**changed, member_name: wrong})})
+        return call.sound(**{name: with_members(x, **{member_name: wrong})})
 
     return behave
 
