@@ -9,6 +9,7 @@ import torch
 
 from te_dispatch_faulty.binding import Call
 from te_dispatch_faulty.fault import Fault
+from te_dispatch_faulty.formulas import softmax_scale
 from te_dispatch_faulty.spoiling import (
     Memory,
     changing,
@@ -118,7 +119,7 @@ def _without_derivative_of_cap(call: Call) -> Any:
         return made
     order = (0, 2, 1, 3) if call["layout"] == "bshd" else (1, 2, 0, 3)
     back = (0, 2, 1, 3) if call["layout"] == "bshd" else (2, 0, 1, 3)
-    groups, scale = k.shape[-2], call["softmax_scale"] or q.shape[-1] ** -0.5
+    groups, scale = k.shape[-2], softmax_scale(call, q)
     q, k, v, out, dout = (x.float().permute(order) for x in (q, k, v, out, call["dout"]))
     k, v = (x.repeat_interleave(q.shape[1] // groups, 1) for x in (k, v))
     capped = call["softcap"] * torch.tanh(scale * q @ k.transpose(-1, -2) / call["softcap"])

@@ -50,9 +50,15 @@ def _place(call: Call, x: torch.Tensor) -> torch.Tensor:
     return x.permute((2, 0, 1, 3) if call["layout"] == "sbhd" else (0, 2, 1, 3))
 
 
+def softmax_scale(call: Call, q: torch.Tensor) -> float:
+    """What a call's logits are multiplied by; 0.0 is a scale like any other."""
+    given: float | None = call["softmax_scale"]
+    return q.shape[-1] ** -0.5 if given is None else given
+
+
 def _tiles(call: Call, q: torch.Tensor, k: torch.Tensor) -> Any:
     """(first column, logits) of every tile of keys; masked logits are -Inf."""
-    scale = call["softmax_scale"] or q.shape[-1] ** -0.5
+    scale = softmax_scale(call, q)
     rows = torch.arange(q.shape[2])[:, None]
     for start in range(0, k.shape[2], _TILE):
         z = (q @ k[:, :, start : start + _TILE].transpose(-1, -2)) * scale
@@ -94,7 +100,7 @@ def flash_backward(call: Call) -> Any:
         return made
     q, dout, out = _heads(call, "q"), _heads(call, "dout"), _heads(call, "out")
     k, v = _heads(call, "k", q), _heads(call, "v", q)
-    scale, dtype = call["softmax_scale"] or q.shape[-1] ** -0.5, call["q"].dtype
+    scale, dtype = softmax_scale(call, q), call["q"].dtype
     sums = (dout * out).sum(-1, keepdim=True)
     dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     for start, z in _tiles(call, q, k):
