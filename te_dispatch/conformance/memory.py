@@ -118,6 +118,17 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.shape == other.shape and one.dtype == other.dtype and torch.equal(as_bytes(one), as_bytes(other))
 
 
+def same_results(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """`same_bits`, but a NaN that is computed is met by any NaN: processors give it the sign of the operand that comes
+    first, and which one does depends on where in a vectorized loop an element is."""
+    if same_bits(one, other):
+        return True
+    if not one.is_floating_point() or one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    nan = one.isnan()
+    return torch.equal(nan, other.isnan()) and same_bits(one.masked_fill(nan, 0.0), other.masked_fill(nan, 0.0))
+
+
 def unwritten(one: torch.Tensor, other: torch.Tensor, poisons: tuple[int, int]) -> torch.Tensor:
     """bool: the elements that hold the first poison in one run's result and the second in the other's."""
 

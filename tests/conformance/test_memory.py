@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from te_dispatch.conformance.memory import GUARD, GuardedMemory, unwritten
+from te_dispatch.conformance.memory import GUARD, GuardedMemory, same_bits, same_results, unwritten
 from te_dispatch.ops import alloc
 
 CPU = torch.device("cpu")
@@ -105,3 +105,14 @@ def test_what_the_caller_hands_in_is_guarded_unless_it_is_a_view() -> None:
         assert memory.around("out", view) is view
     copy.as_strided((25,), (1,))[-1] = 0
     assert memory.overruns() == ["wrote 4 bytes past the end of out (4, 6), the nearest 1 bytes outside"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_results_with_another_nan_are_the_same_and_with_another_zero_are_not(dtype: torch.dtype) -> None:
+    one = torch.tensor([1.0, torch.nan, -0.0], dtype=dtype)
+    other = torch.tensor([1.0, -torch.nan, -0.0], dtype=dtype)
+    assert not same_bits(one, other)
+    assert same_results(one, other)
+    assert not same_results(one, torch.tensor([1.0, torch.nan, 0.0], dtype=dtype))
+    assert not same_results(one, torch.tensor([torch.nan, torch.nan, -0.0], dtype=dtype))
+    assert not same_results(one.view(torch.uint8), other.view(torch.uint8))

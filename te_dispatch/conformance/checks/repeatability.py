@@ -15,7 +15,7 @@ from te_dispatch.conformance.checks.causality import later_rows
 from te_dispatch.conformance.checks.sizes import ROWS, enlarged, serves, shape_of
 from te_dispatch.conformance.checks.values import synchronize, thread_count
 from te_dispatch.conformance.families import gemm_rows
-from te_dispatch.conformance.memory import same_bits
+from te_dispatch.conformance.memory import same_results
 from te_dispatch.conformance.space import Arguments, Space
 from te_dispatch.conformance.subject import Subject
 from te_dispatch.conformance.transfer import mapped, moved, tensors
@@ -87,7 +87,7 @@ def _run(trial: Trial, given: Arguments) -> _Results:
 
 def _compare(first: _Results, again: _Results, when: str) -> None:
     for path, tensor in first.items():
-        if not same_bits(tensor, again[path]):
+        if not same_results(tensor, again[path]):
             differing = int((tensor != again[path]).sum())
             raise Failure(f"{path} differs {when} ({differing} elements)")
 
@@ -161,7 +161,7 @@ def _halve(trial: Trial, half: Callable[[Arguments], Arguments]) -> None:
             of_whole = whole[path]
             if part.shape == of_whole.shape:
                 continue  # a sum over rows, or a scale: not a result per row
-            if not same_bits(part, of_whole[: part.shape[0]]):
+            if not same_results(part, of_whole[: part.shape[0]]):
                 raise Failure(
                     f"{path}: {part.shape[0]} rows alone differ from the same rows of a call with {of_whole.shape[0]}"
                 )

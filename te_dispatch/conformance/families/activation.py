@@ -16,7 +16,7 @@ from te_dispatch.conformance.maker import DTYPES, Maker
 from te_dispatch.conformance.rules import Rule
 from te_dispatch.conformance.space import Arguments, Axis, Judged, Space, Values, every, register
 from te_dispatch.numerics.quantized import Quantized
-from te_dispatch.ops.activation import GATED, KINDS
+from te_dispatch.ops.activation import CLAMPED_SWIGLU, GATED, KINDS
 
 #: Of the forward's result; a gated kind's x has twice the columns.
 _SHAPES = (
@@ -46,7 +46,12 @@ def _x(values: Values, maker: Maker) -> torch.Tensor | Quantized:
     shape = [int(size) for size in values["shape"].split("x")]
     if values["kind"] in GATED:
         shape[-1] *= 2
-    x = maker.tensor(*shape, dtype=values["dtype"], values=values["values"])
+    at_limits = values["values"] == "at_limits"
+    x = maker.tensor(*shape, dtype=values["dtype"], values="normal" if at_limits else values["values"])
+    if at_limits:
+        limit = (_PARAMS[values["params"]] or CLAMPED_SWIGLU)[0]
+        for share, value in ((0.25, limit), (0.25, -limit), (0.125, 0.0)):
+            x = torch.where(maker.boolean(*shape, share=share), torch.tensor(value, dtype=x.dtype), x)
     if values["record"] == "none":
         return x
     return maker.quantized(x, quantizer_of(values["record"], values["x_encoding"]), values["copies"])
@@ -92,6 +97,8 @@ _valid = every(
     lambda values: values["cast"] not in ("none", *_FP4) or values["encoding"] == "e4m3fn",
     lambda values: values["cast"] != "none" or values["common"] == "no",
     lambda values: values["cast"] != "none" or values["usage"] == "row",
+    # A record holds other values than its tensor did.
+    lambda values: values["values"] != "at_limits" or values["record"] == "none",
     *(
         lambda values, axis=axis, name=name, those=those: values[name] not in those or values.get(axis) != "nan"
         for axis in ("values", "dy_values")
@@ -138,7 +145,8 @@ def backward_rules(judged: Judged) -> Mapping[str, Rule]:
 
 #: Values of the axes that a space leaves out.
 _PLAINEST = {"params": "default", "record": "none", "cast": "none", "beside": "no", "dbias": "no"}
-_VALUES = ("normal", "spread", "outlier", "one_sign", "denormal", "zeros", "saturation")
+#: ``at_limits``: many elements are where a clamp begins, and where relu's gradient jumps.
+_VALUES = ("normal", "spread", "outlier", "one_sign", "denormal", "zeros", "saturation", "at_limits")
 
 _X = (
     Axis("kind", KINDS, ("gelu", "swiglu", "relu", "clamped_swiglu")),

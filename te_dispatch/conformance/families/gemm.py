@@ -232,11 +232,11 @@ def _epilogue(values: Values, maker: Maker) -> Arguments:
 
 
 def add_epilogue(arguments: Arguments, values: Values, encoding: str, maker: Maker) -> None:
-    """The epilogue, and what is cast of it: the result, to an encoding, or what gelu keeps and dgelu reads."""
+    """The epilogue, and what is cast of it: the result, to an encoding, what gelu keeps and dgelu reads, or both."""
     arguments["epilogue"] = values["epilogue"]
-    cast = values["cast"]
-    of_aux = quantizer_of(cast[4:], "e4m3fn") if cast.startswith("aux-") else None
-    if cast != "none" and of_aux is None:
+    which, _, cast = values["cast"].rpartition("-")
+    of_aux = quantizer_of(cast, "e4m3fn") if which in ("aux", "both") else None
+    if cast != "none" and which != "aux":
         arguments["out_quantizer"] = quantizer_of(cast, encoding)
     if values["epilogue"] == "gelu" and of_aux is not None:
         arguments["aux_quantizer"] = of_aux
@@ -247,7 +247,7 @@ def add_epilogue(arguments: Arguments, values: Values, encoding: str, maker: Mak
 
 
 epilogue_valid = every(
-    lambda values: not values["cast"].startswith("aux-") or values["epilogue"] in ("gelu", "dgelu"),
+    lambda values: not values["cast"].startswith(("aux-", "both-")) or values["epilogue"] in ("gelu", "dgelu"),
     lambda values: values["cast"] == "none" or values["cast"].startswith("aux-") or values["out"] == "new",
 )
 
@@ -314,7 +314,7 @@ register(
             Axis(
                 "cast",
                 ("none", "delayed", "delayed_seen", "current", "block_1d", "block_2d", "mxfp8", "nvfp4", "aux-delayed",
-                 "aux-current", "aux-mxfp8"),
+                 "aux-current", "aux-mxfp8", "both-delayed"),
                 ("none", "delayed", "current", "aux-delayed"),
             ),
             Axis("values", ("normal", "one_sign", "cancelling", "zeros")),

@@ -59,17 +59,18 @@ def _clear_scales(x: Quantized) -> None:
 
 
 def _records(values: Values, maker: Maker) -> Arguments:
-    layout, dtype = values["layout"], values["dtype"]
+    layout, dtypes = values["layout"], values["dtype"].split("+")
     shapes = operand_shapes(*sizes(values), layout)
     casts, encodings = values["scaling"].split("+"), values["encodings"].split("+")
     arguments: Arguments = {"layout": layout}
     kind = "normal" if values["values"] == "zero_scale" else values["values"]
     for i, name in enumerate("ab"):
-        x = maker.tensor(*shapes[i], dtype=dtype, values=kind)
+        x = maker.tensor(*shapes[i], dtype=dtypes[i % len(dtypes)], values=kind)
         arguments[name] = _record(x, casts[i], encodings[i], values.get("copies", "read"), name, layout, maker)
     if values["values"] == "zero_scale":
         _clear_scales(arguments["a"])
     arguments["split_accumulator"] = {"default": None, "split": True, "fast": False}[values["accumulation"]]
+    values = {**values, "dtype": dtypes[0]}
     add_options(arguments, values, maker)
     if values.get("epilogue", "none") != "none":
         add_epilogue(arguments, values, encodings[0], maker)
@@ -157,7 +158,7 @@ register(
             Axis("encodings", PAIRS),
             LAYOUT,
             Axis("shape", SHAPES, ("48x32x64", "144x272x272", "127x129x131"), once=_LARGE),
-            Axis("dtype", ("bf16", "fp32", "fp16")),
+            Axis("dtype", ("bf16", "fp32", "fp16", "bf16+fp32", "fp16+bf16"), ("bf16", "fp32", "fp16")),  # of a + of b
             Axis("copies", ("read", "both", "other")),
             Axis("accumulation", ("default", "split", "fast")),
             Axis("alpha", ("1", "-0.5")),
@@ -165,7 +166,10 @@ register(
             Axis("epilogue", ("none", "gelu", "dgelu", "bgrad_b", "bgrad_a")),
             Axis("out", ("new", "given", "added")),
             OUT_DTYPE,
-            Axis("cast", ("none", "delayed", "delayed_seen", "current", "mxfp8", "aux-delayed", "aux-current")),
+            Axis(
+                "cast",
+                ("none", "delayed", "delayed_seen", "current", "mxfp8", "aux-delayed", "aux-current", "both-delayed"),
+            ),
             Axis(
                 "values",
                 (

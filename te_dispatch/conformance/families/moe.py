@@ -23,8 +23,8 @@ _SHAPE = Axis(
 _TOP_K = Axis("top_k", ("2", "1", "8"), once=("33", "4", "6"))
 _PROBS = Axis("probs", ("none", "fp32", "bf16"))
 #: Share of the choices that are dropped.
-_DROPPED = Axis("dropped", ("0.0", "0.3", "1.0"))
-_CAPACITY = Axis("capacity", ("none", "fewer", "more", "zero"))
+_DROPPED = Axis("dropped", ("0.0", "0.3", "1.0"), dull=("1.0",))
+_CAPACITY = Axis("capacity", ("none", "fewer", "more", "zero"), dull=("zero",))
 _EXPERTS = Axis("experts", ("4", "1", "60"), once=("257", "600", "1100", "70001"))
 
 
@@ -133,6 +133,8 @@ def _half(arguments: Arguments) -> Arguments:
 _VALUES = Axis("values", ("normal", "spread", "one_sign", "denormal", "nan", "inf"), ("normal",))
 #: Every expert beyond a table of 256, 512 or 1,024 is chosen.
 _MANY_EXPERTS = tuple({"experts": experts, "shape": "4099x16", "dropped": "0.0"} for experts in _EXPERTS.once)
+#: What a sum over a token's choices is made of.
+_SUMS = ("dtype", "top_k", "probs")
 
 register(
     Space(
@@ -146,7 +148,7 @@ register(
     ),
     Space(
         "moe_unpermute", "plain", (_DTYPE, _SHAPE, _TOP_K, _PROBS, _DROPPED, _CAPACITY, _EXPERTS, _VALUES),
-        _unpermute, _unpermute_rules, batch=_half,
+        _unpermute, _unpermute_rules, batch=_half, together=(_SUMS,),
     ),
     Space(
         "moe_unpermute_bwd", "plain",
@@ -154,6 +156,6 @@ register(
             _DTYPE, _SHAPE, Axis("grads", ("fp32", "bf16", "fp16")), _TOP_K, _PROBS, _DROPPED, _CAPACITY, _EXPERTS,
             _VALUES,
         ),
-        _unpermute_bwd, _unpermute_bwd_rules,
+        _unpermute_bwd, _unpermute_bwd_rules, together=(_SUMS,),
     ),
 )  # fmt: skip

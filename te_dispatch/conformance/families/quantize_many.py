@@ -80,17 +80,26 @@ def _split(values: Values, maker: Maker) -> Arguments:
 
 
 #: Shapes of the tensors of one call.
-_SETS = {"one": ((33, 65),), "like": ((16, 128),) * 3, "mixed": ((3, 5, 40), (0, 16), (129, 17), (7,), (1, 1031))}
+_SETS = {
+    "one": ((33, 65),),
+    "like": ((16, 128),) * 3,
+    "mixed": ((3, 5, 40), (0, 16), (129, 17), (7,), (1, 1031)),
+    "repeated": ((33, 65),) * 3,  # one tensor, several times
+}
 #: More tensors than one launch has room for, as 25 to 330.
 _LARGE_SETS = {
     **{f"{n}_like": ((3, 17),) * n for n in (25, 67, 330)},
     **{f"{n}_mixed": tuple((1 + i % 3, 16 * (i % 4) + 1) for i in range(n)) for n in (25, 67, 330)},
+    # More than 2^17 elements in one tensor.
+    "long": ((3, 17), (257, 521)),
 }
 
 
 def _multi(values: Values, maker: Maker) -> Arguments:
     shapes = {**_SETS, **_LARGE_SETS}[values["shapes"]]
     xs = [maker.tensor(*shape, dtype=values["dtype"], values=values["values"]) for shape in shapes]
+    if values["shapes"] == "repeated":
+        xs = xs[:1] * len(xs)
     return {"xs": xs, "quantizers": _several(values, len(xs)), "usage": values["usage"]}
 
 
@@ -105,7 +114,13 @@ _PADDINGS = {
     "67_parts": ([i % 5 for i in range(67)], [4 + i % 3 for i in range(67)]),
     "300_parts": ([i % 3 for i in range(300)], [2 + i % 2 for i in range(300)]),
 }
-_BYTES = Axis("dtype", ("bf16", "fp32", "fp16", "uint8", "int32"))
+_BYTES = Axis("dtype", ("bf16", "fp32", "fp16", "uint8", "int32", "int64"))
+#: Integers that no narrower or floating-point dtype holds.
+_INTEGERS = {
+    "uint8": (torch.uint8, 0, 2**8),
+    "int32": (torch.int32, -(2**31), 2**31),
+    "int64": (torch.int64, -(2**62), 2**62),
+}
 _PADDING = Axis("splits", tuple(_PADDINGS)[:-2], once=tuple(_PADDINGS)[-2:], dull=("none_needed", "no_parts"))
 _COLUMNS = Axis("k", ("64", "1", "127", "0"), once=("8209",))
 
@@ -113,8 +128,8 @@ _COLUMNS = Axis("k", ("64", "1", "127", "0"), once=("8209",))
 def _filled(rows: int, values: Values, maker: Maker) -> torch.Tensor:
     if values["dtype"] in DTYPES:
         return maker.tensor(rows, int(values["k"]), dtype=values["dtype"], values=values["values"])
-    dtype = {"uint8": torch.uint8, "int32": torch.int32}[values["dtype"]]
-    return maker.integers(0, 256, rows, int(values["k"]), dtype=dtype)
+    dtype, low, high = _INTEGERS[values["dtype"]]
+    return maker.integers(low, high, rows, int(values["k"]), dtype=dtype)
 
 
 def _pad(values: Values, maker: Maker) -> Arguments:

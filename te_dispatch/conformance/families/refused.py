@@ -133,6 +133,8 @@ _GEMM = {
     "out_and_out_quantizer": given(out=_out(lambda x: x), out_quantizer=CurrentQuantizer()),
     "dgelu_without_aux": given(epilogue="dgelu"),
     "gelu_with_aux": given(epilogue="gelu", aux=_out(lambda x: x)),
+    "aux_without_epilogue": given(aux=_out(lambda x: x)),
+    "bgrad_with_aux": given(epilogue="bgrad_b", aux=_out(lambda x: x)),
     "aux_of_another_size": given(epilogue="dgelu", aux=_out(_longer)),
     "aux_quantizer_without_gelu": given(aux_quantizer=CurrentQuantizer()),
     "unknown_layout": given(layout="TT"),
