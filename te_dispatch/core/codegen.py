@@ -40,9 +40,9 @@ def new_namespace(label: str) -> ModuleType:
     name = f"te_dispatch._bound.{label}_{next(_serial)}"
     module = ModuleType(name, "Generated trampolines of one OpManager.")
     module.__dict__.update(
-        _scoped=False, Declined=Declined, _RECORDS=RECORDS, _REAL=frozenset((Quantized,)), _SEQUENCES=(list, tuple)
+        _scoped=False, Declined=Declined, _RECORDS=RECORDS, _REAL=frozenset(), _SEQUENCES=(list, tuple)
     )
-    module.__dict__["_rows"] = row_count
+    module.__dict__.update(_rows=row_count, _Record=Quantized)
     sys.modules[name] = module
     return module
 

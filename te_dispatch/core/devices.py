@@ -190,8 +190,14 @@ def is_compiling() -> bool:
     return compiler is not None and bool(compiler.is_compiling())
 
 
+def is_traced() -> bool:
+    """Whether `make_fx`, or torch.export without dynamo, is making a graph of the operations that run now."""
+    proxies = sys.modules.get("torch.fx.experimental.proxy_tensor")
+    return proxies is not None and proxies.get_proxy_mode() is not None
+
+
 def is_imitation(device: Any, args: tuple[Any, ...]) -> bool:
-    """Whether a call's operands are meta or fake tensors, which never reach a backend."""
+    """Whether a call's operands are meta or fake tensors, which have no data."""
     if getattr(device, "type", None) == "meta":
         return True
     return any(_imitates(value) for value in args)
@@ -202,6 +208,6 @@ def _imitates(value: Any) -> bool:
         return any(_imitates(v) for v in value)
     name = type(value).__name__
     if name == "Quantized":
-        # Made by an implementation of plain PyTorch operations that ran on fake tensors.
+        # Made of fake tensors, by plain PyTorch operations or while a graph is traced.
         return _imitates(value.row_data) or _imitates(value.col_data)
     return name == "FakeTensor" or name == "FakeQuantized"

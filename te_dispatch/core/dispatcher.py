@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from te_dispatch.core.bindings import Bindings
 
 
+#: Makes a callable of the implementation that a candidate, no composite, stands for.
+Part = Callable[["Dispatcher", Accepted], Callable[..., Any]]
+
+
 class Dispatcher:
     """One operator under one `Bindings`."""
 
@@ -45,7 +49,7 @@ class Dispatcher:
         self._published: Lookup | None = None
         #: What the trampoline forwards to.
         self.callable: Callable[..., Any] = self.miss
-        self._device = codegen.reader(operator, self.manager.namespace, operator.device, "device")
+        self.device_of = codegen.reader(operator, self.manager.namespace, operator.device, "device")
         #: candidate -> the implementation, and the same with some of its calls compared (`te_dispatch.core.shadow`)
         self._sampled: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {}
 
@@ -58,9 +62,9 @@ class Dispatcher:
     def miss(self, *args: Any) -> Any:
         """Resolve, publish the result, and make the call."""
         check_kinds(self.operator, args)
-        device = self._device(*args)
+        device = self.device_of(*args)
         if self.manager.imitated(device, args):
-            return self.operator.shape(**dict(zip(self.operator.signature.parameters, args)))
+            return self.manager.imitation(self.operator, device, args)
         entry = self.entry(args, device)
         try:
             result = entry.bound(*args)
@@ -77,7 +81,7 @@ class Dispatcher:
                 if found is not None:
                     return found
             self.manager.devices.refuse_during_capture(self.operator.name)
-            facts = self.manager.device_facts(device if device is not None else self._device(*args))
+            facts = self.manager.device_facts(device if device is not None else self.device_of(*args))
             decision, reads, bound = self._resolve_and_bind(self.facts(args), facts)
             reads, by_device = self._elsewhere(decision, reads)
             return self._publish(args, decision, reads, by_device, bound)
@@ -129,21 +133,18 @@ class Dispatcher:
             reads |= others_reads
         return reads, False
 
-    def bind(self, accepted: Accepted, *, sampled: bool = True) -> Callable[..., Any]:
+    def bind(self, accepted: Accepted, part: Part | None = None) -> Callable[..., Any]:
         """A callable for a candidate that takes every argument by position.
 
         Args:
-            sampled: whether a policy with `shadow` may compare some of its calls, and results may be checked. Not what
-                a graph is traced from.
+            part: makes it of an implementation: the candidate's, or each piece's where it is a composite. By default
+                `part`, whose calls a policy with `shadow` may compare, and whose results may be checked.
 
         Raises:
             BindError: after recording the failure in a new snapshot.
         """
         if not accepted.id.startswith(f"{COMPOSITE}."):
-            bound = self.manager.bound(self.operator, accepted.id)
-            if not sampled:
-                return bound
-            return self._sample(accepted.id, self.manager.checked(self.operator, accepted.id, bound))
+            return (part or Dispatcher.part)(self, accepted)
         name = accepted.id.partition(".")[2]
         decomposition = next(d for d in self.operator.decompositions if d.name == name)
         pieces = {}
@@ -154,10 +155,15 @@ class Dispatcher:
             pieces[piece_name] = codegen.guarding(
                 dispatcher.operator,
                 self.manager.namespace,
-                dispatcher.bind(piece.chosen, sampled=sampled),
+                dispatcher.bind(piece.chosen, part),
                 dispatcher.piece_declined(piece.chosen.id),
             )
         return positional(self.operator, decomposition.build(**pieces), ())
+
+    def part(self, accepted: Accepted) -> Callable[..., Any]:
+        """An implementation that takes every argument by position, as eager calls make use of it."""
+        bound = self.manager.bound(self.operator, accepted.id)
+        return self._sample(accepted.id, self.manager.checked(self.operator, accepted.id, bound))
 
     def _sample(self, candidate: str, bound: Callable[..., Any]) -> Callable[..., Any]:
         """An implementation, behind a countdown to the next call that is compared where the policy asks for it."""
@@ -211,7 +217,7 @@ class Dispatcher:
         if not lookup.keyed:
             self.callable = function
         else:
-            lookup.insert(args, self._device(*args), function)
+            lookup.insert(args, self.device_of(*args), function)
             if self._published is lookup:
                 return  # the generated functions read the table that has just grown
             self.callable = codegen.keyed(self.operator, self.manager.namespace, lookup.table)
@@ -270,9 +276,9 @@ class Dispatcher:
         The entry's own decision speaks of the call that made it. Calls of one key share its winner and may differ in
         everything else, so what comes after the winner is decided from this call's facts.
         """
-        device = self._device(*args)
+        device = self.device_of(*args)
         if self.manager.imitated(device, args):
-            return entry.chosen, self.operator.shape(**dict(zip(self.operator.signature.parameters, args)))
+            return entry.chosen, self.manager.imitation(self.operator, device, args)
         memory = entry.memory.get(call) or Declines()
         while True:
             snapshot = self.manager.snapshot
@@ -301,7 +307,7 @@ class Dispatcher:
     def observed(self, *args: Any) -> Any:
         """Make a call and tell the bindings' observer which implementation ran."""
         check_kinds(self.operator, args)
-        device = self._device(*args)
+        device = self.device_of(*args)
         if self.manager.imitated(device, args):
             return self.miss(*args)
         entry = self.entry(args, device)

@@ -23,7 +23,7 @@ from te_dispatch.core.atomic import assign
 from te_dispatch.core.bind import import_target, load, positional
 from te_dispatch.core.bindings import Bindings, Observer
 from te_dispatch.core.decision import Decision
-from te_dispatch.core.devices import is_imitation, probe_backends
+from te_dispatch.core.devices import is_imitation, is_traced, probe_backends
 from te_dispatch.core.errors import BindError
 from te_dispatch.core.facts import DeviceFacts
 from te_dispatch.core.failures import on_request, traceback_text
@@ -49,6 +49,9 @@ _managers: weakref.WeakSet[OpManager] = weakref.WeakSet()
 
 #: How many bindings are kept for the next scope, or the next `set_policy`, that asks for the same.
 _KEPT = 128
+
+#: Makes a call on fake tensors while a graph is traced from them: (operator, arguments) -> its result.
+_TRACED_CALL = "te_dispatch.pytorch.compile.proxies:call"
 
 
 class OpManager:
@@ -204,6 +207,12 @@ class OpManager:
 
     def imitated(self, device: Any, args: tuple[Any, ...]) -> bool:
         return is_imitation(device, args)
+
+    def imitation(self, operator: Operator, device: Any, args: tuple[Any, ...]) -> Any:
+        """The result of a call on meta or fake tensors: shapes, and where a graph is made of them, what computes it."""
+        if device.type != "meta" and is_traced():
+            return import_target(_TRACED_CALL)(operator, args)
+        return operator.shape(**dict(zip(operator.signature.parameters, args)))
 
     def announce(self, decision: Decision) -> None:
         """Warn, once each, of what a user should know about a decision."""

@@ -12,7 +12,6 @@ from te_dispatch.core.errors import CaptureError
 from te_dispatch.core.facts import DeviceFacts
 from te_dispatch.core.importing import released
 from te_dispatch.core.tables import ANY, CPU_ONLY
-from te_dispatch.numerics.quantized import Quantized
 
 if TYPE_CHECKING:
     from te_dispatch.core.manager import OpManager
@@ -69,7 +68,7 @@ class ProcessDevices:
         torch = sys.modules.get("torch")
         if torch is None:
             return ANY
-        self._manager.namespace.__dict__["_REAL"] = frozenset((torch.Tensor, torch.nn.Parameter, Quantized))
+        self._manager.namespace.__dict__["_REAL"] = frozenset((torch.Tensor, torch.nn.Parameter))
         if not self.several():
             return CPU_ONLY
         kind = torch.accelerator.current_accelerator().type

@@ -267,8 +267,11 @@ class Table:
         if self.devices == NO_DEVICE:
             return self._lookup("_host", arguments, indent, prefix)
         operand, deeper = self._operand, indent + " " * 4
-        # Fake tensors imitate a device; their class tells them apart. Meta tensors are on neither device.
-        source = f"{indent}if {operand}.__class__ is {prefix}_tensor or {operand}.__class__ in _REAL:\n"
+        # Fake tensors imitate a device; their class tells them apart, also in a record, which has data in either
+        # direction or in both. Meta tensors are on neither device.
+        tensor = f"__class__ is {prefix}_tensor"
+        record = f"{operand}.__class__ is _Record and ({operand}.row_data.{tensor} or {operand}.col_data.{tensor})"
+        source = f"{indent}if {operand}.{tensor} or {operand}.__class__ in _REAL or {record}:\n"
         if self.devices == ANY:
             source += self._lookup("_any", arguments, deeper, prefix)
         else:

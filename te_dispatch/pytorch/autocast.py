@@ -153,8 +153,9 @@ class autocast:
         self._previous.append(previous)
         if previous is None:
             if torch.compiler.is_compiling():
-                call_outside_graph(_LEFTOVERS)
-                thread.traced = []
+                if not torch.compiler.is_exporting():
+                    call_outside_graph(_LEFTOVERS)
+                    thread.traced = []
             elif torch._C._current_graph_task_id() == -1:
                 scale_update.update_leftover_backward_scales()
         thread.state = self._state

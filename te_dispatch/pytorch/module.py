@@ -18,7 +18,14 @@ from te_dispatch.pytorch import regions, scale_update
 from te_dispatch.pytorch.autocast import AutocastState, thread, trains
 from te_dispatch.pytorch.boundary import Boundary, operand
 from te_dispatch.pytorch.casts import Plan, build_plan
-from te_dispatch.pytorch.compile import call_outside_graph, constant, refuse_recomputation, register_call
+from te_dispatch.pytorch.compile import (
+    call_outside_graph,
+    constant,
+    graph_trains,
+    real_tensors,
+    refuse_recomputation,
+    register_call,
+)
 from te_dispatch.pytorch.compile.recipes import group_numbered, recipe_named
 from te_dispatch.pytorch.gemm_steps import as_dtype
 from te_dispatch.pytorch.known_calls import LOOKS, KnowingModule
@@ -106,12 +113,12 @@ class GemmModule(KnowingModule):
         return plan, self._record(plan, regions.find()[0])
 
     def _begin_traced(self, x: torch.Tensor, boundary: bool) -> Plan | None:
-        """`_begin` in a compiled program, which knows no checkpoint regions."""
+        """`_begin` in a compiled or exported program, which knows no checkpoint regions."""
         state = thread.state
         if state is None or not (state.enabled or state.calibrating):
             return None
         plan = self._traced_plan(state, x.device, boundary)
-        if plan.forward is not None and torch.is_grad_enabled():
+        if plan.forward is not None and graph_trains():
             if thread.traced is None:
                 call_outside_graph(plan.forward_group.cast_call)  # type: ignore[union-attr, arg-type]
             else:
@@ -121,7 +128,7 @@ class GemmModule(KnowingModule):
 
     def _traced_plan(self, state: AutocastState, device: torch.device, boundary: bool = False) -> Plan:
         """The plan of a call in a compiled program; made outside of it, because a graph cannot make state."""
-        trains = torch.is_grad_enabled()
+        trains = graph_trains()
         name = self._prepare(*state.names, scopes.capture().token, device.type, device.index, boundary, trains)
         return getattr(self._traced_plans, name)  # type: ignore[no-any-return]
 
@@ -133,6 +140,12 @@ class GemmModule(KnowingModule):
 
         Dynamo calls this while tracing.
         """
+        with real_tensors():
+            return self._prepare_outside(recipe, group, policy, device_type, index, boundary, trains)
+
+    def _prepare_outside(
+        self, recipe: str, group: int, policy: str, device_type: str, index: int | None, boundary: bool, trains: bool
+    ) -> str:
         bindings = scopes.MANAGER.tokens[policy]
         device = torch.device(device_type) if index is None else torch.device(device_type, index)
         found, plan = (recipe_named(recipe), bindings, device, group_numbered(group)), self._plan
@@ -146,7 +159,10 @@ class GemmModule(KnowingModule):
             for found_group in (plan.forward_group, plan.backward_group):
                 scale_update.prepare_compiled(found_group)  # type: ignore[arg-type]
         where = _policy_numbers.setdefault(policy, len(_policy_numbers))
-        name = f"{recipe}_{group + 1}_{device_type}_{index}_{where}_{'trains' if trains else 'evaluates'}"
+        purpose = "trains" if trains else "evaluates"
+        if torch.compiler.is_exporting():
+            purpose, plan = "exported", plan.as_replay()
+        name = f"{recipe}_{group + 1}_{device_type}_{index}_{where}_{purpose}"
         setattr(self._traced_plans, name, plan if trains else plan.evaluation())
         return name
 
@@ -242,7 +258,7 @@ class GemmModule(KnowingModule):
     @staticmethod
     def _calibrating() -> bool:
         state = thread.state
-        if state is None or not state.calibrating or state.enabled:
+        if state is None or not state.calibrating or state.enabled or torch.compiler.is_exporting():
             return False
         return torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1
 

@@ -37,10 +37,10 @@ RECIPES = {
 }
 
 MODULES = {
-    "Linear": lambda: te.Linear(32, 48, device=DEVICE),
+    "Linear": lambda: te.Linear(32, 64, device=DEVICE),
     "LayerNorm": lambda: te.LayerNorm(32, device=DEVICE),
     "RMSNorm": lambda: te.RMSNorm(32, device=DEVICE),
-    "LayerNormLinear": lambda: te.LayerNormLinear(32, 48, device=DEVICE),
+    "LayerNormLinear": lambda: te.LayerNormLinear(32, 64, device=DEVICE),
     "LayerNormMLP gelu": lambda: te.LayerNormMLP(32, 64, device=DEVICE),
     "LayerNormMLP swiglu": lambda: te.LayerNormMLP(
         32, 64, activation="swiglu", normalization="RMSNorm", bias=False, device=DEVICE

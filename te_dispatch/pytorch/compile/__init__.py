@@ -8,7 +8,9 @@ from te_dispatch.pytorch.compile.dispatch import constant
 from te_dispatch.pytorch.compile.launch import make_opaque
 from te_dispatch.pytorch.compile.state import (
     call_outside_graph,
+    graph_trains,
     keep_static,
+    real_tensors,
     refuse_recomputation,
     register_call,
     returned,
@@ -21,8 +23,10 @@ from te_dispatch.pytorch.compile import scoped as _scoped  # noqa: F401  # isort
 __all__ = [
     "call_outside_graph",
     "constant",
+    "graph_trains",
     "keep_static",
     "make_opaque",
+    "real_tensors",
     "refuse_recomputation",
     "register_call",
     "returned",

@@ -30,7 +30,7 @@ from te_dispatch.core.scopes import MANAGER
 from te_dispatch.core.tables import Atom, atom_expression
 from te_dispatch.pytorch.compile import hook
 from te_dispatch.pytorch.compile.asking import Answers, Lacking, decide
-from te_dispatch.pytorch.compile.launch import make_opaque
+from te_dispatch.pytorch.compile.launch import Opaque, make_opaque
 
 #: Opaque whatever their traits: as tensor code, inductor computes wrong scales (docs/torch_compile.md).
 _ALWAYS_OPAQUE = frozenset(("update_delayed_scales",))
@@ -60,7 +60,8 @@ _atoms: dict[str, Atom] = {}
 _reader_names: dict[tuple[str, Atom], str] = {}
 #: Candidates and their names in `_bound`.
 _bound_names: dict[str, str] = {}
-_hidden: dict[int, Callable[..., Any]] = {}
+#: By identity of the function that each keeps alive.
+_hidden: dict[int, Opaque] = {}
 
 
 def constant(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -151,6 +152,11 @@ class _Device:
         self.index = index
 
 
+def read(operator: Operator, atom: Atom, args: tuple[Any, ...]) -> Any:
+    """A fact of a call, or the truth of a condition on one, which a symbolic value is guarded for."""
+    return getattr(_readers, _reader(operator, atom))(*args)
+
+
 def _reader(operator: Operator, atom: Atom) -> str:
     """The name in `_readers` of a function that reads `atom` off a call's arguments."""
     found = _reader_names.get((operator.name, atom))
@@ -185,7 +191,7 @@ def _decide_and_bind(
         if declined and operator.backward:
             raise DispatchError(f"{declined[0]} declined a backward; a backward's conditions belong in its manifest")
         try:
-            function = bindings.dispatcher(operator).bind(left[0], sampled=False)
+            function = bindings.dispatcher(operator).bind(left[0], _unsampled)
         except BindError:
             continue
         if MANAGER.snapshot is snapshot:
@@ -209,6 +215,11 @@ def _name(operator: Operator, bindings: Bindings, accepted: Accepted) -> str:
     return _bound_names.setdefault(text, f"{operator.name}_{len(_bound_names)}")
 
 
+def _unsampled(dispatcher: Dispatcher, accepted: Accepted) -> Callable[..., Any]:
+    """A `Part` of what graphs are traced from: no call is compared, and no result checked."""
+    return MANAGER.bound(dispatcher.operator, accepted.id)
+
+
 def _hide(dispatcher: Dispatcher, accepted: Accepted) -> None:
     """Keep dynamo out of the implementations of a candidate that it cannot or must not trace."""
     if accepted.pieces:
@@ -222,20 +233,29 @@ def _hide(dispatcher: Dispatcher, accepted: Accepted) -> None:
     inlined = _inlined_on(operator, accepted.traits)
     if inlined == EVERY_DEVICE:
         return
+    hidden(operator, accepted, inline_on_cpu=inlined == CPU)
+
+
+def hidden(operator: Operator, accepted: Accepted, inline_on_cpu: bool = False) -> Opaque:
+    """An implementation as graphs call it without looking into it.
+
+    Args:
+        inline_on_cpu: see `make_opaque`; what is asked first holds.
+    """
     function = MANAGER.bound(operator, accepted.id)
-    if id(function) in _hidden:
-        return
-    _hidden[id(function)] = function
-    _, implementation = MANAGER.snapshot.implementation(accepted.id)
-    make_opaque(
-        function,
-        operator,
-        accepted.id,
-        f"{implementation.version}@{accepted.version}",
-        implementation.saved_format or CANONICAL,
-        MANAGER.attribute(operator, accepted.id, "output_shape"),
-        inline_on_cpu=inlined == CPU,
-    )
+    found = _hidden.get(id(function))
+    if found is None:
+        _, implementation = MANAGER.snapshot.implementation(accepted.id)
+        found = _hidden[id(function)] = make_opaque(
+            function,
+            operator,
+            accepted.id,
+            f"{implementation.version}@{accepted.version}",
+            implementation.saved_format or CANONICAL,
+            MANAGER.attribute(operator, accepted.id, "output_shape"),
+            inline_on_cpu=inline_on_cpu,
+        )
+    return found
 
 
 def _inlined_on(operator: Operator, traits: Collection[str]) -> str:

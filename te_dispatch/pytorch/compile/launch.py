@@ -72,7 +72,7 @@ class Opaque:
         self.written = tuple(name for name in operator.mutates if "." not in name)
 
     def trace(self, *args: Any, **keywords: Any) -> Any:
-        """What a compiled program does instead of calling `function`. Runs under dynamo only."""
+        """What a compiled program does instead of calling `function`. Runs while a graph is made only."""
         given = dict(keywords)
         for (name, _), value in zip(self.parameters, args):  # defaults may be left out
             given[name] = value
@@ -164,7 +164,7 @@ def make_opaque(
     saved_format: str = "canonical",
     shape: Callable[..., Any] | None = None,
     inline_on_cpu: bool = False,
-) -> None:
+) -> Opaque:
     """Let compiled graphs call `function` through `te_dispatch::launch`. Costs eager calls nothing.
 
     Call it for the very function object that trampolines and tables hold (a positional twin, not its original), when
@@ -189,6 +189,7 @@ def make_opaque(
         return getattr(_traced, name).trace(*args, **keywords)
 
     hook.substitute(function, traced)
+    return opaque
 
 
 def _twin(function: Callable[..., Any]) -> Callable[..., Any]:

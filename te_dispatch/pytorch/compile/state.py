@@ -6,12 +6,14 @@ docs/torch_compile.md says why both are needed.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from te_dispatch.core.devices import is_traced
 from te_dispatch.numerics.quantizers import DelayedQuantizer
 from te_dispatch.pytorch.compile import hook
 
@@ -37,6 +39,24 @@ class _Tracing:
 
 
 tracing = _Tracing()
+
+
+def graph_trains() -> bool:
+    """Whether a graph that is made now is one for training. An exported program is not: it computes with the scales in
+    force when it was made, and changes no state."""
+    return torch.is_grad_enabled() and not torch.compiler.is_exporting()
+
+
+def real_tensors() -> contextlib.AbstractContextManager[Any]:
+    """Make state inside, which outlives the trace of the graph that needed it: no fake tensors, nothing recorded."""
+    if not is_traced():
+        return contextlib.nullcontext()
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    stack = contextlib.ExitStack()
+    stack.enter_context(_disable_current_modes())
+    stack.enter_context(torch._C.DisableTorchFunction())
+    return stack
 
 
 def snapshot(quantizer: Any, after: torch.Tensor, in_backward: bool = False) -> Any:
@@ -113,7 +133,7 @@ def _returned_traced(out: torch.Tensor) -> torch.Tensor:
 
 
 def _snapshot_traced(quantizer: Any, after: torch.Tensor, in_backward: bool = False) -> Any:
-    if quantizer.__class__ is not DelayedQuantizer:
+    if quantizer.__class__ is not DelayedQuantizer or torch.compiler.is_exporting():
         return quantizer
     scale = torch.ops.te_dispatch.snapshot(quantizer.scale.detach(), after.detach(), in_backward)
     return _copy(quantizer, scale, quantizer.amax)

@@ -1,0 +1,76 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Graphs that are made without dynamo: non-strict `torch.export.export`, and `make_fx` with fake tensors.
+
+There, Python runs as in eager and PyTorch records the operations on fake tensors. A trampoline's table sends fake
+tensors to the slow path, which comes here. The choice of an implementation is that of `dispatch`; one that consists of
+PyTorch operations is run and so recorded, every other one is recorded as `te_dispatch::launch`.
+
+With real tensors (``make_fx(tracing_mode="real")``, `torch.jit.trace`) nothing tells a call that it is recorded, and
+kernels that are no PyTorch operations are missing from the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from te_dispatch.core import scopes
+from te_dispatch.core.decision import Accepted
+from te_dispatch.core.dispatcher import Dispatcher
+from te_dispatch.core.errors import BindError, Declined, NoImplementation
+from te_dispatch.core.operator import Operator
+from te_dispatch.core.scopes import MANAGER
+from te_dispatch.pytorch.compile.asking import Answers, Lacking, decide
+from te_dispatch.pytorch.compile.dispatch import hidden, read
+
+
+def call(operator: Operator, args: tuple[Any, ...]) -> Any:
+    """Record a call in the graph that is being made.
+
+    Args:
+        operator: its interface.
+        args: every argument, in order; tensors among them are fake.
+
+    Returns:
+        What the operator returns, of fake tensors.
+
+    Raises:
+        NoImplementation: no implementation takes the call; the message is the decision's table.
+    """
+    dispatcher = scopes.capture().dispatcher(operator)
+    known: Answers = {}
+    declined: dict[str, Declined] = {}
+    while True:
+        try:
+            accepted, function = _chosen(dispatcher, known, args, declined)
+        except Lacking as lacking:
+            known[lacking.atom] = read(operator, lacking.atom, args)
+            continue
+        except BindError:  # which the next decision knows of
+            continue
+        try:
+            return function(*args)
+        except Declined as error:
+            declined[accepted.id] = error
+
+
+def _chosen(
+    dispatcher: Dispatcher, known: Answers, args: tuple[Any, ...], declined: dict[str, Declined]
+) -> tuple[Accepted, Callable[..., Any]]:
+    with MANAGER.lock:
+        device = MANAGER.device_facts(dispatcher.device_of(*args))
+        decision = decide(dispatcher.operator, known, device, dispatcher.bindings.policy, MANAGER.snapshot)
+        accepted = next((one for one in decision.accepted if one.id not in declined), None)
+        if accepted is None:
+            gone = "".join(f"\n  {name}  declined while tracing: {why}" for name, why in declined.items())
+            raise NoImplementation(decision.table() + gone)
+        function = dispatcher.bind(accepted, _recorded)
+        MANAGER.announce(decision)
+        return accepted, function
+
+
+def _recorded(dispatcher: Dispatcher, accepted: Accepted) -> Callable[..., Any]:
+    """A `Part` for graphs: recorded step by step, or as one call."""
+    if "plain_torch" in accepted.traits:
+        return MANAGER.bound(dispatcher.operator, accepted.id)
+    return hidden(dispatcher.operator, accepted).trace
