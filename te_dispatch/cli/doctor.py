@@ -25,6 +25,7 @@ from te_dispatch.core.discovery import find, list_entry_points
 from te_dispatch.core.environment import debug_setting, environment_layers
 from te_dispatch.core.errors import PolicyError
 from te_dispatch.core.manifest import CANONICAL
+from te_dispatch.core.nvte_variables import ignored
 from te_dispatch.core.operator import OPERATORS
 from te_dispatch.core.policy.file import load_policy
 from te_dispatch.core.policy.known import DEVICE_FACTS, VERSION_PREFIX, Known
@@ -82,6 +83,7 @@ def examine(time_limit: float = TIME_LIMIT) -> dict[str, Any]:
         "backends": shown,
         "failures": [_failure(failure) for failure in snapshot.failures],
         "environment": {name: os.environ[name] for name in sorted(os.environ) if name.startswith(PREFIXES)},
+        "without_effect": list(ignored(os.environ).values()),
         "policies": _policies(known),
         "tracebacks": _tracebacks(snapshot, answers),
     }
@@ -248,6 +250,8 @@ def _show(data: dict[str, Any], console: Console) -> None:
         console.print("[bold]Environment[/]")
         for name, value in data["environment"].items():
             console.print(Text(f"  {name}={value}"))
+        for what in data["without_effect"]:
+            console.print(Text(f"  {what}", style="yellow"))
         console.print()
     table = Table(title="Policies", title_justify="left", box=None, pad_edge=True)
     table.add_column("name", style="bold")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from te_dispatch.core.environment import Debug
     from te_dispatch.core.policy.file import LoadedPolicy
     from te_dispatch.core.policy.known import Known
+
+_log = logging.getLogger("te_dispatch")
 
 #: How many policies from files are kept.
 _LOADED = 64
@@ -52,6 +55,8 @@ class Sources:
         self._environ = environ
         self._known = known
         self._contents: Contents | None = None
+        #: Variables without effect that were warned of.
+        self._warned: set[str] = set()
         #: name or path -> what was read: a scope in a loop names the same file each time.
         self._loaded: dict[str, LoadedPolicy] = {}
 
@@ -62,12 +67,17 @@ class Sources:
             PolicyError: a variable or a file cannot be used; the next call reads again.
         """
         from te_dispatch.core.environment import debug_setting, environment_layers
+        from te_dispatch.core.nvte_variables import ignored
 
         if self._contents is None:
             environ = os.environ if self._environ is None else self._environ
             with no_collection():
                 layers = tuple(environment_layers(environ, self._known()))
                 self._contents = Contents(layers, debug_setting(environ), self.load("default"))
+            for name, what in ignored(environ).items():
+                if name not in self._warned:
+                    self._warned.add(name)
+                    _log.warning("%s", what)
         return self._contents
 
     @property
@@ -77,7 +87,9 @@ class Sources:
 
     def again(self) -> Sources:
         """The same, not read yet."""
-        return Sources(self._environ, self._known)
+        again = Sources(self._environ, self._known)
+        again._warned = self._warned
+        return again
 
     def load(self, policy: Policy | str | os.PathLike[str]) -> Policy:
         """A layer from a `Policy`, a shipped name or a path.

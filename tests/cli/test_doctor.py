@@ -78,13 +78,15 @@ def _backend(answer, name):
 
 
 def test_everything_is_told(te_process):
-    answer = te_process("doctor", "--json", TE_DISPATCH_PREFER="gemm=torch", NVTE_FLASH_ATTN="1")
+    environ = {"TE_DISPATCH_PREFER": "gemm=torch", "NVTE_FLASH_ATTN": "1", "NVTE_NVTX_ENABLED": "1"}
+    answer = te_process("doctor", "--json", **environ)
     data = answer.json
     assert data["te_dispatch"] == te_dispatch.__version__
     assert data["python"] == platform.python_version()
     assert {b["name"] for b in data["backends"]} >= {"reference", "torch"}
     assert all(b["distribution"].startswith("te-dispatch") and b["version"] for b in data["backends"])
-    assert data["environment"] == {"TE_DISPATCH_PREFER": "gemm=torch", "NVTE_FLASH_ATTN": "1"}
+    assert data["environment"] == environ
+    assert [what.partition("=")[0] for what in data["without_effect"]] == ["NVTE_NVTX_ENABLED"]
     assert [p["name"] for p in data["policies"]] == list(shipped_policies())
     cpu = next(d for d in data["devices"] if d["type"] == "cpu")
     assert cpu["facts"]["vendor"] == "cpu"

@@ -1,0 +1,63 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Transformer Engine's environment variables that do nothing here, so that nobody believes they do.
+
+Names: those that version 2.20 reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from te_dispatch.core.policy.known import did_you_mean
+
+#: Read by policies, by NVTE_DEBUG or as defaults of recipes.
+HONOURED = frozenset((
+    "NVTE_ALLOW_NONDETERMINISTIC_ALGO", "NVTE_BACKWARD_OVERRIDE", "NVTE_DEBUG", "NVTE_DEBUG_LEVEL", "NVTE_FLASH_ATTN",
+    "NVTE_FP8_BLOCK_SCALING_FP32_SCALES", "NVTE_FP8_CURRENT_SCALING_POWER_2_SCALES", "NVTE_FUSED_ATTN",
+    "NVTE_FUSED_ATTN_BACKEND", "NVTE_NVFP4_4OVER6", "NVTE_NVFP4_4OVER6_E4M3_USE_256", "NVTE_NVFP4_4OVER6_ERR_MODE",
+    "NVTE_NVFP4_DISABLE_2D_QUANTIZATION", "NVTE_NVFP4_DISABLE_RHT", "NVTE_NVFP4_DISABLE_STOCHASTIC_ROUNDING",
+    "NVTE_NVFP4_ROW_SCALED_ACTIVATION", "NVTE_UNFUSED_ATTN",
+))  # fmt: skip
+
+#: Of builds of Transformer Engine and of its other frameworks: nobody expects anything of them here.
+_ELSEWHERE = frozenset((
+    "NVTE_CUDA_INCLUDE_DIR", "NVTE_FRAMEWORK", "NVTE_JAX_ALL_REDUCE_IN_FP32", "NVTE_JAX_CUSTOM_CALLS",
+    "NVTE_JAX_CUSTOM_CALLS_RE", "NVTE_JAX_ENFORCE_TRITON_AUTOTUNING", "NVTE_JAX_ENFORCE_V2_GROUPED_GEMM",
+    "NVTE_JAX_EP_NCCL_COMM_FROM_XLA", "NVTE_FUSED_RING_ATTENTION_USE_SCAN", "NVTE_PROJECT_BUILDING",
+    "NVTE_PYTORCH_FORCE_BUILD", "NVTE_PYTORCH_FORCE_CXX11_ABI", "NVTE_PYTORCH_SKIP_CUDA_BUILD", "NVTE_RELEASE_BUILD",
+    "NVTE_UB_WITH_MPI", "NVTE_USE_FAST_MATH", "NVTE_USE_PYTORCH_TRITON", "NVTE_WITH_CUBLASMP", "NVTE_WITH_NCCL_EP",
+))  # fmt: skip
+
+_WITHOUT_EFFECT = frozenset((
+    "NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE", "NVTE_APPLY_QK_LAYER_SCALING", "NVTE_BATCH_MHA_P2P_COMM",
+    "NVTE_BIAS_DROPOUT_FUSION", "NVTE_BIAS_GELU_NVFUSION", "NVTE_BWD_LAYERNORM_SM_MARGIN",
+    "NVTE_COMPILE_OP_SIDE_EFFECTS", "NVTE_CPU_OFFLOAD_V1", "NVTE_CUTEDSL_FUSED_GROUPED_MLP",
+    "NVTE_CUTEDSL_FUSED_GROUPED_MLP_FC1_GLU_RHT_AMAX_TMEM", "NVTE_DEBUG_NUMERICS",
+    "NVTE_DISABLE_CUTEDSL_WGRAD_FUSED_GROUPED_MLP", "NVTE_DISABLE_TRITON_AUTOTUNING", "NVTE_DPA_FP8_FORMAT",
+    "NVTE_DPA_FP8_RECIPE", "NVTE_DPA_FP8_RECIPE_DPA", "NVTE_DPA_FP8_RECIPE_MHA", "NVTE_DPA_FP8CS_O_in_F16",
+    "NVTE_DPA_FP8DS_AMAX_ALGO", "NVTE_DPA_FP8DS_AMAX_HISTLEN", "NVTE_DPA_FP8DS_REDUCE_AMAX",
+    "NVTE_ENABLE_CUTEDSL_BACKEND", "NVTE_EXT_MARGIN_SM", "NVTE_FLASH_ATTN_V2", "NVTE_FLASH_ATTN_V3",
+    "NVTE_FLASH_ATTN_V4", "NVTE_FP8_DPA_BWD", "NVTE_FP8_GEMM_HIGH_PRECISION_ACCUMULATION",
+    "NVTE_FUSED_ATTN_USE_FAv2_BWD", "NVTE_FUSED_MLA_Q_UPROJ", "NVTE_FWD_LAYERNORM_SM_MARGIN",
+    "NVTE_GEMM_GELU_FUSION", "NVTE_GROUPED_LINEAR_SINGLE_PARAM", "NVTE_GROUPED_LINEAR_USE_FUSED_GROUPED_GEMM",
+    "NVTE_INF_LAYERNORM_SM_MARGIN", "NVTE_MASKED_SOFTMAX_FUSION", "NVTE_NORM_BWD_USE_CUDNN",
+    "NVTE_NORM_FWD_USE_CUDNN", "NVTE_NVTX_ENABLED", "NVTE_PLUGIN", "NVTE_PRINT_LAYER_NUMBER", "NVTE_PRINT_RANK",
+    "NVTE_TORCH_COMPILE", "NVTE_UNFUSED_FP8_UPDATE", "NVTE_UnfusedDPA_Emulate_FP8", "NVTE_USE_CUTLASS_GROUPED_GEMM",
+    "NVTE_ZERO_CENTERED_GAMMA_IN_WTYPE",
+))  # fmt: skip
+
+_PREFIX = "NVTE_"
+
+
+def ignored(environ: Mapping[str, str]) -> dict[str, str]:
+    """The NVTE_* variables that are set and do nothing: name -> what to say of it, in the order of names."""
+    found = {}
+    for name in sorted(environ):
+        if not name.startswith(_PREFIX) or name in HONOURED or name in _ELSEWHERE or not environ[name].strip():
+            continue
+        if name in _WITHOUT_EFFECT:
+            found[name] = f"{name}={environ[name]} has no effect: te_dispatch does not act on this variable"
+        else:
+            hint = did_you_mean(name, sorted(HONOURED | _WITHOUT_EFFECT))
+            found[name] = f"{name}={environ[name]} has no effect: there is no variable of this name{hint}"
+    return found

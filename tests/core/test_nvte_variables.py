@@ -1,0 +1,46 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Transformer Engine's variables that do nothing here are warned of, once and by name."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from te_dispatch.core.environment import ATTENTION_SWITCHES, DEBUG, DEBUG_LEVEL, FUSED_BACKEND, NONDETERMINISTIC
+from te_dispatch.core.layers import Sources
+from te_dispatch.core.nvte_variables import HONOURED, ignored
+from te_dispatch.core.policy.known import Known
+
+
+def test_what_is_read_is_not_called_ignored() -> None:
+    assert {*ATTENTION_SWITCHES, FUSED_BACKEND, NONDETERMINISTIC, DEBUG, DEBUG_LEVEL} <= HONOURED
+    assert ignored(dict.fromkeys(HONOURED, "1")) == {}
+
+
+def test_variables_of_transformer_engine_that_do_nothing_are_named() -> None:
+    found = ignored({"NVTE_TORCH_COMPILE": "0", "NVTE_UnfusedDPA_Emulate_FP8": "1", "PATH": "x"})
+    assert list(found) == ["NVTE_TORCH_COMPILE", "NVTE_UnfusedDPA_Emulate_FP8"]
+    assert found["NVTE_TORCH_COMPILE"].startswith("NVTE_TORCH_COMPILE=0 has no effect: te_dispatch does not act on")
+
+
+def test_a_misspelt_name_gets_the_nearest() -> None:
+    (what,) = ignored({"NVTE_FLASH_ATN": "0"}).values()
+    assert what.startswith("NVTE_FLASH_ATN=0 has no effect: there is no variable of this name")
+    assert "'NVTE_FLASH_ATTN'" in what
+
+
+@pytest.mark.parametrize("environ", [{"NVTE_FRAMEWORK": "pytorch"}, {"NVTE_MADE_UP": " "}, {}])
+def test_variables_of_builds_and_unset_ones_are_nobodys_concern(environ: dict[str, str]) -> None:
+    assert ignored(environ) == {}
+
+
+def test_each_is_warned_of_once(known: Known, caplog: pytest.LogCaptureFixture) -> None:
+    environ = {"NVTE_MADE_UP": "1"}
+    sources = Sources(environ, lambda: known)
+    with caplog.at_level(logging.WARNING, "te_dispatch"):
+        sources.read()
+        sources.read()
+        environ["NVTE_NVTX_ENABLED"] = "1"
+        sources.again().read()
+    assert [record.getMessage().partition("=")[0] for record in caplog.records] == ["NVTE_MADE_UP", "NVTE_NVTX_ENABLED"]
