@@ -99,6 +99,10 @@ class Recipe(RecipeValues):
     def custom(cls) -> bool:
         return issubclass(cls, CustomRecipe)
 
+    def row_alignment(self) -> int:
+        """What the rows of each part of a grouped input are padded to, if nothing else is asked for."""
+        return self.alignment
+
     def unsupported_knob(self) -> str | None:
         """What this version cannot do of what the recipe asks: the knob with its value and the remedy, or None."""
         if self.fp8_dpa:
@@ -360,6 +364,9 @@ class NVFP4BlockScaling(Recipe):
             require_choice(self, name, ("none", "weights", "activations", "all"))
         require_choice(self, "nvfp4_4over6_err_mode", ("MAE", "MSE"))
 
+    def row_alignment(self) -> int:
+        return 128
+
     def unsupported_knob(self) -> str | None:
         given = [name for name, _ in self._assigned]
         if not self.disable_rht and not ("fp4_quant_fwd_inp" in given and "fp4_quant_bwd_grad" in given):
@@ -395,6 +402,9 @@ class CustomRecipe(Recipe):
         if not callable(self.qfactory):
             raise TypeError(f"CustomRecipe: qfactory must be a function, got {self.qfactory!r}")
         self._check_shared((Format.E4M3, Format.E5M2, Format.HYBRID))
+
+    def row_alignment(self) -> int:
+        return self.quantization_alignment
 
     def unsupported_knob(self) -> str | None:
         return "qfactory, quantizers from a user's factory; use one of the other recipes"

@@ -36,6 +36,11 @@ _OF_CORE_ATTENTION = (
 )
 
 
+def _shared(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Constructor arguments that all projections have."""
+    return {argument: given[argument] for argument in ("bias", "params_dtype", "device")}
+
+
 class MultiheadAttention(torch.nn.Module):
     """Multi-head attention (Vaswani et al., 2017) with its projections.
 
@@ -123,14 +128,14 @@ class MultiheadAttention(torch.nn.Module):
         require_choice("attention_type", attention_type, ("self", "cross"))
         require_choice("qkv_format", qkv_format, LAYOUTS)
         self.kv_channels = _head_width(hidden_size, num_attention_heads, kv_channels)
-        self.core_attention = DotProductAttention(
+        core_attention = DotProductAttention(
             num_attention_heads, self.kv_channels, **{argument: given[argument] for argument in _OF_CORE_ATTENTION}
         )
         if softmax_type == "learnable":
-            self.core_attention.to(resolve_device(device))  # its own constructor takes no device
+            core_attention.to(resolve_device(device))  # its own constructor takes no device
         self.hidden_size = hidden_size
         self.num_attention_heads = num_attention_heads
-        self.num_gqa_groups = self.core_attention.num_gqa_groups
+        self.num_gqa_groups = core_attention.num_gqa_groups
         self.qkv_format = qkv_format
         self.attention_type = attention_type
         self.attn_mask_type = attn_mask_type
@@ -143,16 +148,26 @@ class MultiheadAttention(torch.nn.Module):
         self.rotary_pos_interleaved = rotary_pos_interleaved
         self.qk_norm_before_rope = qk_norm_before_rope
         self.name = name
-        self._build_projections(given)
+        # In Transformer Engine's order: optimizers and their checkpoints go by the order of parameters.
         self.q_norm, self.k_norm = self._build_qk_norms(qk_norm_type, qk_norm_eps, params_dtype, device)
+        self._build_input_projections(given)
+        self.core_attention = core_attention
+        self.proj = Linear(
+            num_attention_heads * self.kv_channels,
+            hidden_size,
+            init_method=output_layer_init_method,
+            return_bias=return_bias,
+            name=part_name(name, "proj"),
+            **_shared(given),
+        )
 
     def pass_input(self) -> None:
         """Return the input last, as `GemmModule.passes_input` says; of an attention with a norm in front."""
         getattr(self, "layernorm_qkv" if self.attention_type == "self" else "layernorm_query").passes_input = True
 
-    def _build_projections(self, given: Mapping[str, Any]) -> None:
-        """All projections, under the names that checkpoints know them by, from the constructor's arguments."""
-        linear: dict[str, Any] = {argument: given[argument] for argument in ("bias", "params_dtype", "device")}
+    def _build_input_projections(self, given: Mapping[str, Any]) -> None:
+        """Those of queries, keys and values, under the names that checkpoints know them by, from the constructor's
+        arguments."""
         norm = {
             "eps": given["layernorm_epsilon"],
             "normalization": given["normalization"],
@@ -165,9 +180,10 @@ class MultiheadAttention(torch.nn.Module):
         def build(name: str, parts: dict[str, int], normed: bool) -> torch.nn.Module:
             arguments = {
                 "init_method": given["init_method"],
-                "parameters_split": None if self.fuse_qkv_params or len(parts) == 1 else parts,
+                # A single part has a name of its own behind a norm alone, as in Transformer Engine.
+                "parameters_split": None if self.fuse_qkv_params or (len(parts) == 1 and not normed) else parts,
                 "name": part_name(self.name, name),
-                **linear,
+                **_shared(given),
             }
             out = sum(parts.values())
             if normed:
@@ -181,14 +197,14 @@ class MultiheadAttention(torch.nn.Module):
             name = "layernorm_query" if self.input_layernorm else "query_layer"
             self.add_module(name, build(name, {"query": splits.pop("query")}, self.input_layernorm))
             self.key_value = build("key_value", splits, False)
-        self.proj = Linear(
-            width,
-            self.hidden_size,
-            init_method=given["output_layer_init_method"],
-            return_bias=self.return_bias,
-            name=part_name(self.name, "proj"),
-            **linear,
-        )
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        """Take checkpoints, too, in which the query's projection behind a norm had no name of its own."""
+        for name in ("weight", "bias"):
+            of_query = f"{prefix}layernorm_query."
+            if hasattr(getattr(self, "layernorm_query", None), f"query_{name}") and f"{of_query}{name}" in state_dict:
+                state_dict.setdefault(f"{of_query}query_{name}", state_dict.pop(f"{of_query}{name}"))
+        super()._load_from_state_dict(state_dict, prefix, *others)
 
     def _build_qk_norms(
         self, kind: str | None, eps: float, params_dtype: torch.dtype | None, device: torch.device | str | None

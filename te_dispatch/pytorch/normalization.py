@@ -102,8 +102,9 @@ class _Norm(torch.nn.Module):
             torch.nn.init.constant_(self.weight, 0.0 if self.zero_centered_gamma else 1.0)
 
     def _rows(self, x: torch.Tensor) -> torch.Tensor:
-        """x checked, in the dtype of torch.autocast if that is on, its normalized dimensions merged into one."""
-        require_tensor(f"{type(self).__name__}: input", x, floating=False)
+        """x checked, in the dtype of torch.autocast if that is on, else of the parameters, its normalized dimensions
+        merged into one."""
+        require_tensor(f"{type(self).__name__}: input", x)
         dims = len(self.normalized_shape)
         if tuple(x.shape[x.dim() - dims :]) != self.normalized_shape:
             raise ValueError(
@@ -115,13 +116,11 @@ class _Norm(torch.nn.Module):
             raise ValueError(
                 f"{type(self).__name__}: input is on {x.device}, must be on {weight.device} like the parameters"
             )
-        if torch.is_autocast_enabled(x.device.type):
-            x = x.to(torch.get_autocast_dtype(x.device.type))
-        elif weight.dtype != x.dtype and weight.dtype != torch.float32:
-            raise ValueError(
-                f"{type(self).__name__}: input must be {weight.dtype}, the dtype of the parameters, got {x.dtype}"
-            )
-        require_tensor(f"{type(self).__name__}: input", x)
+        amp = torch.is_autocast_enabled(x.device.type)
+        dtype = torch.get_autocast_dtype(x.device.type) if amp else weight.dtype
+        if x.dtype != dtype:
+            require_tensor(f"{type(self).__name__}: weight", weight)
+            x = x.to(dtype)
         if dims > 1:
             x = x.reshape(*x.shape[: x.dim() - dims], math.prod(self.normalized_shape))
         return x.contiguous()
@@ -145,10 +144,11 @@ class LayerNorm(_Norm):
         hidden_size: another name of `normalized_shape`.
         kwargs: `device` (None for the current accelerator, or the CPU), `dtype` (as params_dtype), `sm_margin`.
 
-    Forward: input (..., *normalized_shape) of the parameters' dtype, or any dtype if those are float32 -> the same.
+    Forward: input (..., *normalized_shape) -> the same shape, in the dtype of torch.autocast if that is on, else in
+    that of the parameters, as in Transformer Engine; an input of another dtype is cast to it first.
 
     Raises:
-        ValueError: at construction, contradicting arguments; at the call, another shape, dtype or device.
+        ValueError: at construction, contradicting arguments; at the call, another shape or device.
     """
 
     _rms = False
@@ -179,10 +179,10 @@ class LayerNorm(_Norm):
         """The older name of `reset_parameters`."""
         self.reset_parameters()
 
-    def forward(self, inp: torch.Tensor) -> torch.Tensor:
-        x = self._rows(inp)
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        x = self._rows(input)
         weight, bias = self._vector(self.weight, x), self._vector(self.bias, x)
-        return normalize(x, weight, bias, self._options).view(inp.shape)
+        return normalize(x, weight, bias, self._options).view(input.shape)
 
 
 class RMSNorm(_Norm):
@@ -212,9 +212,9 @@ class RMSNorm(_Norm):
         """The older name of `reset_parameters`."""
         self.reset_parameters()
 
-    def forward(self, inp: torch.Tensor) -> torch.Tensor:
-        x = self._rows(inp)
-        return normalize(x, self._vector(self.weight, x), None, self._options).view(inp.shape)
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        x = self._rows(input)
+        return normalize(x, self._vector(self.weight, x), None, self._options).view(input.shape)
 
 
 class L2Normalization(torch.nn.Module):

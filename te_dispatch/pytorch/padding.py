@@ -11,15 +11,13 @@ import torch
 from te_dispatch import ops
 from te_dispatch.core import scopes
 from te_dispatch.pytorch.arguments import require_tensor
+from te_dispatch.pytorch.autocast import current_state, get_default_recipe
 from te_dispatch.pytorch.compile import returned
 from te_dispatch.pytorch.quantized_tensor import plain
 from te_dispatch.pytorch.scoped import in_forward_scope
 
-#: FP8 GEMMs need their dimensions in multiples of this (32 with MXFP8, whose blocks are longer).
-DEFAULT_ALIGN_SIZE = 16
 
-
-def pad_to_multiple(splits: Sequence[int], align_size: int = DEFAULT_ALIGN_SIZE) -> list[int]:
+def pad_to_multiple(splits: Sequence[int], align_size: int) -> list[int]:
     """Each of `splits` rounded up to a multiple of `align_size`; 0 stays 0."""
     return [-(-rows // align_size) * align_size for rows in splits]
 
@@ -58,10 +56,16 @@ class _RowSplits(torch.nn.Module):
         if align_size is not None and align_size < 1:
             raise ValueError(f"align_size must be positive, got {align_size}")
         self.num_gemms = num_gemms
-        self.align_size = DEFAULT_ALIGN_SIZE if align_size is None else align_size
+        self.align_size = align_size
 
     def extra_repr(self) -> str:
         return f"num_gemms={self.num_gemms}, align_size={self.align_size}"
+
+    def _alignment(self) -> int:
+        if self.align_size is not None:
+            return self.align_size
+        state = current_state()
+        return (get_default_recipe() if state is None else state.recipe).row_alignment()
 
     def _splits(self, m_splits: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         if not isinstance(m_splits, Sequence) or not all(hasattr(rows, "__index__") for rows in m_splits):
@@ -71,7 +75,7 @@ class _RowSplits(torch.nn.Module):
             raise ValueError(f"m_splits must hold num_gemms={self.num_gemms} numbers of rows, got {len(splits)}")
         if any(rows < 0 for rows in splits):
             raise ValueError(f"m_splits must not be negative, got {list(splits)}")
-        return splits, tuple(pad_to_multiple(splits, self.align_size))
+        return splits, tuple(pad_to_multiple(splits, self._alignment()))
 
 
 class Fp8Padding(_RowSplits):
@@ -79,7 +83,9 @@ class Fp8Padding(_RowSplits):
 
     Args:
         num_gemms: number of parts.
-        align_size: None for 16; MXFP8 needs 32.
+        align_size: None for what the recipe of the autocast around the call asks for: 16 for FP8 with a scale per
+            tensor or block, 32 for MXFP8, 128 for NVFP4, ``quantization_alignment`` of a `CustomRecipe`; 16 outside of
+            an autocast.
 
     Forward: inp (sum(m_splits), K) and m_splits, the rows of each part -> (sum(padded), K) and padded, a list.
     """
@@ -95,13 +101,14 @@ class Fp8Padding(_RowSplits):
 class Fp8Unpadding(_RowSplits):
     """Undo `Fp8Padding`.
 
-    Arguments as there. Forward: inp (sum(padded), K) and m_splits, the rows of each part *without* padding ->
-    (sum(m_splits), K).
+    Arguments as there; without an `align_size`, call both under the same recipe.
+
+    Forward: inp (sum(padded), K) and m_splits, the rows of each part *without* padding -> (sum(m_splits), K).
     """
 
     def forward(self, inp: torch.Tensor, m_splits: Sequence[int]) -> torch.Tensor:
         splits, padded = self._splits(m_splits)
-        _check_rows(inp, sum(padded), f"sum(m_splits), each rounded up to a multiple of {self.align_size}")
+        _check_rows(inp, sum(padded), f"sum(m_splits), each rounded up to a multiple of {self._alignment()}")
         if splits == padded:
             return inp
         return _UnpadRows.apply(plain(inp).contiguous(), splits, padded)  # type: ignore[no-any-return]

@@ -110,15 +110,13 @@ def add_split_parameters(
     """
     if sizes is None:
         sizes = {"": weight.shape[0]}
-    weights, biases, start = [], [], 0
-    for name, rows in sizes.items():
-        prefix = f"{name}_" if name else ""
-        module.register_parameter(f"{prefix}weight", torch.nn.Parameter(weight[start : start + rows]))
-        weights.append(f"{prefix}weight")
-        if bias is not None:
-            module.register_parameter(f"{prefix}bias", torch.nn.Parameter(bias[start : start + rows]))
-            biases.append(f"{prefix}bias")
-        start += rows
+    weights = [f"{name}_weight" if name else "weight" for name in sizes]
+    biases = [] if bias is None else [f"{name}_bias" if name else "bias" for name in sizes]
+    rows = list(sizes.values())
+    # All weights, then all biases: optimizers and their checkpoints number parameters in this order.
+    for names, whole in ((weights, weight), (biases, bias)):
+        for name, part in zip(names, () if whole is None else whole.split(rows)):
+            module.register_parameter(name, torch.nn.Parameter(part))
     return weights, biases
 
 

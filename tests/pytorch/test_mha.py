@@ -53,7 +53,8 @@ def projections(
         found = [(weights[f"{first}.{n}_weight"], weights[f"{first}.{n}_bias"]) for n in names]
     if module.attention_type == "cross":
         name = "layernorm_query" if module.input_layernorm else "query_layer"
-        found.insert(0, (weights[f"{name}.weight"], weights[f"{name}.bias"]))
+        part = "query_" if module.input_layernorm and not module.fuse_qkv_params else ""
+        found.insert(0, (weights[f"{name}.{part}weight"], weights[f"{name}.{part}bias"]))
     return found
 
 

@@ -80,9 +80,18 @@ def test_l2_normalization() -> None:
     assert (x.grad.double() - exact.grad).abs().max() <= bound(torch.float32, exact.grad, 7)
 
 
-def test_float32_parameters_take_any_input() -> None:
-    module = LayerNorm(N)
-    assert module(torch.randn(2, N, dtype=torch.bfloat16)).dtype == torch.bfloat16
+@pytest.mark.parametrize("norm", [LayerNorm, RMSNorm])
+@pytest.mark.parametrize("given, parameters", [
+    (torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16), (torch.float16, torch.bfloat16),
+])  # fmt: skip
+def test_the_result_has_the_dtype_of_the_parameters(norm: type, given: torch.dtype, parameters: torch.dtype) -> None:
+    module = norm(N, params_dtype=parameters)
+    x = torch.randn(2, N, dtype=given, requires_grad=True)
+    y = module(input=x)
+    assert y.dtype == parameters
+    assert torch.equal(y, module(x.detach().to(parameters)))
+    y.sum().backward()
+    assert x.grad is not None and x.grad.dtype == given
 
 
 def test_torch_autocast() -> None:
@@ -158,7 +167,5 @@ def test_constructor_errors(arguments: dict[str, Any], error: type[Exception], m
 def test_call_errors() -> None:
     with pytest.raises(ValueError, match=r"must end in the dimensions \(48,\), got shape \(2, 47\)"):
         LayerNorm(N)(torch.zeros(2, 47))
-    with pytest.raises(ValueError, match=r"input must be torch\.bfloat16"):
-        RMSNorm(N, params_dtype=torch.bfloat16)(torch.zeros(2, N))
     with pytest.raises(ValueError, match="input is on meta"):
         RMSNorm(N)(torch.zeros(2, N, device="meta"))

@@ -6,6 +6,15 @@ from __future__ import annotations
 import pytest
 import torch
 
+from te_dispatch.common.recipe import (
+    CustomRecipe,
+    DelayedScaling,
+    Float8CurrentScaling,
+    MXFP8BlockScaling,
+    NVFP4BlockScaling,
+    Recipe,
+)
+from te_dispatch.pytorch import Linear, autocast
 from te_dispatch.pytorch.padding import Fp8Padding, Fp8Unpadding, pad_to_multiple
 
 SPLITS = [3, 0, 16, 17]
@@ -24,6 +33,31 @@ def test_rows_and_their_gradients(align: int | None, padded: list[int]) -> None:
     dy = torch.randn_like(back)
     back.backward(dy)
     assert torch.equal(x.grad, dy)
+
+
+@pytest.mark.parametrize(
+    "recipe, padded",
+    [
+        (DelayedScaling(), 16),
+        (Float8CurrentScaling(), 16),
+        (MXFP8BlockScaling(), 32),
+        (NVFP4BlockScaling(disable_rht=True, disable_stochastic_rounding=True), 128),
+    ],
+)
+def test_rows_are_padded_to_what_the_recipe_in_force_takes(recipe: Recipe, padded: int) -> None:
+    pad, unpad, linear = Fp8Padding(2), Fp8Unpadding(2), Linear(32, 32)
+    x = torch.randn(8, 32)
+    with autocast(recipe=recipe):
+        y, sizes = pad(x, [3, 5])
+        assert sizes == [padded, padded]
+        linear(y)  # whose recipe takes no other number of rows
+        assert torch.equal(unpad(y, [3, 5]), x)
+        assert Fp8Padding(2, 8)(x, [3, 5])[1] == [8, 8]
+    assert pad(x, [3, 5])[1] == [16, 16]
+
+
+def test_a_custom_recipe_says_what_it_takes() -> None:
+    assert CustomRecipe(qfactory=print, quantization_alignment=64).row_alignment() == 64
 
 
 def test_the_gradient_of_padding_rows_is_dropped() -> None:
