@@ -26,6 +26,7 @@
 | special_rows | rows in turn: normal; one NaN; one Inf; one -Inf; all -Inf | special values that leave their row |
 | half_infinite | one half of every row is -Inf, in turn | running maxima that start with nothing but -Inf |
 | tiny | multiples of 2^-24 below 2^-14: fp16's subnormals, in any dtype | subnormals that are none of fp32's |
+| minute | 1 to 16 times the dtype's smallest normal number | scales that overflow to Inf |
 | nan_first | normal; the first element is NaN, the last one the largest | maxima that start with NaN, or end early |
 | nan_last | normal; the last element is NaN, the first one the largest | the same the other way round |
 """
@@ -90,6 +91,10 @@ def _outlier(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Genera
 
 def _one_sign(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
     return 0.5 + 0.5 * _uniform(shape, generator)
+
+
+def _minute(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    return torch.finfo(dtype).tiny * _exponents(0, 4, shape, generator)
 
 
 def _denormal(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
@@ -265,6 +270,7 @@ KINDS: dict[str, Fill] = {
     "special_rows": _special_rows,
     "half_infinite": _half_infinite,
     "tiny": _tiny,
+    "minute": _minute,
     "nan_first": _nan_at(0, -1),
     "nan_last": _nan_at(-1, 0),
 }

@@ -137,6 +137,7 @@ class SpacePlan:
                 chosen = self._chosen(check, one, count) or self._all[one.id][:1]
                 if check.of_forms and not smoke:
                     chosen += of_forms(self.space, self._claimed[one.id], chosen)
+                    chosen += self._deeper(one, chosen)
                 yield from self._noted(check, one, chosen)
 
     def _chosen(self, check: checks.Check, one: Subject, count: int) -> list[Case]:
@@ -156,6 +157,20 @@ class SpacePlan:
                 chosen.append(case)
                 seen.update(given.keys())
         return chosen
+
+    def _deeper(self, one: Subject, chosen: Sequence[Case]) -> list[Case]:
+        """A case with an operand of more dimensions than any of the chosen has, if there is one: rows, and what there
+        is for each row, then lie in memory in more ways."""
+        if self.space.sampled:
+            return []
+
+        def rank(case: Case) -> int:
+            shapes = [given.shape for given in self._claims.operands(case.values).values()]
+            return max((len(shape) for shape in shapes if shape is not None), default=0)
+
+        most = max(map(rank, chosen), default=0)
+        deeper = [case for case in self._claimed[one.id] if rank(case) > most]
+        return sorted(deeper, key=functools.partial(_unusual, self.space))[:1]
 
     def _of_all(self, check: checks.Check, able: Sequence[Subject]) -> Iterator[Unit]:
         order: dict[Case, list[Subject]] = {}

@@ -173,7 +173,10 @@ register(
         "attention_fwd", "ragged", (*RAGGED, MAX_LOGIT), inputs.forward, forward_rules, valid=uneven, turned=TURNED,
         together=(("keys", "gaps", "window"), ("mask", "keys", "gaps")),
     ),
-    Space("attention_fwd", "scored", (*SCORED, MAX_LOGIT), inputs.forward, forward_rules, valid=scored, forms="bias"),
+    Space(
+        "attention_fwd", "scored", (*SCORED, MAX_LOGIT), inputs.forward, forward_rules, valid=scored, forms="bias",
+        together=(("softmax", "mask", "shape"),),
+    ),
     Space("attention_fwd", "twice", SAME, inputs.forward, forward_rules),
     Space("attention_fwd", "packed", STACKED, inputs.forward, forward_rules, valid=stackable, views=True),
     Space(

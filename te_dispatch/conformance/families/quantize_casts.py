@@ -121,6 +121,8 @@ register(
         "quantize", "nvfp4",
         (DTYPE, SHAPE, Axis("cast", ("nvfp4", "nvfp4_2d")), USAGE, VALUES, COMMON, _AMAX, _OUT),
         _nvfp4, bits, widen=False,
+        fixed=tuple({"cast": "nvfp4_2d", "shape": "33x65", "out": "fresh", "amax": "none", "usage": usage}
+                    for usage in USAGE.values),
     ),
     Space(
         "quantize", "rows",

@@ -173,7 +173,8 @@ _FP32_SCALED = Axis("scaling", ("tensor", "block_1d", "block_2d"))
 _SHAPE = Axis(
     "shape",
     ("33x65", "127x129", "128x128", "129x257", "2x3x48", "1x1", "31", "0x16", "16x0", "256x512"),
-    once=("65553x3", "3x8209", "1031x257", "130x1056"),
+    # The last has as many blocks of 32 rows as it has columns.
+    once=("65553x3", "3x8209", "1031x257", "130x1056", "512x16"),
 )
 #: Of which some have several tiles each way: with tiles in one row, scales read the same transposed and not. One has
 #: as many down as across, where scales that are not transposed fit.
@@ -185,6 +186,10 @@ _TWO_D = Axis(
 _SCALES = Axis("scales", tuple(_EXPONENTS))
 _LAYOUT = Axis("layout", ("canonical", "other"))
 _NOMINAL = Axis("nominal", ("bf16", "fp32", "fp16"))
+#: Whether column-wise scales are turned cannot be told from their shape.
+_SQUARE_SCALES = {
+    "scaling": "mxfp8", "shape": "512x16", "usage": "both", "layout": "canonical", "scale_layout": "other",
+}  # fmt: skip
 
 register(
     Space(
@@ -211,6 +216,7 @@ register(
             _SCALINGS, ENCODING, USAGE, _SHAPE, _LAYOUT, Axis("scale_layout", ("other", "canonical")), _NOMINAL,
         ),
         _relayout, moved_bits, valid=_meaningful, widen=False, forms="scaling",
+        fixed=(_SQUARE_SCALES,),
     ),
     Space(
         "convert_encoding", "plain",

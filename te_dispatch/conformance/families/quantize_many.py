@@ -60,7 +60,9 @@ def _dbias_rules(judged: Judged) -> Mapping[str, Rule]:
     return {**bits(judged), "dbias": Within(torch.where(overflows, torch.inf, limit))}
 
 
-_SPLITS = Axis("splits", ("7+26+3", "33", "0+5+0+128", "1+127+129", "none"), once=("67:5", "300:3"), dull=("none",))
+_SPLITS = Axis(
+    "splits", ("7+26+3", "33", "0+5+0+128", "1+127+129", "17+1+129+3", "none"), once=("67:5", "300:3"), dull=("none",)
+)
 
 
 def _several(values: Values, count: int) -> list[Quantizer]:
@@ -174,6 +176,7 @@ register(
             Axis("values", ("normal", "outlier", "inf", "nan", "denormal")), COMMON,
         ),
         _multi, bits, valid=encodable, widen=False,
+        fixed=tuple({"shapes": "long", "cast": cast, "values": "normal"} for cast in CASTS),
     ),
     Space("pad_rows", "plain", (_BYTES, _PADDING, _COLUMNS, _MOVED), _pad, moved_bits, widen=False, batch=_first_part),
     Space(

@@ -30,7 +30,8 @@ def _sizes(values: Values) -> tuple[int, ...]:
 
 
 def _mask(kind: str, shape: tuple[int, ...], maker: Maker) -> torch.Tensor | None:
-    """True is masked out. ``rows``: every third row wholly; ``broadcast``: one mask for all but the last dimension."""
+    """True is masked out. ``rows``: every third row wholly; ``broadcast``: one mask for all but the last dimension;
+    ``column``: whole rows, of one element each."""
     if kind == "random":
         return maker.boolean(*shape, share=0.3)
     if kind == "rows":
@@ -39,6 +40,8 @@ def _mask(kind: str, shape: tuple[int, ...], maker: Maker) -> torch.Tensor | Non
         return masked
     if kind == "broadcast":
         return maker.boolean(*(1,) * (len(shape) - 1), shape[-1], share=0.3)
+    if kind == "column":
+        return maker.boolean(*shape[:-1], 1, share=0.3)
     return torch.ones(shape, dtype=torch.bool) if kind == "all" else None
 
 
@@ -103,9 +106,9 @@ def _backward_rules(judged: Judged) -> Mapping[str, Rule]:
 def _half(arguments: Arguments) -> Arguments:
     """The first half of the leading dimension, of what has it in full."""
     x = arguments["x"] if "x" in arguments else arguments["dy"]
-    rows = x.shape[0] // 2
+    rows, given = x.shape[0] // 2, ("x", "y", "dy", "mask")
     return {
-        n: v[:rows] if n in ("x", "y", "dy", "mask") and v is not None and v.shape == x.shape else v
+        n: v[:rows] if n in given and v is not None and (v.dim(), v.shape[:1]) == (x.dim(), x.shape[:1]) else v
         for n, v in arguments.items()
     }
 
@@ -126,7 +129,7 @@ register(
         (
             _DTYPE,
             _SHAPE,
-            Axis("mask", ("none", "random", "rows", "broadcast", "all")),
+            Axis("mask", ("none", "random", "rows", "broadcast", "column", "all")),
             Axis("causal", ("no", "yes")),
             _SCALE,
             _OUT,

@@ -16,6 +16,7 @@ from te_dispatch_faulty import (
     casts,
     clauses,
     conduct,
+    corners,
     draws,
     forms,
     narrow,
@@ -315,6 +316,7 @@ _CONDUCT = (
 
 _TABLES = (
     sizes, operands, special, secondary, state, draws, options, narrow, paths, rare, surroundings, usage, clauses,
+    corners,
 )  # fmt: skip
 
 FAULTS: tuple[Fault, ...] = (
