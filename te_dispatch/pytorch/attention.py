@@ -37,6 +37,7 @@ from te_dispatch.pytorch.attention_masks import (
     starts_bottom_right,
 )
 from te_dispatch.pytorch.known_calls import LOOKS, unwatched
+from te_dispatch.pytorch.module_state import SavedModule
 from te_dispatch.pytorch.randomness import draw_rng_state
 from te_dispatch.pytorch.settled_attention import Given, KnownAttention
 
@@ -64,7 +65,7 @@ _UNSUPPORTED_CALL: dict[str, Any] = {
 }
 
 
-class DotProductAttention(torch.nn.Module):
+class DotProductAttention(SavedModule):
     """softmax(q k^T / sqrt(d)) v, with masks, windows, biases, dropout and grouped queries.
 
     The formulas, in full, are those of `te_dispatch.ops.attention`.

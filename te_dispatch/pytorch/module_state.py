@@ -3,19 +3,79 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from te_dispatch.common.recipe import DelayedScaling
+from te_dispatch.pytorch import extra_state
 from te_dispatch.pytorch.amax_reduction import Origin
+from te_dispatch.pytorch.autocast import current_state
 from te_dispatch.pytorch.delayed_scales import DelayedScales, StateError
 
-_EXTRA_STATE_FORMAT = 1
+_log = logging.getLogger("te_dispatch")
+
+#: Of states that were saved as dicts.
+_DICT_FORMAT = 1
 
 
-class ScaledModule(torch.nn.Module):
+def _states(state: Any, gemms: int, where: str) -> extra_state.States:
+    """What a checkpoint holds for a module, in whichever of the known formats."""
+    if state is None:
+        return {}
+    if isinstance(state, torch.Tensor):
+        if not state.numel():
+            return {}
+        if state.dtype != torch.uint8 or state.dim() != 1:
+            raise StateError(f"{where} must be a vector of uint8, got {state.dtype} of shape {tuple(state.shape)}")
+        if extra_state.is_ours(state):
+            return extra_state.decoded(state, where)
+        return extra_state.of_transformer_engine(state, gemms, where)
+    if not isinstance(state, dict) or state.get("format") != _DICT_FORMAT:
+        found = state.get("format") if isinstance(state, dict) else type(state).__name__
+        raise StateError(f"{where} must be a tensor of bytes, or a dict of format {_DICT_FORMAT}, got {found!r}")
+    return {key: data for key, data in state.items() if key not in ("format", "recipe")}
+
+
+class SavedModule(torch.nn.Module):
+    """A module with ``_extra_state`` in its state_dict, as Transformer Engine's modules have; here an empty one.
+
+    Checkpoints without it load: those of `torch.nn` modules, and of high-precision training.
+    """
+
+    def get_extra_state(self) -> torch.Tensor:
+        """Nothing, as an empty tensor of bytes."""
+        return extra_state.empty()
+
+    def set_extra_state(self, state: Any) -> None:
+        """Take what `get_extra_state` gives; what Transformer Engine saves for FP8 attention has no effect here."""
+        if isinstance(state, torch.Tensor) and state.numel():
+            _log.warning("%s: a state of FP8 attention in a checkpoint has no effect", type(self).__name__)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Mapping[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        key = f"{prefix}_extra_state"
+        try:
+            super()._load_from_state_dict(
+                state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+            )
+        except StateError as error:
+            error_msgs.append(f"{key}: {error}")
+        if key in missing_keys:
+            missing_keys.remove(key)
+
+
+class ScaledModule(SavedModule):
     """A module with delayed-scaling state.
 
     The state is kept as plain attributes: dtype casts leave it alone, DDP and FSDP do not see it, device moves take it
@@ -98,16 +158,24 @@ class ScaledModule(torch.nn.Module):
         self._forget_plan()
         return self
 
-    def get_extra_state(self) -> dict[str, Any] | None:
-        """The delayed-scaling state as plain data, None before the first use of delayed scaling."""
-        live = self._live()
+    def get_extra_state(self) -> torch.Tensor:
+        """The delayed-scaling state as bytes (`te_dispatch.pytorch.extra_state`), empty before its first use.
+
+        Under an `autocast` with delayed scaling the state is made where there is none yet, so that what reads a
+        checkpoint into the tensors of a state_dict finds room for it.
+        """
+        live, state = self._live(), current_state()
+        if not live and state is not None and state.enabled and isinstance(state.recipe, DelayedScaling):
+            device = next(self.parameters()).device
+            if device.type != "meta":
+                self._scales_for(state.recipe, device)
+                live = self._live()
         if "forward" not in live or "backward" not in live:
-            return None  # before the first use, or in the middle of one that was interrupted
-        data = {key: scales.as_data() for key, scales in live.items()}
-        return {"format": _EXTRA_STATE_FORMAT, "recipe": "delayed", **data}
+            live = {}  # before the first use, or in the middle of one that was interrupted
+        return extra_state.encoded({key: scales.as_data() for key, scales in live.items()})
 
     def set_extra_state(self, state: Any) -> None:
-        """Take the state of `get_extra_state`; None changes nothing.
+        """Take the state of `get_extra_state`, or Transformer Engine's; an empty one, and None, change nothing.
 
         Another history length than the recipe's is adapted at the next use: the newest steps are kept.
 
@@ -115,22 +183,20 @@ class ScaledModule(torch.nn.Module):
             RuntimeError: a state that is not one of this module's, or with values that no training leaves, such as a
                 scale of 0. Nothing is changed then.
         """
-        if state is None:
+        where = f"{type(self).__name__}: extra state"
+        saved = _states(state, self.gemm_count, where)
+        if not saved:
             return
-        name = type(self).__name__
-        if not isinstance(state, dict) or state.get("format") != _EXTRA_STATE_FORMAT:
-            found = state.get("format") if isinstance(state, dict) else type(state).__name__
-            raise StateError(f"{name}: extra state must have format {_EXTRA_STATE_FORMAT}, got {found!r}")
         known = self._states()
-        unknown = [key for key in state if key not in (*known, "format", "recipe")]
+        unknown = [key for key in saved if key not in known]
         if unknown:
-            raise StateError(f"{name}: extra state has no {unknown[0]!r}, only {', '.join(known)}")
+            raise StateError(f"{where} has no {unknown[0]!r}, only {', '.join(known)}")
         loaded = {}
         for key, (attribute, count) in known.items():
-            if key in state:
-                loaded[attribute] = DelayedScales.from_data(state[key], count, f"{name}: extra state, {key}")
+            if key in saved:
+                loaded[attribute] = DelayedScales.from_data(saved[key], count, f"{where}, {key}")
             elif key in ("forward", "backward"):  # the others are there where something left the module quantized
-                raise StateError(f"{name}: extra state must have {key!r}, got {', '.join(map(str, state))}")
+                raise StateError(f"{where} must have {key!r}, got {', '.join(map(str, saved))}")
         for attribute, scales in loaded.items():
             live = getattr(self, attribute)
             if live is None:
@@ -139,31 +205,6 @@ class ScaledModule(torch.nn.Module):
                 live.load(scales)
         self._forget_plan()
 
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        key = f"{prefix}_extra_state"
-        if destination.get(key, self) is None:
-            # Nothing to save: a model that never used delayed scaling has the keys of its torch.nn twin.
-            del destination[key]
-
-    def _load_from_state_dict(
-        self,
-        state_dict: Mapping[str, Any],
-        prefix: str,
-        local_metadata: Mapping[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        key = f"{prefix}_extra_state"
-        try:
-            super()._load_from_state_dict(
-                state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-            )
-        except StateError as error:
-            error_msgs.append(f"{key}: {error}")
-        if key in missing_keys:
-            # Checkpoints of high-precision training have none; scales then start as in a new model.
-            missing_keys.remove(key)
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *others: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *others)
         self._forget_weights()

@@ -13,6 +13,7 @@ from te_dispatch.core import scopes
 from te_dispatch.pytorch.arguments import reject_unsupported, require_tensor, resolve_device
 from te_dispatch.pytorch.compile import returned
 from te_dispatch.pytorch.functions import applied
+from te_dispatch.pytorch.module_state import SavedModule
 from te_dispatch.pytorch.norm_steps import NormOptions, norm_backward, norm_forward
 from te_dispatch.pytorch.quantized_tensor import plain
 from te_dispatch.pytorch.scoped import in_forward_scope, outside_autocast
@@ -47,7 +48,7 @@ def normalize(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, 
     return outside_autocast(_run_norm, plain(x), weight, bias, options)  # type: ignore[no-any-return]
 
 
-class _Norm(torch.nn.Module):
+class _Norm(SavedModule):
     """Arguments, parameters and checks that both norms share."""
 
     weight: torch.nn.Parameter
@@ -217,7 +218,7 @@ class RMSNorm(_Norm):
         return normalize(x, self._vector(self.weight, x), None, self._options).view(input.shape)
 
 
-class L2Normalization(torch.nn.Module):
+class L2Normalization(SavedModule):
     """y = x / sqrt(sum(x^2) + eps) over the last dimension, without parameters; for `qk_norm_type`.
 
     It runs as an RMSNorm: sum(x^2) + eps = N (mean(x^2) + eps / N), so the factor is 1 / sqrt(N) throughout.

@@ -93,8 +93,8 @@ def test_the_offset_of_each_softmax_type() -> None:
     vanilla, fixed, learnable = (make(softmax_type=kind) for kind in ("vanilla", "off-by-one", "learnable"))
     assert vanilla.softmax_offset is None
     assert fixed.softmax_offset.shape == (H,) and fixed.softmax_offset.eq(0).all()
-    assert not fixed.state_dict() and not list(fixed.parameters()) and not list(fixed.buffers())
-    assert list(learnable.state_dict()) == ["softmax_offset"]
+    assert list(fixed.state_dict()) == ["_extra_state"] and not list(fixed.parameters()) and not list(fixed.buffers())
+    assert list(learnable.state_dict()) == ["softmax_offset", "_extra_state"]
     assert isinstance(learnable.softmax_offset, torch.nn.Parameter)
 
 

@@ -121,7 +121,7 @@ def _state(model: torch.nn.Module) -> list[torch.Tensor]:
     tensors = []
     for name, extra in sorted(model.state_dict().items()):
         if name.endswith("_extra_state"):
-            tensors += [extra[way][what] for way in ("forward", "backward") for what in ("amax_history", "scale")]
+            tensors.append(extra)
     return tensors
 
 

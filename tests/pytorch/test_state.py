@@ -15,6 +15,7 @@ import torch
 
 import te_dispatch.pytorch as te
 from te_dispatch.common.recipe import DelayedScaling
+from te_dispatch.pytorch.extra_state import decoded
 
 RECIPE = DelayedScaling(amax_history_len=4)
 
@@ -38,6 +39,21 @@ def _step(model: torch.nn.Module, recipe: DelayedScaling = RECIPE, seed: int = 1
 def _tensors(model: torch.nn.Module) -> list[torch.Tensor]:
     states = [s for m in model for s in (m._forward_scales, m._backward_scales)]
     return [t for s in states for t in (s.history, s.scale, s.scale_amax)]
+
+
+def _as_dict(layer: Any) -> dict[str, Any]:
+    """The state as it was saved before it was a tensor of bytes."""
+    return {"format": 1, "recipe": "delayed", **{key: scales.as_data() for key, scales in layer._live().items()}}
+
+
+def _with_dicts(model: torch.nn.Module) -> dict[str, Any]:
+    """A checkpoint from then."""
+    state: dict[str, Any] = model.state_dict()
+    for name, module in model.named_modules():
+        key = f"{name}._extra_state" if name else "_extra_state"
+        if key in state:
+            state[key] = _as_dict(module)
+    return state
 
 
 def _same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
@@ -128,15 +144,17 @@ def test_saved_state_is_a_snapshot() -> None:
     model = _model()
     _step(model)
     saved = model.state_dict()
-    scale = saved["0._extra_state"]["forward"]["scale"].clone()
+    state = saved["0._extra_state"].clone()
     _step(model, seed=9)
-    assert torch.equal(saved["0._extra_state"]["forward"]["scale"], scale)
+    assert torch.equal(saved["0._extra_state"], state)
+    assert not torch.equal(model.state_dict()["0._extra_state"], state)
 
 
-def test_high_precision_models_have_the_keys_of_their_torch_twins() -> None:
+def test_high_precision_models_have_an_empty_state_and_load_their_torch_twins() -> None:
     layer = te.Linear(16, 16, device="cpu")
-    assert list(layer.state_dict()) == ["weight", "bias"]
-    torch.nn.Linear(16, 16).load_state_dict(layer.state_dict())
+    assert list(layer.state_dict()) == ["weight", "bias", "_extra_state"]
+    assert layer.state_dict()["_extra_state"].shape == (0,)
+    layer.load_state_dict(torch.nn.Linear(16, 16).state_dict())
 
 
 def test_checkpoint_without_extra_state_loads_strictly() -> None:
@@ -153,7 +171,7 @@ def test_checkpoint_without_extra_state_loads_strictly() -> None:
 def test_a_checkpoint_without_extra_state_changes_no_scale_of_a_model_that_ran() -> None:
     model = _model()
     made_before = {k: v.clone() for k, v in model.state_dict().items()}
-    assert not [key for key in made_before if key.endswith("_extra_state")]
+    assert not any(value.numel() for key, value in made_before.items() if key.endswith("_extra_state"))
     _step(model)
     before = [tensor.clone() for tensor in _tensors(model)]
     model.load_state_dict(made_before, strict=True)
@@ -188,7 +206,7 @@ def test_extra_state_says_what_made_each_scale() -> None:
     model = _model()
     for seed in range(2):
         _step(model, recipe=DelayedScaling(amax_history_len=4, margin=2), seed=seed)
-    saved = model[0].get_extra_state()
+    saved = decoded(model[0].get_extra_state(), "state")
     for data, maximum in ((saved["forward"], 448.0), (saved["backward"], 57344.0)):
         assert set(data) == {"amax_history", "scale", "scale_amax", "max_values", "margin"}
         assert data["scale_amax"].dtype == torch.float32 and data["margin"] == 2
@@ -201,7 +219,7 @@ def test_a_state_from_before_amaxes_were_saved_loads() -> None:
     model, other = _model(), _model()
     for seed in range(2):
         _step(model, seed=seed)
-    old = model.state_dict()
+    old = _with_dicts(model)
     for key in [k for k in old if k.endswith("_extra_state")]:
         for direction in ("forward", "backward"):
             del old[key][direction]["scale_amax"], old[key][direction]["margin"]
@@ -250,7 +268,7 @@ def _changed(path: str, value: Any) -> Any:
     """The extra state of a trained `Linear` with one member replaced, or without it (...)."""
     layer = te.Linear(32, 32, device="cpu")
     _step(torch.nn.Sequential(layer))
-    state = layer.get_extra_state()
+    state: Any = _as_dict(layer)
     *keys, last = path.split(".")
     inner = state
     for key in keys:
@@ -308,10 +326,10 @@ MALFORMED: list[tuple[str, Any, str]] = [
     ("backward.margin", "1", "backward, margin must be an int, got '1'"),
     ("backward.margin", 1.5, "backward, margin must be an int, got 1.5"),
     ("backward.margin", 2000, "backward, margin must be from -1000 to 1000, got 2000"),
-    ("backward", ..., "extra state must have 'backward', got format, recipe, forward"),
+    ("backward", ..., "extra state must have 'backward', got forward"),
     ("backward", None, "backward must be a dict, got NoneType"),
     ("sideways", {}, "extra state has no 'sideways', only forward, backward, output, input_grad"),
-    ("format", 7, "extra state must have format 1, got 7"),
+    ("format", 7, "extra state must be a tensor of bytes, or a dict of format 1, got 7"),
 ]
 
 
@@ -348,7 +366,7 @@ def test_what_training_leaves_in_a_history_loads() -> None:
 def test_a_state_in_another_floating_dtype_loads_in_float32() -> None:
     layer, other = te.Linear(32, 32, device="cpu"), te.Linear(32, 32, device="cpu")
     _step(torch.nn.Sequential(layer))
-    state = layer.state_dict()
+    state = _with_dicts(layer)
     state["_extra_state"]["forward"]["amax_history"] = state["_extra_state"]["forward"]["amax_history"].double()
     other.load_state_dict(state)
     assert other._forward_scales.history.dtype == torch.float32
@@ -371,7 +389,7 @@ def test_a_step_that_was_interrupted_leaves_a_state_that_can_be_loaded(monkeypat
     assert layer._forward_scales is not None
     te.Linear(32, 32, device="cpu").load_state_dict(layer.state_dict())
     _step(torch.nn.Sequential(layer))
-    assert layer.get_extra_state() is not None
+    assert layer.get_extra_state().numel()
 
 
 def test_a_module_that_was_pickled_before_origins_trains() -> None:

@@ -1,0 +1,192 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""``_extra_state``: a tensor of bytes in every module, this project's and Transformer Engine's, through checkpoints.
+
+``transformer_engine_state.json`` holds entries that Transformer Engine 2.20.2 wrote, with the numbers in them.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+import te_dispatch.pytorch as te
+from te_dispatch.common.recipe import DelayedScaling, Float8CurrentScaling
+from te_dispatch.pytorch import extra_state
+from te_dispatch.pytorch.delayed_scales import StateError
+
+RECIPE = DelayedScaling(amax_history_len=4)
+RECORDED = json.loads(Path(__file__).with_name("transformer_engine_state.json").read_text())
+
+
+def _bytes(content: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+
+
+def _model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    how: Any = {"layer_type": "decoder", "qk_norm_type": "RMSNorm", "hidden_dropout": 0.0, "attention_dropout": 0.0}
+    return te.TransformerLayer(64, 128, 4, device="cpu", **how)
+
+
+def _trained(steps: int = 2, recipe: Any = RECIPE) -> torch.nn.Module:
+    model = _model()
+    for seed in range(steps):
+        _step(model, seed, recipe)
+    return model
+
+
+def _step(model: torch.nn.Module, seed: int = 7, recipe: Any = RECIPE) -> torch.Tensor:
+    x, encoded = torch.randn(2, 16, 2, 64, generator=torch.Generator().manual_seed(seed))
+    with te.autocast(recipe=recipe):
+        y = model(x, encoder_output=encoded)
+    y.square().sum().backward()
+    return y.detach()
+
+
+def _entries(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {key: value for key, value in model.state_dict().items() if key.endswith("_extra_state")}
+
+
+def _same(a: torch.nn.Module, b: torch.nn.Module) -> None:
+    """Parameters and scales, bit for bit, and what comes of them."""
+    of_a, of_b = a.state_dict(), b.state_dict()
+    assert list(of_a) == list(of_b) and all(torch.equal(of_a[key], of_b[key]) for key in of_a)
+    a.zero_grad()
+    b.zero_grad()
+    assert torch.equal(_step(a), _step(b))
+    assert all(torch.equal(p.grad, q.grad) for p, q in zip(a.parameters(), b.parameters()))
+
+
+def test_every_module_has_an_entry() -> None:
+    entries = _entries(_model())
+    for part in ("self_attention.q_norm", "self_attention.core_attention", "inter_attention.proj", "layernorm_mlp"):
+        assert entries[f"{part}._extra_state"].shape == (0,)
+    assert all(value.dtype == torch.uint8 and value.device.type == "cpu" for value in entries.values())
+    trained = _entries(_trained())
+    assert trained["layernorm_mlp._extra_state"].numel() and not trained["self_attention.q_norm._extra_state"].numel()
+    assert not any(value.numel() for value in _entries(_trained(1, Float8CurrentScaling())).values())
+
+
+def test_entries_are_safetensors_documents() -> None:
+    layer = _trained().layernorm_mlp
+    content = bytes(layer.get_extra_state().numpy())
+    length = int.from_bytes(content[:8], "little")
+    assert length == 2040  # whatever numbers there are: room that is made for a state fits all of its kind
+    header = json.loads(content[8 : 8 + length])
+    assert (8 + length) % 8 == 0
+    start, stop = header["forward.scale"]["data_offsets"]
+    found = torch.frombuffer(bytearray(content[8 + length :][start:stop]), dtype=torch.float32)
+    assert torch.equal(found, layer._forward_scales.scale)
+    assert header["__metadata__"]["format"] == "te_dispatch.extra_state"
+    assert stop <= len(content) - 8 - length
+
+
+def test_torch_save_reads_back_without_pickle() -> None:
+    model, other, buffer = _trained(), _model(), io.BytesIO()
+    torch.save(model.state_dict(), buffer)
+    buffer.seek(0)
+    other.load_state_dict(torch.load(buffer, weights_only=True))
+    _same(model, other)
+
+
+def test_distributed_checkpoints_fill_a_model_that_never_ran(tmp_path: Path) -> None:
+    """Under an autocast: what is read into a state_dict needs room there."""
+    model, other = _trained(), _model()
+    dcp.save(model.state_dict(), checkpoint_id=tmp_path)
+    with te.autocast(recipe=RECIPE):
+        state = other.state_dict()
+    dcp.load(state, checkpoint_id=tmp_path)
+    other.load_state_dict(state)
+    _same(model, other)
+
+
+def test_distributed_checkpoints_without_room_are_an_error(tmp_path: Path) -> None:
+    dcp.save(_trained().state_dict(), checkpoint_id=tmp_path)
+    with pytest.raises(BaseException, match=r"Size mismatch.*_extra_state"):
+        dcp.load(_model().state_dict(), checkpoint_id=tmp_path)
+
+
+def test_reading_a_state_under_an_autocast_changes_none_that_there_is() -> None:
+    model = _trained()
+    before = _entries(model)
+    with te.autocast(recipe=DelayedScaling(amax_history_len=9)):
+        after = _entries(model)
+    assert all(torch.equal(before[key], after[key]) for key in before)
+
+
+@pytest.mark.parametrize("record", RECORDED["modules"], ids=lambda record: record["class"])
+def test_transformer_engine_s_delayed_scaling_loads(record: dict[str, Any]) -> None:
+    layer = te.Linear(32, 48, device="cpu") if record["class"] == "Linear" else te.LayerNormMLP(32, 64, device="cpu")
+    layer.load_state_dict({**layer.state_dict(), "_extra_state": _bytes(base64.b64decode(record["bytes"]))})
+    ways = (layer._forward_scales, "fwd", (0, 1), 3), (layer._backward_scales, "bwd", (0,), 2)
+    for scales, way, kept, of_each in ways:
+        columns = [of_each * gemm + part for gemm in range(layer.gemm_count) for part in kept]
+        assert torch.equal(scales.history, torch.tensor(record[way]["amax_history"])[:, columns])
+        assert torch.equal(scales.scale, torch.tensor(record[way]["scale"])[columns])
+        assert scales.scale_amax.isnan().all() and scales.margin == RECORDED["recipe"]["margin"]
+        assert set(scales.max_values) == {448.0 if way == "fwd" else 57344.0}
+
+
+def test_transformer_engine_s_empty_entries_load() -> None:
+    model = _model()
+    state = {key: torch.empty(0, dtype=torch.uint8) if key.endswith("_extra_state") else value
+             for key, value in _trained(0).state_dict().items()}  # fmt: skip
+    assert not any(model.load_state_dict(state, strict=True))
+
+
+class _Harmful:
+    def __reduce__(self) -> Any:
+        return print, ("run",)
+
+
+REFUSED = {
+    "code": (_bytes(pickle.dumps({"scale_fwd": _Harmful()})), "names builtins.print, which no state"),
+    "a tensor's own": (_bytes(pickle.dumps({"a": torch.device("cpu")})), "names torch.device, which no state"),
+    "noise": (torch.arange(40, dtype=torch.uint8), "neither te_dispatch.extra_state nor Transformer Engine's"),
+    "floats": (torch.zeros(3), "must be a vector of uint8, got torch.float32 of shape (3,)"),
+    "a list": (_bytes(pickle.dumps([1])), "must be a dict of Transformer Engine's, got list"),
+    "no tensors": (_bytes(pickle.dumps({"scale_fwd": 1.0})), "lacks scale_fwd or amax_history_fwd"),
+    "another module's": (
+        _bytes(base64.b64decode(RECORDED["modules"][1]["bytes"])), "scale_fwd must be (3,), got shape (6,)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_no_state_is_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    entry, words = REFUSED[name]
+    layer = te.Linear(32, 48, device="cpu")
+    with pytest.raises(RuntimeError) as caught:
+        layer.load_state_dict({**layer.state_dict(), "_extra_state": entry})
+    assert words in str(caught.value) and "Linear: extra state" in str(caught.value)
+    assert layer._forward_scales is None and capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("cut", [1, 8, 20, 200, -4])
+def test_damaged_entries_are_refused(cut: int) -> None:
+    entry = _trained().layernorm_mlp.get_extra_state()
+    with pytest.raises(StateError, match=r"damaged|cannot be read|neither"):
+        te.LayerNormMLP(64, 128, device="cpu").set_extra_state(entry[:cut])
+
+
+def test_a_later_version_is_refused_by_its_number() -> None:
+    content = bytes(_trained().layernorm_mlp.get_extra_state().numpy()).replace(b'"version":"2"', b'"version":"3"')
+    with pytest.raises(StateError, match="of version 2, got version '3'"):
+        te.LayerNormMLP(64, 128, device="cpu").set_extra_state(_bytes(content))
+
+
+def test_encoding_and_decoding_are_inverse() -> None:
+    states = {key: scales.as_data() for key, scales in _trained().layernorm_mlp._live().items()}
+    found = extra_state.decoded(extra_state.encoded(states), "state")
+    assert found.keys() == states.keys()
+    for key, parts in states.items():
+        for name, value in parts.items():
+            got = found[key][name]
+            assert torch.equal(got, value) if isinstance(value, torch.Tensor) else got == value, (key, name)
