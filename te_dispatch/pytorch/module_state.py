@@ -166,9 +166,9 @@ class ScaledModule(SavedModule):
         """
         live, state = self._live(), current_state()
         if not live and state is not None and state.enabled and isinstance(state.recipe, DelayedScaling):
-            device = next(self.parameters()).device
-            if device.type != "meta":
-                self._scales_for(state.recipe, device)
+            parameter = next(self.parameters(), None)  # none where a wrapper holds them
+            if parameter is not None and not parameter.is_meta:
+                self._scales_for(state.recipe, parameter.device)
                 live = self._live()
         if "forward" not in live or "backward" not in live:
             live = {}  # before the first use, or in the middle of one that was interrupted

@@ -39,6 +39,7 @@ SIZES = st.floats(-12, 12).map(lambda exponent: 10.0**exponent)
 @given(size=SIZES, negative=st.booleans(), error=SIZES, at=st.floats(-1, 1))
 @example(size=1e3, negative=True, error=2e3, at=1.0)
 @example(size=30.0, negative=True, error=60.0, at=1.0)
+@example(size=10.0, negative=True, error=1.0, at=1.0)
 def test_the_function_stays_within_its_bound_wherever_its_argument_may_be(
     name: str, size: float, negative: bool, error: float, at: float
 ) -> None:

@@ -48,7 +48,9 @@ def logistic(t: Known) -> Known:
     moved = _moved(torch.sigmoid, t)
     error = moved + (s + moved) * (c * TWO_ULP + 4 * U32) + FLUSH
     error = torch.where(t.value + t.error < _VANISHING, s, error)
-    return Known(s, torch.where(t.value - t.error > 20, _of_oracle(c), error))
+    # Where s is subtracted from 1, the difference may be computed without s, at the near end of t.
+    saturated = torch.maximum(_of_oracle(c), torch.sigmoid(t.error - t.value))
+    return Known(s, torch.where(t.value - t.error > 20, saturated, error))
 
 
 def one_minus_logistic(t: Known, s: Known) -> Known:
@@ -58,12 +60,15 @@ def one_minus_logistic(t: Known, s: Known) -> Known:
 
 
 def tanh(t: Known) -> Known:
-    """Beyond |t| = 10, 1 - |tanh| is below a tenth of an ulp and the computed value is 1."""
+    """Beyond |t| = 10, 1 - |tanh| is below a tenth of an ulp and the computed value is 1; where 1 is added to it, the
+    sum may be computed without it, and is anything from 0 to 1 - |tanh| at the near end of t."""
     value = torch.tanh(t.value)
     below_one = 2 * torch.sigmoid(-2 * t.value.abs())  # 1 - |tanh|, without cancelling
     moved = _moved(torch.tanh, t)
     error = moved + TWO_ULP * (value.abs() + moved) + FLUSH
-    return Known(value, torch.where(t.value.abs() - t.error > 10, _of_oracle(below_one), error))
+    near = t.value.abs() - t.error
+    saturated = torch.maximum(_of_oracle(below_one), 2 * torch.sigmoid(-2 * near))
+    return Known(value, torch.where(near > 10, saturated, error))
 
 
 def _gelu_argument(x: Known) -> Known:
@@ -77,8 +82,8 @@ def gelu(x: Known) -> Known:
     factor = tanh(t) + 1.0
     vanishing = 2 * (t.value + t.error) < _VANISHING
     # The exact sum where it cancels: 1 + tanh(t) = 2 s(2 t).
-    value = torch.sigmoid(2 * t.value) * 2
-    return x * Known(value, torch.where(vanishing, value, factor.error)) * 0.5
+    value, most = torch.sigmoid(2 * t.value) * 2, torch.sigmoid(2 * (t.value + t.error)) * 2
+    return x * Known(value, torch.where(vanishing, most, factor.error)) * 0.5
 
 
 def gelu_derivative(x: Known) -> Known:
@@ -93,8 +98,10 @@ def gelu_derivative(x: Known) -> Known:
     error = 2 * th.error + torch.where(saturated, 0.0, 2 * U32 * th.value.square())
     slope = (x * x * (3 * _CUBIC) + 1.0) * _ROOT
     second = x * Known(value, error) * slope * 0.5
-    # There the bell is 0, or what is left of it: a slope that overflows must make nothing else of it.
-    return first + Known(second.value, torch.where(saturated, 2 * second.value.abs() + FLUSH, second.error))
+    # There the bell is 0, or what is left of it at the near end of t: a slope that overflows must make nothing else.
+    near = (t.value.abs() - t.error).clamp_min(0)
+    left = 2 * torch.sigmoid(2 * near) * torch.sigmoid(-2 * near) * x.largest * slope.largest
+    return first + Known(second.value, torch.where(saturated, second.value.abs() + 2 * left + FLUSH, second.error))
 
 
 def gated_logistic(x: Known, alpha: float) -> Known:
