@@ -109,7 +109,7 @@ def test_an_exported_program_computes_with_the_scales_in_force_when_it_was_made(
             module(x_of() * factor).sum().backward()
 
     step(3.0)
-    weights = {name: tensor.clone() for name, tensor in module.state_dict().items() if isinstance(tensor, torch.Tensor)}
+    weights = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
     with torch.no_grad(), autocast(recipe):
         expected = module(x_of(1))
     with autocast(recipe):  # with gradients enabled, as most programs have them

@@ -199,7 +199,7 @@ register(
         (
             *_X,
             Axis("out", ("same", "fp32", "bf16", "fp16")),
-            Axis("values", (*_VALUES, "nan")),
+            Axis("values", (*_VALUES, "nan"), (*_VALUES[:-1], "nan")),
         ),
         _forward,
         forward_rules,
@@ -215,7 +215,7 @@ register(
             *_X,
             Axis("dy", ("bf16", "fp32", "fp16")),
             Axis("dbias", ("no", "yes")),
-            Axis("values", (*_VALUES, "nan")),
+            Axis("values", (*_VALUES, "nan"), (*_VALUES[:-1], "nan")),
             Axis("dy_values", ("normal", "one_sign", "cancelling", "zeros", "nan", "late")),
         ),
         _backward,

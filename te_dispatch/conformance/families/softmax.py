@@ -139,6 +139,7 @@ register(
         _forward_rules,
         batch=_half,
         forms="mask",
+        together=(("dtype", "out", "causal"),),
     ),
     Space(
         "softmax_bwd",
