@@ -55,20 +55,21 @@ def encoded(states: States) -> torch.Tensor:
     if not states:
         return empty()
     header: dict[str, Any] = {"__metadata__": {"format": _FORMAT, "version": _VERSION}}
-    data = bytearray()
+    data: list[torch.Tensor] = []
+    start = 0
     for state, parts in states.items():
         options = {name: value for name, value in parts.items() if name not in _TENSORS}
         header["__metadata__"][state] = json.dumps(options)
         for name in _TENSORS:
             tensor = parts[name].detach().to("cpu", torch.float32).contiguous()
-            start = len(data)
-            data += tensor.numpy().astype("<f4").tobytes()
-            header[f"{state}.{name}"] = {
-                "dtype": "F32", "shape": list(tensor.shape), "data_offsets": [start, len(data)],
-            }  # fmt: skip
+            data.append(tensor.flatten().view(torch.uint8))
+            stop = start + data[-1].numel()
+            header[f"{state}.{name}"] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [start, stop]}
+            start = stop
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(len(text) + 8) % _ROOM)
-    return torch.frombuffer(bytearray(len(text).to_bytes(8, "little") + text + data), dtype=torch.uint8)
+    front = torch.frombuffer(bytearray(len(text).to_bytes(8, "little") + text), dtype=torch.uint8)
+    return torch.cat((front, *data))
 
 
 def decoded(entry: torch.Tensor, where: str) -> States:
@@ -77,10 +78,10 @@ def decoded(entry: torch.Tensor, where: str) -> States:
     Raises:
         StateError: it is damaged, or of a later version; `where` starts the message.
     """
-    content = bytes(entry.detach().cpu().contiguous().numpy())
-    length = int.from_bytes(content[:8], "little")
+    entry = entry.detach().cpu()
+    length = _length(entry)
     try:
-        header = json.loads(content[8 : 8 + length])
+        header = json.loads(_bytes(entry[8 : 8 + length]))
         metadata = header.pop("__metadata__")
         version = metadata.pop("version")
         known = metadata.pop("format") == _FORMAT
@@ -88,31 +89,38 @@ def decoded(entry: torch.Tensor, where: str) -> States:
         raise StateError(f"{where} is no {_FORMAT}: its header cannot be read") from None
     if not known or version != _VERSION:
         raise StateError(f"{where} must be {_FORMAT} of version {_VERSION}, got version {version!r}")
-    data, found = content[8 + length :], {}
+    data, found = entry[8 + length :], {}
     try:
         for state, options in metadata.items():
             found[state] = dict(json.loads(options))
         for path, described in header.items():
             state, _, name = path.rpartition(".")
             found[state][name] = _tensor(described, data)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise StateError(f"{where} is damaged: {type(error).__name__}: {error}") from None
     return found
 
 
-def _tensor(described: Mapping[str, Any], data: bytes) -> torch.Tensor:
+def _tensor(described: Mapping[str, Any], data: torch.Tensor) -> torch.Tensor:
     start, stop = described["data_offsets"]
     if described["dtype"] != "F32" or not 0 <= start <= stop <= len(data):
         raise ValueError(f"a tensor of {described['dtype']} at {start}..{stop} of {len(data)} bytes")
-    if start == stop:
-        return torch.empty(described["shape"], dtype=torch.float32)
-    return torch.frombuffer(bytearray(data[start:stop]), dtype=torch.float32).reshape(described["shape"]).clone()
+    return data[start:stop].clone().view(torch.float32).reshape(described["shape"])
 
 
 def is_ours(entry: torch.Tensor) -> bool:
     """Whether an entry is a document of this project's, damaged or not, rather than a pickle."""
-    head = bytes(entry.detach().flatten()[:9].cpu().numpy())
-    return len(head) == 9 and head[8:] == b"{" and int.from_bytes(head[:8], "little") <= _LONGEST_HEADER
+    return _bytes(entry[8:9]) == b"{" and _length(entry) <= _LONGEST_HEADER
+
+
+def _length(entry: torch.Tensor) -> int:
+    """Of the header."""
+    return int.from_bytes(_bytes(entry[:8]), "little")
+
+
+def _bytes(part: torch.Tensor) -> bytes:
+    # Not through NumPy, which PyTorch does without.
+    return bytes(part.tolist())
 
 
 # -- Transformer Engine's ----------------------------------------------------------------------------------------------
@@ -120,9 +128,6 @@ def is_ours(entry: torch.Tensor) -> bool:
 
 class _Recipe:
     """Stands for a class of Transformer Engine's: takes what is set, and runs nothing."""
-
-    def __new__(cls, *args: Any, **named: Any) -> _Recipe:
-        return object.__new__(cls)
 
     def __init__(self, *args: Any, **named: Any) -> None:
         pass
@@ -149,7 +154,7 @@ class _Reader(pickle.Unpickler):
     """Knows the classes of Transformer Engine's recipes and what tensors are made with, and nothing else."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if module == "transformer_engine.common.recipe" and name.isidentifier():
+        if module == "transformer_engine.common.recipe":
             return _Recipe
         found = _ALLOWED.get((module, name))
         if found is None:
@@ -170,7 +175,7 @@ def of_transformer_engine(entry: torch.Tensor, gemms: int, where: str) -> States
         StateError: it cannot be read, or not without running code of its own; `where` starts the message.
     """
     try:
-        state = _Reader(io.BytesIO(bytes(entry.detach().cpu().contiguous().numpy()))).load()
+        state = _Reader(io.BytesIO(_bytes(entry))).load()
     except StateError as error:
         raise StateError(f"{where} is a pickle that {error}") from None
     except Exception as error:

@@ -141,30 +141,25 @@ class GemmModule(KnowingModule):
         Dynamo calls this while tracing.
         """
         with real_tensors():
-            return self._prepare_outside(recipe, group, policy, device_type, index, boundary, trains)
-
-    def _prepare_outside(
-        self, recipe: str, group: int, policy: str, device_type: str, index: int | None, boundary: bool, trains: bool
-    ) -> str:
-        bindings = scopes.MANAGER.tokens[policy]
-        device = torch.device(device_type) if index is None else torch.device(device_type, index)
-        found, plan = (recipe_named(recipe), bindings, device, group_numbered(group)), self._plan
-        if plan is None or not plan.fits(*found):
-            with scopes.reenter(bindings):
-                plan = self._build_plan(found[0], device, found[3])
-        if boundary:
-            self._add_boundary(plan)
-        if plan.forward is not None and trains:
-            self._join(plan)
-            for found_group in (plan.forward_group, plan.backward_group):
-                scale_update.prepare_compiled(found_group)  # type: ignore[arg-type]
-        where = _policy_numbers.setdefault(policy, len(_policy_numbers))
-        purpose = "trains" if trains else "evaluates"
-        if torch.compiler.is_exporting():
-            purpose, plan = "exported", plan.as_replay()
-        name = f"{recipe}_{group + 1}_{device_type}_{index}_{where}_{purpose}"
-        setattr(self._traced_plans, name, plan if trains else plan.evaluation())
-        return name
+            bindings = scopes.MANAGER.tokens[policy]
+            device = torch.device(device_type) if index is None else torch.device(device_type, index)
+            found, plan = (recipe_named(recipe), bindings, device, group_numbered(group)), self._plan
+            if plan is None or not plan.fits(*found):
+                with scopes.reenter(bindings):
+                    plan = self._build_plan(found[0], device, found[3])
+            if boundary:
+                self._add_boundary(plan)
+            if plan.forward is not None and trains:
+                self._join(plan)
+                for found_group in (plan.forward_group, plan.backward_group):
+                    scale_update.prepare_compiled(found_group)  # type: ignore[arg-type]
+            where = _policy_numbers.setdefault(policy, len(_policy_numbers))
+            purpose = "trains" if trains else "evaluates"
+            if torch.compiler.is_exporting():
+                purpose, plan = "exported", plan.as_replay()
+            name = f"{recipe}_{group + 1}_{device_type}_{index}_{where}_{purpose}"
+            setattr(self._traced_plans, name, plan if trains else plan.evaluation())
+            return name
 
     def _join(self, plan: Plan) -> None:
         """Have this thread's groups update the plan's states; what was made for others is forgotten."""

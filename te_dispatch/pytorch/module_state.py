@@ -50,9 +50,11 @@ class SavedModule(torch.nn.Module):
         return extra_state.empty()
 
     def set_extra_state(self, state: Any) -> None:
-        """Take what `get_extra_state` gives; what Transformer Engine saves for FP8 attention has no effect here."""
+        """Take what `get_extra_state` gives; warn of what Transformer Engine saves for FP8 attention."""
         if isinstance(state, torch.Tensor) and state.numel():
-            _log.warning("%s: a state of FP8 attention in a checkpoint has no effect", type(self).__name__)
+            _log.warning(
+                "%s has no delayed-scaling state; the one in the checkpoint has no effect", type(self).__name__
+            )
 
     def _load_from_state_dict(
         self,

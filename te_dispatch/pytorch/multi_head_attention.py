@@ -152,14 +152,7 @@ class MultiheadAttention(torch.nn.Module):
         self.q_norm, self.k_norm = self._build_qk_norms(qk_norm_type, qk_norm_eps, params_dtype, device)
         self._build_input_projections(given)
         self.core_attention = core_attention
-        self.proj = Linear(
-            num_attention_heads * self.kv_channels,
-            hidden_size,
-            init_method=output_layer_init_method,
-            return_bias=return_bias,
-            name=part_name(name, "proj"),
-            **_shared(given),
-        )
+        self.proj = self._build_output_projection(given)
 
     def pass_input(self) -> None:
         """Return the input last, as `GemmModule.passes_input` says; of an attention with a norm in front."""
@@ -198,12 +191,23 @@ class MultiheadAttention(torch.nn.Module):
             self.add_module(name, build(name, {"query": splits.pop("query")}, self.input_layernorm))
             self.key_value = build("key_value", splits, False)
 
+    def _build_output_projection(self, given: Mapping[str, Any]) -> Linear:
+        return Linear(
+            self.num_attention_heads * self.kv_channels,
+            self.hidden_size,
+            init_method=given["output_layer_init_method"],
+            return_bias=self.return_bias,
+            name=part_name(self.name, "proj"),
+            **_shared(given),
+        )
+
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         """Take checkpoints, too, in which the query's projection behind a norm had no name of its own."""
+        query = getattr(self, "layernorm_query", None)
         for name in ("weight", "bias"):
-            of_query = f"{prefix}layernorm_query."
-            if hasattr(getattr(self, "layernorm_query", None), f"query_{name}") and f"{of_query}{name}" in state_dict:
-                state_dict.setdefault(f"{of_query}query_{name}", state_dict.pop(f"{of_query}{name}"))
+            before, now = (f"{prefix}layernorm_query.{part}{name}" for part in ("", "query_"))
+            if hasattr(query, f"query_{name}") and before in state_dict:
+                state_dict.setdefault(now, state_dict.pop(before))
         super()._load_from_state_dict(state_dict, prefix, *others)
 
     def _build_qk_norms(

@@ -55,7 +55,7 @@ def _entries(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {key: value for key, value in model.state_dict().items() if key.endswith("_extra_state")}
 
 
-def _same(a: torch.nn.Module, b: torch.nn.Module) -> None:
+def _assert_same(a: torch.nn.Module, b: torch.nn.Module) -> None:
     """Parameters and scales, bit for bit, and what comes of them."""
     of_a, of_b = a.state_dict(), b.state_dict()
     assert list(of_a) == list(of_b) and all(torch.equal(of_a[key], of_b[key]) for key in of_a)
@@ -94,7 +94,7 @@ def test_torch_save_reads_back_without_pickle() -> None:
     torch.save(model.state_dict(), buffer)
     buffer.seek(0)
     other.load_state_dict(torch.load(buffer, weights_only=True))
-    _same(model, other)
+    _assert_same(model, other)
 
 
 def test_distributed_checkpoints_fill_a_model_that_never_ran(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_distributed_checkpoints_fill_a_model_that_never_ran(tmp_path: Path) -> 
         state = other.state_dict()
     dcp.load(state, checkpoint_id=tmp_path)
     other.load_state_dict(state)
-    _same(model, other)
+    _assert_same(model, other)
 
 
 def test_distributed_checkpoints_without_room_are_an_error(tmp_path: Path) -> None:

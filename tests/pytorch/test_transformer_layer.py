@@ -262,7 +262,9 @@ def test_the_layer_is_in_the_dtype_of_torch_autocast(options: dict[str, Any]) ->
 
 def test_arguments_that_ask_for_nothing_are_accepted() -> None:
     """ub_* choose parts of an overlap that is off."""
-    build(ub_overlap_ag=False, ub_overlap_rs=False, ub_overlap_rs_dgrad=True, ub_bulk_dgrad=False, seq_length=9)
+    layer = build(ub_overlap_ag=False, ub_overlap_rs=False, ub_overlap_rs_dgrad=True, ub_bulk_dgrad=False, seq_length=9)
+    x = torch.randn(S, B, HIDDEN)
+    assert layer(x).shape == x.shape
 
 
 REFUSED: dict[str, Any] = {

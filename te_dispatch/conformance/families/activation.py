@@ -145,8 +145,9 @@ def backward_rules(judged: Judged) -> Mapping[str, Rule]:
 
 #: Values of the axes that a space leaves out.
 _PLAINEST = {"params": "default", "record": "none", "cast": "none", "beside": "no", "dbias": "no"}
-#: ``at_limits``: many elements are where a clamp begins, and where relu's gradient jumps.
-_VALUES = ("normal", "spread", "outlier", "one_sign", "denormal", "zeros", "saturation", "at_limits")
+_KINDS_OF_VALUES = ("normal", "spread", "outlier", "one_sign", "denormal", "zeros", "saturation")
+#: ``at_limits``, which level smoke leaves out: many elements are where a clamp begins, and where relu's gradient jumps.
+_VALUES = Axis("values", (*_KINDS_OF_VALUES, "at_limits", "nan"), (*_KINDS_OF_VALUES, "nan"))
 
 _X = (
     Axis("kind", KINDS, ("gelu", "swiglu", "relu", "clamped_swiglu")),
@@ -199,7 +200,7 @@ register(
         (
             *_X,
             Axis("out", ("same", "fp32", "bf16", "fp16")),
-            Axis("values", (*_VALUES, "nan"), (*_VALUES[:-1], "nan")),
+            _VALUES,
         ),
         _forward,
         forward_rules,
@@ -215,7 +216,7 @@ register(
             *_X,
             Axis("dy", ("bf16", "fp32", "fp16")),
             Axis("dbias", ("no", "yes")),
-            Axis("values", (*_VALUES, "nan"), (*_VALUES[:-1], "nan")),
+            _VALUES,
             Axis("dy_values", ("normal", "one_sign", "cancelling", "zeros", "nan", "late")),
         ),
         _backward,

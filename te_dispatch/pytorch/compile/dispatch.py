@@ -19,7 +19,7 @@ from te_dispatch import ops
 from te_dispatch.core import codegen, scopes
 from te_dispatch.core.bindings import Bindings
 from te_dispatch.core.decision import Accepted
-from te_dispatch.core.dispatcher import Dispatcher
+from te_dispatch.core.dispatcher import Dispatcher, Part
 from te_dispatch.core.errors import BindError, Declined, DispatchError, NoImplementation
 from te_dispatch.core.manifest import CANONICAL
 from te_dispatch.core.operator import OPERATORS, Operator
@@ -139,7 +139,10 @@ def _ask(
     device = MANAGER.device_facts(_Device(device_type, device_index))
     try:
         with MANAGER.lock:
-            return _decide_and_bind(operator, known, device, bindings, declined)
+            chosen, accepted, function = choose(operator, known, device, bindings, declined, _unsampled)
+            _hide(bindings.dispatcher(operator), accepted)
+            setattr(_bound, chosen, function)
+            return chosen
     except Lacking as lacking:
         return "?" + _reader(operator, lacking.atom)
 
@@ -177,9 +180,21 @@ def _reader(operator: Operator, atom: Atom) -> str:
     return found
 
 
-def _decide_and_bind(
-    operator: Operator, known: Answers, device: Any, bindings: Bindings, declined: tuple[str, ...]
-) -> str:
+def choose(
+    operator: Operator, known: Answers, device: Any, bindings: Bindings, declined: tuple[str, ...], part: Part
+) -> tuple[str, Accepted, Callable[..., Any]]:
+    """The candidate for a call of which facts are known, and a callable for it. The caller holds the manager's lock.
+
+    Args:
+        declined: names of the candidates that have declined the call already.
+        part: see `Dispatcher.bind`.
+
+    Returns:
+        Its name for `declined`, the candidate, the callable.
+
+    Raises:
+        Lacking: a further fact decides; NoImplementation: nothing is left; DispatchError: a backward declined.
+    """
     while True:
         snapshot = MANAGER.snapshot
         decision = decide(operator, known, device, bindings.policy, snapshot)
@@ -191,15 +206,12 @@ def _decide_and_bind(
         if declined and operator.backward:
             raise DispatchError(f"{declined[0]} declined a backward; a backward's conditions belong in its manifest")
         try:
-            function = bindings.dispatcher(operator).bind(left[0], _unsampled)
+            function = bindings.dispatcher(operator).bind(left[0], part)
         except BindError:
             continue
         if MANAGER.snapshot is snapshot:
             MANAGER.announce(decision)
-            _hide(bindings.dispatcher(operator), left[0])
-            name = _name(operator, bindings, left[0])
-            setattr(_bound, name, function)
-            return name
+            return _name(operator, bindings, left[0]), left[0], function
 
 
 def _name(operator: Operator, bindings: Bindings, accepted: Accepted) -> str:

@@ -17,11 +17,11 @@ from typing import Any
 from te_dispatch.core import scopes
 from te_dispatch.core.decision import Accepted
 from te_dispatch.core.dispatcher import Dispatcher
-from te_dispatch.core.errors import BindError, Declined, NoImplementation
+from te_dispatch.core.errors import Declined
 from te_dispatch.core.operator import Operator
 from te_dispatch.core.scopes import MANAGER
-from te_dispatch.pytorch.compile.asking import Answers, Lacking, decide
-from te_dispatch.pytorch.compile.dispatch import hidden, read
+from te_dispatch.pytorch.compile.asking import Answers, Lacking
+from te_dispatch.pytorch.compile.dispatch import choose, hidden, read
 
 
 def call(operator: Operator, args: tuple[Any, ...]) -> Any:
@@ -36,37 +36,23 @@ def call(operator: Operator, args: tuple[Any, ...]) -> Any:
 
     Raises:
         NoImplementation: no implementation takes the call; the message is the decision's table.
+        DispatchError: an implementation declined a backward.
     """
-    dispatcher = scopes.capture().dispatcher(operator)
+    bindings = scopes.capture()
+    device = MANAGER.device_facts(bindings.dispatcher(operator).device_of(*args))
     known: Answers = {}
-    declined: dict[str, Declined] = {}
+    declined: tuple[str, ...] = ()
     while True:
         try:
-            accepted, function = _chosen(dispatcher, known, args, declined)
+            with MANAGER.lock:
+                name, _, function = choose(operator, known, device, bindings, declined, _recorded)
         except Lacking as lacking:
             known[lacking.atom] = read(operator, lacking.atom, args)
             continue
-        except BindError:  # which the next decision knows of
-            continue
         try:
             return function(*args)
-        except Declined as error:
-            declined[accepted.id] = error
-
-
-def _chosen(
-    dispatcher: Dispatcher, known: Answers, args: tuple[Any, ...], declined: dict[str, Declined]
-) -> tuple[Accepted, Callable[..., Any]]:
-    with MANAGER.lock:
-        device = MANAGER.device_facts(dispatcher.device_of(*args))
-        decision = decide(dispatcher.operator, known, device, dispatcher.bindings.policy, MANAGER.snapshot)
-        accepted = next((one for one in decision.accepted if one.id not in declined), None)
-        if accepted is None:
-            gone = "".join(f"\n  {name}  declined while tracing: {why}" for name, why in declined.items())
-            raise NoImplementation(decision.table() + gone)
-        function = dispatcher.bind(accepted, _recorded)
-        MANAGER.announce(decision)
-        return accepted, function
+        except Declined:
+            declined = (*declined, name)
 
 
 def _recorded(dispatcher: Dispatcher, accepted: Accepted) -> Callable[..., Any]:
