@@ -216,6 +216,6 @@ CHECKS = (
     ),
     Check("offset", offset, movable, 1, 3, "operands that start at an odd element", of_forms=True),
     Check("permuted", permuted, movable, 1, 3, "operands whose dimensions lie in another order", of_forms=True),
-    Check("expanded", expanded, movable, 1, 3, "operands with stride 0"),
+    Check("expanded", expanded, movable, 1, 3, "operands with stride 0", of_forms=True),
     Check("tracked", tracked, movable, 1, 2, "operands that require gradients, and of inference mode"),
 )
