@@ -370,6 +370,16 @@ def test_a_call_without_rows_is_declined() -> None:
         setting.extents(_setting(q=(0, 2, 4, 64)))
 
 
+@pytest.mark.parametrize("scale", [0.0, -0.25, float("nan")])
+def test_a_scale_that_is_not_positive_is_declined(scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Declined, match="positive softmax_scale"):
+        setting.extents(_setting(scale=scale))
+    Library(monkeypatch, "flash_attn_interface", {"_flash_attn_forward": _forward_result})
+    q, k, v = _operands(2, 5, 4, 8)
+    with pytest.raises(Declined, match="positive softmax_scale"):
+        flash.three_fwd(q, k, v, layout="bshd", mask="none", softmax_scale=scale)
+
+
 def test_packed_sequences_of_one_row_are_described_as_two() -> None:
     """cuDNN's kernel for a single row puts log-sum-exps of grouped heads elsewhere."""
     packed = (7, 4, 64)

@@ -122,6 +122,7 @@ def scaled_mm(
     dtype = out_dtype or (out.dtype if out is not None else a.dtype)
     a8, a_scale = _contracted_last(a, layout, "a")
     b8, b_scale = _contracted_last(b, layout, "b")
+    a_scale, b_scale = _aligned(a_scale), _aligned(b_scale)
     if a8.shape[0] == 0 or a8.shape[1] == 0 or a8.shape[1] % 16 or b8.shape[0] % 16:
         raise Declined(f"FP8 units need K and N in multiples of 16, got K={a8.shape[1]} and N={b8.shape[0]}")
     if alpha != 1.0:
@@ -278,7 +279,7 @@ def _contracted_last(x: Quantized, layout: str, operand: str) -> tuple[torch.Ten
 
 
 def _aligned(x: torch.Tensor) -> torch.Tensor:
-    """x contiguous and from a multiple of 16 bytes on, which the library asks of codes and of block scales."""
+    """x contiguous and from a multiple of 16 bytes on, which the library asks of codes and of scales."""
     if x.is_contiguous() and x.storage_offset() * x.element_size() % 16 == 0:
         return x
     return x.clone(memory_format=torch.contiguous_format)

@@ -191,6 +191,20 @@ def test_sdpa_cpu(dtype: torch.dtype, layout: str, mask: str, shape: tuple[int, 
     assert attention.cpu_fwd(q, k, v, layout=layout, mask=mask, inference=True).saved is None
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gradients_of_sdpa_cpu_are_rounded_once(dtype: torch.dtype) -> None:
+    """PyTorch's kernel adds what blocks of queries contribute to 16-bit gradients in 16 bits."""
+    q, k, v, dout = (x.to(dtype) for x in operands("bshd", 1, 1, 700, 130))
+    out = attention.cpu_fwd(q, k, v, layout="bshd", mask="none")
+    mine = attention.cpu_bwd(dout, q, k, v, out.out, out.lse, out.saved, layout="bshd", mask="none")
+    exact = [x[0, :, 0].double() for x in (q, k, v, dout)]
+    p = torch.softmax(exact[0] @ exact[1].T * q.shape[-1] ** -0.5, -1)
+    want = p.T @ exact[3]
+    off = (mine.dv[0, :, 0].double() - want).abs()
+    assert bool((off <= U[dtype] * want.abs() + 1e-5 * (p.T @ exact[3].abs())).all())
+    assert mine.dv.dtype == dtype
+
+
 @pytest.mark.parametrize(("b", "sq", "skv"), [(0, 4, 4), (1, 0, 5), (2, 5, 0)])
 @pytest.mark.parametrize("packing", [None, "2hd"])
 def test_sdpa_of_nothing_is_zeros(b: int, sq: int, skv: int, packing: str | None) -> None:

@@ -9,6 +9,7 @@ as c u32 of the largest intermediate; each test states its c.
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -120,6 +121,25 @@ def test_scaled_mm_feeds_the_units_the_right_copies(layout: str) -> None:
     bias = torch.randn(48)
     got = gemm.scaled_mm(qa, qb, layout=layout, alpha=0.25, bias=bias, out_dtype=torch.float32).out
     assert_within(got, want.double() * 0.25 + bias.double(), 2 * (64 + 8) * U32 * (size + bias.double().abs()))
+
+
+def test_scaled_mm_hands_scales_over_at_multiples_of_16_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuBLASLt refuses others."""
+    whole = [quantize.quantize(torch.randn(32, 64), CurrentQuantizer(), usage="row") for _ in range(2)]
+    odd = [copy.copy(x) for x in whole]
+    for x in odd:
+        x.row_scale_inv = torch.cat([torch.zeros(1), x.row_scale_inv])[1:]
+    multiply, handed = torch._scaled_mm, []
+
+    def product(a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor, b_scale: torch.Tensor, **options: Any) -> Any:
+        handed.extend((a_scale, b_scale))
+        return multiply(a, b, a_scale, b_scale, **options)
+
+    monkeypatch.setattr(torch, "_scaled_mm", product)
+    got, want = (gemm.scaled_mm(*x, layout="NT", out_dtype=torch.float32).out for x in (odd, whole))
+    assert torch.equal(got, want) and len(handed) == 4
+    assert all(x.data_ptr() % 16 == 0 for x in handed)
+    assert any(x.row_scale_inv.data_ptr() % 16 for x in odd)
 
 
 def test_scaled_mm_declines_what_units_cannot_do() -> None:

@@ -15,6 +15,7 @@ a number) gives no source: `Tape.spoiled` says why.
 from __future__ import annotations
 
 import functools
+import operator
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -50,26 +51,35 @@ class Address(int):
     """An address in a watched call. What is added to it, multiplied or set in it is written down with it."""
 
     code: str
+    #: The last operation of `code`, what it was applied to, and its other operand: operations of one kind are joined,
+    #: so that an address which moves along hundreds of parts is not that many expressions in one another.
+    last: tuple[str, str, int] | None
 
     @classmethod
-    def told(cls, value: int, code: str) -> Address:
+    def told(cls, value: int, code: str, last: tuple[str, str, int] | None = None) -> Address:
         made = cls(value)
-        made.code = code
+        made.code, made.last = code, last
         return made
 
     def __add__(self, other: int) -> int:
-        return self._with(int(self) + other, "+", other)
+        return self._with(operator.add, "+", other)
 
     def __mul__(self, other: int) -> int:
-        return self._with(int(self) * other, "*", other)
+        return self._with(operator.mul, "*", other)
 
     def __or__(self, other: int) -> int:
-        return self._with(int(self) | other, "|", other)
+        return self._with(operator.or_, "|", other)
 
     __radd__, __rmul__, __ror__ = __add__, __mul__, __or__
 
-    def _with(self, value: int, operator: str, other: int) -> int:
-        return value if isinstance(other, Address) else Address.told(int(value), f"({self.code} {operator} {other})")
+    def _with(self, apply: Callable[[int, int], int], sign: str, other: int) -> int:
+        value = apply(int(self), int(other))
+        if isinstance(other, Address):
+            return value
+        before, operand = self.code, int(other)
+        if self.last is not None and self.last[0] == sign:
+            before, operand = self.last[1], apply(self.last[2], operand)
+        return Address.told(value, f"({before} {sign} {operand})", (sign, before, operand))
 
 
 class Spoiled(Exception):

@@ -168,6 +168,24 @@ def test_addresses_of_parts_are_multiplied_whole_and_empty_parts_have_none() -> 
     assert list(NOTED) == [(3, 2, 1, 7, "metadata", expected, "BLOCK")]
 
 
+def test_an_address_that_moves_along_hundreds_of_parts_is_followed() -> None:
+    @prepared.prepared(x=TENSOR)
+    def operator(x: Any) -> None:
+        LOOKED.append("looked")
+        words, at = [], address(x)
+        for step in range(400):
+            words.append(at | 1 << 62 | 1 << 61)
+            at += step
+        launched(tuple(words))
+
+    assert times(operator, *[(matrix(), {})] * 2) == 2
+    NOTED.clear()
+    x = matrix()
+    assert times(operator, (x, {})) == 0
+    told = NOTED[0][5]
+    assert told == tuple(x.data_ptr() + sum(range(n)) | 3 << 61 for n in range(400))
+
+
 def test_one_tensor_in_two_places_says_nothing_of_two() -> None:
     operator = planted(y=TENSOR)
     x, y = matrix(), matrix()

@@ -13,7 +13,9 @@ What is asked of an implementation, and what it may do:
   log-sum-exp shows.
 - p is rounded to the operands' dtype before it multiplies v, and so is the gradient of z before it multiplies k and q,
   and the gradients of a group's heads before they are added: u of the dtype each. This is what every kernel on matrix
-  units does. With fp32 operands the same terms are u32.
+  units does. The gradient of z may be made of that rounded p (PyTorch's memory-efficient kernel keeps p in the
+  operands' dtype only), whose rounding errs by half a subnormal in fp16 where a weight is small. With fp32 operands the
+  same terms are u32.
 - Rows are normalized before, or after the product with v; blocks of columns may be rescaled as the maximum grows (once
   per column at most). The backward may recompute p from q, k and the log-sum-exp, and the row sums of p dp as
   dout . out, with the rounded out.
@@ -229,7 +231,7 @@ def score_gradients(made: Forward, dout: torch.Tensor, out_unit: float) -> tuple
     row = Known(along.value, torch.maximum(along.error, products + dout.shape[-1] * FLUSH))
     # The scale of dq and dk may multiply any of the factors, and a result below fp32's normal numbers be lost then.
     lost = FLUSH / min(abs(call.scale) or 1.0, 1.0)
-    dz = made.p * (dp - row)
+    dz = narrowed(made.p, made.unit) * (dp - row)
     dz = Known(dz.value, dz.error + lost * (1 + (dp - row).largest)).part(~call.hidden & ~made.empty)
     return dz, row, dz if made.slope is None else (dz * made.slope).part(dz.largest > 0)
 

@@ -52,6 +52,11 @@ def _options(
     layout: str, mask: str, window: tuple[int, int] | None, q: torch.Tensor, k: torch.Tensor, batch: Batch,
     longest: tuple[int | None, int | None], scale: float | None, softcap: float, deterministic: bool,
 ) -> Options:  # fmt: skip
+    """Raises:
+    Declined: a scale that is not positive: the packages find the largest logit before they scale.
+    """
+    if scale is not None and not scale > 0:
+        raise Declined(f"FlashAttention needs a positive softmax_scale, got {scale}")
     left, right = window or (-1, -1)
     if "causal" in mask:
         right = 0

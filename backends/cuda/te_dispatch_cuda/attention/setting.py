@@ -137,8 +137,11 @@ def extents(s: Setting) -> Extents:
     """Of a checked call.
 
     Raises:
-        Declined: a dimension of size 0.
+        Declined: a dimension of size 0, or a scale that is not positive: cuDNN's kernels find the largest logit
+            before they scale, and give NaN (cuDNN 9.19 on an H100).
     """
+    if s.scale is not None and not s.scale > 0:
+        raise Declined(f"cuDNN's attention needs a positive softmax_scale, got {s.scale}")
     heads, groups, features, features_v = s.q[-2], s.k[-2], s.q[-1], s.v[-1]
     if s.layout == "thd":
         # All rows of a packed tensor bound every sequence's: more is computed than needed, nothing is read back.

@@ -31,6 +31,7 @@ def _plain_attention(call: Call) -> bool:
     )
     operands = all(operand(call, name) is not None and operand(call, name).numel() for name in ("q", "k", "v"))  # type: ignore[union-attr]
     plain = operands and all(call.get(name) is None for name in options) and call["mask"] in ("none", "causal")
+    plain = plain and call["bias_type"] == "none"
     square = call["mask"] == "none" or call["q"].shape[0:2] == call["k"].shape[0:2]
     absent = call.get("page_table") is None and call.get("cu_seqlens_kv") is None and call.get("out_quantizer") is None
     return (
@@ -91,9 +92,9 @@ def flash_forward(call: Call) -> Any:
     return made
 
 
-def flash_backward(call: Call) -> Any:
+def flash_backward(call: Call, narrow: bool = False) -> Any:
     """Weights made anew from the log-sum-exp, the row sums of their gradients as dout . out, gradients of logits in the
-    operands' dtype. Algorithm: as above, section 3.2."""
+    operands' dtype. Algorithm: as above, section 3.2. `narrow`: weights are kept in the operands' dtype alone."""
     made = call.sound()
     given = isinstance(call["dout"], torch.Tensor) and isinstance(call["out"], torch.Tensor)
     if not given or not _plain_attention(call) or call["dqkv_quantizer"] is not None or call["with_dbias"]:
@@ -106,6 +107,7 @@ def flash_backward(call: Call) -> Any:
     for start, z in _tiles(call, q, k):
         columns = slice(start, start + z.shape[-1])
         p = torch.where(z == -torch.inf, 0.0, (z - call["lse"].unsqueeze(-1)).exp())
+        p = p.to(dtype).float() if narrow else p
         dz = (p * (dout @ v[:, :, columns].transpose(-1, -2) - sums)).to(dtype).float()
         dv[:, :, columns] = p.to(dtype).float().transpose(-1, -2) @ dout
         dk[:, :, columns] = dz.transpose(-1, -2) @ q * scale

@@ -6,6 +6,7 @@ They are switched on like faults, in the backend ``varied``.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -330,7 +331,11 @@ VARIATIONS = (
         attention_draws_otherwise=("has a generator of its own", _other_draws),
     ),
     *_variations("attention_fwd", "unfused_attention", flash_attention=("works by tiles of keys", flash_forward)),
-    *_variations("attention_bwd", "unfused_attention_bwd", flash_gradient=("works by tiles of keys", flash_backward)),
+    *_variations(
+        "attention_bwd", "unfused_attention_bwd",
+        flash_gradient=("works by tiles of keys", flash_backward),
+        gradient_of_narrow_weights=("rounds p before all products", functools.partial(flash_backward, narrow=True)),
+    ),
     *_variations("activation_fwd", activation_by_sigmoids=("computes gelu by a sigmoid", activation_by_sigmoids)),
     *_variations(
         "softmax_bwd", softmax_gradient_distributed=("multiplies before it subtracts", softmax_gradient_distributed)
