@@ -19,7 +19,7 @@ from te_dispatch.core.facts import CallFacts
 from te_dispatch.core.manager import OpManager
 from te_dispatch.core.manifest import Implementation
 from te_dispatch.core.operator import OPERATORS, Operator
-from te_dispatch.core.policy import Policy
+from te_dispatch.core.policy import TRAIT_PREFIX, Policy, Selector
 from te_dispatch.core.resolve import resolve
 from te_dispatch.core.snapshot import Snapshot
 
@@ -112,6 +112,8 @@ class Subject:
         return subject(self.manager, OPERATORS[self.operator.companion], self.device, candidate)
 
 
+#: Nothing is preferred, but oracles serve.
+_ANY = Policy(prefer=(Selector(f"{TRAIT_PREFIX}oracle"),))
 #: Decisions about the last calls. Every check of a case asks, and all implementations of an operator ask the same.
 _KEPT = 256
 _decisions: dict[tuple[Any, ...], tuple[Snapshot, Decision]] = {}
@@ -123,7 +125,7 @@ def _decided(manager: OpManager, operator: Operator, device: torch.device, facts
     kept = _decisions.get(key)
     if kept is not None and kept[0] is snapshot:
         return kept[1]
-    decision = resolve(operator, facts, manager.device_facts(device), Policy(), snapshot)
+    decision = resolve(operator, facts, manager.device_facts(device), _ANY, snapshot)
     while len(_decisions) >= _KEPT:
         _decisions.pop(next(iter(_decisions), key), None)
     _decisions[key] = (snapshot, decision)

@@ -19,13 +19,15 @@ from te_dispatch.core.requirements import Compare, Condition, OneOf
 PREFER = "TE_DISPATCH_PREFER"
 POLICY = "TE_DISPATCH_POLICY"
 
-#: Transformer Engine's switch -> the trait that it stands for. 0 takes an implementation out of attention unless that
-#: has the trait of a switch that is not 0; 1, the default, takes nothing out.
+#: Transformer Engine's switch -> the trait of the attention that it switches: 0 takes that out; 1, the default, takes
+#: nothing out. What has none of these traits (a Triton kernel, PyTorch's own but cuDNN) is a fast kernel like those of
+#: the first two switches, and is out where both are 0. All three at 0 leave nothing.
 ATTENTION_SWITCHES = {
-    "NVTE_FLASH_ATTN": "flash",
-    "NVTE_FUSED_ATTN": "fused",
+    "NVTE_FLASH_ATTN": "flash_package",
+    "NVTE_FUSED_ATTN": "vendor_library",
     "NVTE_UNFUSED_ATTN": "unfused",
 }
+_FAST = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN")
 FUSED_BACKEND = "NVTE_FUSED_ATTN_BACKEND"
 NONDETERMINISTIC = "NVTE_ALLOW_NONDETERMINISTIC_ALGO"
 DEBUG = "NVTE_DEBUG"
@@ -174,17 +176,16 @@ def _policy_layer(environ: Mapping[str, str], known: Known) -> Policy | None:
 
 def _transformer_engine_layer(environ: Mapping[str, str], known: Known) -> Policy | None:
     rules: list[Rule] = []
-    switches = {variable: _one_of(environ, variable, ("0", "1")) for variable in ATTENTION_SWITCHES}
-    off = frozenset(trait for variable, trait in ATTENTION_SWITCHES.items() if switches[variable] == "0")
-    for variable, trait in ATTENTION_SWITCHES.items():
-        denied = _switched_off(trait, off, known) if trait in off else []
-        if denied:
-            origin = Origin(f"{variable}=0")
-            rules.append(Rule(_ATTENTION, deny=tuple(Selector(text, origin) for text in denied), origin=origin))
+    off = [name for name in ATTENTION_SWITCHES if _one_of(environ, name, ("0", "1")) == "0"]
+    rules += [_denial((f"{TRAIT_PREFIX}{ATTENTION_SWITCHES[name]}",), (name,)) for name in off]
+    if set(_FAST) <= set(off):
+        rules += [_denial(others, _FAST)] if (others := _of_no_switch(known)) else []
+    if len(off) == len(ATTENTION_SWITCHES):
+        rules.append(Rule(_ATTENTION, allow=(), origin=_at_0(off)))
     number = _one_of(environ, FUSED_BACKEND, tuple(FUSED_BACKENDS))
-    if number is not None and switches["NVTE_FUSED_ATTN"] != "0":
+    if number is not None and "NVTE_FUSED_ATTN" not in off:
         origin = Origin(f"{FUSED_BACKEND}={number}")
-        fused = (Selector(f"{TRAIT_PREFIX}fused", origin),)
+        fused = (Selector(f"{TRAIT_PREFIX}vendor_library", origin),)
         rules.append(Rule(_ATTENTION, when=FUSED_BACKENDS[number], prefer=fused, origin=origin))
     if _one_of(environ, NONDETERMINISTIC, ("0", "1")) == "0":
         rules += _deterministic_attention(known)
@@ -194,14 +195,22 @@ def _transformer_engine_layer(environ: Mapping[str, str], known: Known) -> Polic
     return Policy(name="Transformer Engine's variables", rules=tuple(rules), origin=Origin(source))
 
 
-def _switched_off(trait: str, off: frozenset[str], known: Known) -> list[str]:
-    """What to deny of the implementations with a trait that is off: by id where others have a trait that is on."""
-    of_attention = set(known.families.get(_ATTENTION, ()))
-    having = {name: traits for name, traits in known.traits_of.items() if trait in traits}
-    kinds = frozenset(ATTENTION_SWITCHES.values())
-    denied = [name for name, traits in having.items() if not traits & kinds - off and known.serves[name] & of_attention]
-    spared = any(traits & kinds - off and known.serves[name] & of_attention for name, traits in having.items())
-    return denied if spared else [TRAIT_PREFIX + trait]
+def _at_0(variables: Sequence[str]) -> Origin:
+    return Origin(", ".join(f"{variable}=0" for variable in variables))
+
+
+def _denial(texts: Sequence[str], variables: Sequence[str]) -> Rule:
+    origin = _at_0(variables)
+    return Rule(_ATTENTION, deny=tuple(Selector(text, origin) for text in texts), origin=origin)
+
+
+def _of_no_switch(known: Known) -> tuple[str, ...]:
+    """Attention that no switch speaks of, by id; an oracle runs only where it is named anyway."""
+    members = set(known.families.get(_ATTENTION, ()))
+    spoken_of = {*ATTENTION_SWITCHES.values(), "oracle"}
+    return tuple(
+        name for name, traits in known.traits_of.items() if known.serves[name] & members and not traits & spoken_of
+    )
 
 
 def _deterministic_attention(known: Known) -> list[Rule]:

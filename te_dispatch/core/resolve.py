@@ -3,7 +3,7 @@
 
 1. Facts: the operator, the device's facts and the call's are arguments; nothing is looked up. A fact can be unknown.
 2. Filters (`PolicyView.filtered`): a policy's allow, deny and require apply to every backend alike; ``allow: []``
-   means none. The policy ``numerics.deterministic`` filters by claim.
+   means none. The policy ``numerics.deterministic`` filters by claim. An oracle serves only where it is named.
 3. Requirements (`eligibility`): the device's first, then the call's. Every failure is recorded with its reason.
 4. Order (`PolicyView.place`): the first matching rule's prefer, then the policy's, then rank, then name (with a
    warning). Emulated implementations and decompositions that materialize come after every real implementation,

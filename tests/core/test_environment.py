@@ -66,7 +66,11 @@ def test_layers_are_strongest_first(known: Known) -> None:
 
 @pytest.mark.parametrize(
     ("variable", "trait"),
-    [("NVTE_FLASH_ATTN", "flash"), ("NVTE_FUSED_ATTN", "fused"), ("NVTE_UNFUSED_ATTN", "unfused")],
+    [
+        ("NVTE_FLASH_ATTN", "flash_package"),
+        ("NVTE_FUSED_ATTN", "vendor_library"),
+        ("NVTE_UNFUSED_ATTN", "unfused"),
+    ],
 )
 def test_switches_take_a_trait_out_of_attention(known: Known, variable: str, trait: str) -> None:
     assert environment_layers({variable: "1"}, known) == []
@@ -77,8 +81,11 @@ def test_switches_take_a_trait_out_of_attention(known: Known, variable: str, tra
     assert rule.speaks_of("attention_fwd", "attention") and not rule.speaks_of("softmax_fwd", "softmax")
 
 
-def test_an_implementation_stays_while_one_of_its_kinds_is_on() -> None:
-    traits = {"both": {"fused", "flash"}, "flash": {"flash"}, "fused": {"fused"}, "plain": {"unfused"}}
+def test_attention_that_no_switch_speaks_of_is_a_fast_kernel() -> None:
+    traits = {
+        "package": {"fused", "flash", "flash_package"}, "library": {"fused", "vendor_library"},
+        "kernel": {"fused", "flash"}, "bare": set(), "plain": {"unfused"}, "judge": {"oracle"},
+    }  # fmt: skip
     implementations = [
         Implementation("attention_fwd@1", name, "nowhere:nothing", traits=frozenset(of)) for name, of in traits.items()
     ]
@@ -88,12 +95,21 @@ def test_an_implementation_stays_while_one_of_its_kinds_is_on() -> None:
         layers = environment_layers({f"NVTE_{name}_ATTN": value for name, value in switches.items()}, known)
         return {text for layer in layers for rule in layer.rules for text in texts(rule.deny)}
 
-    assert denied(FLASH="0") == {"acme.flash"}
-    assert denied(FUSED="0") == {"acme.fused"}
+    assert denied(FLASH="0") == {"trait:flash_package"}
+    assert denied(FUSED="0") == {"trait:vendor_library"}
     # As Megatron sets them for its attention_backend flash, fused and unfused.
-    assert denied(FLASH="1", FUSED="0", UNFUSED="0") == {"acme.fused", "trait:unfused"}
-    assert denied(FLASH="0", FUSED="1", UNFUSED="0") == {"acme.flash", "trait:unfused"}
-    assert denied(FLASH="0", FUSED="0", UNFUSED="1") == {"trait:flash", "trait:fused"}
+    assert denied(FLASH="1", FUSED="0", UNFUSED="0") == {"trait:vendor_library", "trait:unfused"}
+    assert denied(FLASH="0", FUSED="1", UNFUSED="0") == {"trait:flash_package", "trait:unfused"}
+    others = {"acme.kernel", "acme.bare"}
+    assert denied(FLASH="0", FUSED="0", UNFUSED="1") == {"trait:flash_package", "trait:vendor_library", *others}
+
+
+def test_all_switches_off_leave_nothing(known: Known) -> None:
+    off = {"NVTE_FLASH_ATTN": "0", "NVTE_FUSED_ATTN": "0", "NVTE_UNFUSED_ATTN": "0"}
+    (layer,) = environment_layers(off, known)
+    (nothing,) = [rule for rule in layer.rules if rule.allow is not None]
+    assert nothing.allow == () and nothing.op == "attention"
+    assert str(nothing.origin) == "NVTE_FLASH_ATTN=0, NVTE_FUSED_ATTN=0, NVTE_UNFUSED_ATTN=0"
 
 
 @pytest.mark.parametrize(
@@ -111,14 +127,14 @@ def test_an_implementation_stays_while_one_of_its_kinds_is_on() -> None:
 def test_fused_backend(known: Known, number: str, served: dict[str, Any], not_served: dict[str, Any]) -> None:
     (layer,) = environment_layers({"NVTE_FUSED_ATTN_BACKEND": number}, known)
     (rule,) = layer.rules
-    assert texts(rule.prefer) == ["trait:fused"]
+    assert texts(rule.prefer) == ["trait:vendor_library"]
     assert all(condition.check(served, H100).holds for condition in rule.when)
     assert not all(condition.check(not_served, H100).holds for condition in rule.when)
 
 
 def test_fused_backend_of_a_fused_attention_that_is_off(known: Known) -> None:
     (layer,) = environment_layers({"NVTE_FUSED_ATTN": "0", "NVTE_FUSED_ATTN_BACKEND": "1"}, known)
-    assert [texts(rule.deny) for rule in layer.rules] == [["trait:fused"]]
+    assert [texts(rule.deny) for rule in layer.rules] == [["trait:vendor_library"]]
 
 
 def test_deterministic_attention_leaves_other_operators_alone(known: Known) -> None:

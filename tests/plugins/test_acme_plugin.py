@@ -155,7 +155,8 @@ def test_beside_any_one_portable_backend_a_layer_trains_on_the_chip(
     tmp_path: Path, wheels: dict[str, Path], portable: str
 ) -> None:
     environment = _environment(tmp_path, wheels, "acme", portable)
-    calls, _ = environment.run(EXERCISE, "layer", ACME_DEVICE="1")
+    named = {"TE_DISPATCH_PREFER": "*=reference"} if portable == "reference" else {}  # it serves none but those
+    calls, _ = environment.run(EXERCISE, "layer", ACME_DEVICE="1", **named)
     assert calls["finite"]
     assert calls["device"] == "acme:x1"
     ran = calls["ran"]
@@ -195,7 +196,7 @@ def test_removing_a_backend_leaves_the_other_working(tmp_path: Path, wheels: dic
     environment = _environment(tmp_path, wheels, *PORTABLE)
     environment.uninstall(f"te-dispatch-{removed}")
     [left] = set(PORTABLE) - {removed}
-    calls, _ = environment.run(EXERCISE)
+    calls, _ = environment.run(EXERCISE, TE_DISPATCH_PREFER=f"*={left}")
     assert calls["backends"] == [left]
     assert calls["finite"]
     assert {backend for operator in calls["ran"] for backend in _backends_of(calls["ran"], operator)} == {left}

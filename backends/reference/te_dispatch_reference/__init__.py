@@ -30,8 +30,8 @@ def _implementation(
         requires=requires,
         rank=900,
         claims=claims,
-        # So that it never runs unnoticed where something faster exists: such candidates come last, with a warning.
-        traits=frozenset({"emulated"}),
+        # It serves the calls that name it; where a preference names others, too, it comes after them, with a warning.
+        traits=frozenset({"emulated", "oracle"}),
         saved_format=saved_format,
     )
 

@@ -237,7 +237,7 @@ def _unfused(
 _ATTENTION = (
     *_sdpa("cpu", _RANK, _ON_DEVICE, {"flash"}, OneOf("device.type", "cpu"), OneOf("q.dtype", *_FLOATS)),
     *_sdpa(
-        "cudnn", _RANK, _CAPTURABLE, {"flash"}, _CUDA, OneOf("device.vendor", "nvidia"),
+        "cudnn", _RANK, _CAPTURABLE, {"flash", "vendor_library"}, _CUDA, OneOf("device.vendor", "nvidia"),
         Compare("device.arch", ">=", "sm_90"), OneOf("q.dtype", *_HALF), _NOT_DETERMINISTIC, *_HEADS_128, _SQUARE,
         _NOT_LONE,
     ),

@@ -17,6 +17,9 @@ from te_dispatch.core.snapshot import InstalledBackend, Snapshot
 #: Family -> the fact that says whether its products are of quantized operands.
 _MULTIPLIED = {"gemm": "a.scaling", "attention": "q.scaling"}
 
+#: The trait of what serves only calls that name it.
+ORACLE = "oracle"
+
 #: The place of what no preference names.
 LAST = math.inf
 
@@ -132,9 +135,20 @@ class PolicyView:
         for group in (*self.policy.require, *(rule.require for rule in self.rules if rule.require)):
             if group and not admitted(group):
                 return f"required: {' or '.join(s.text for s in group)}", group[0].origin
+        if ORACLE in implementation.traits and not self._speaks_of(backend, candidate, implementation):
+            return f"it is there to compare with: a policy or the caller must name {backend.name!r}", None
         if self.policy.numerics.deterministic and "deterministic" not in implementation.claims:
             return "numerics.deterministic is set and it does not claim to be deterministic", self.policy.origin
         return None
+
+    def _speaks_of(self, backend: InstalledBackend, candidate: str, implementation: Implementation) -> bool:
+        """Whether what is preferred, allowed or required names a candidate, its backend, its companion or oracles."""
+        named = [self.policy.prefer, self.policy.allow or (), *self.policy.require]
+        for rule in self.rules:
+            named += [rule.prefer, rule.allow or (), rule.require]
+        texts = {selector.text for group in named for selector in group}
+        own = {candidate, backend.name, TRAIT_PREFIX + ORACLE, *self.partners(backend, implementation)}
+        return not texts.isdisjoint(own)
 
     def partners(self, backend: InstalledBackend, implementation: Implementation) -> frozenset[str]:
         """The backend's own implementations of the companion that save, or read, the same format."""

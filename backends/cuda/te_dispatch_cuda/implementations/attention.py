@@ -67,14 +67,17 @@ def _pair(
     return half("attention_fwd", name, forward), half("attention_bwd", f"{name}_bwd", backward)
 
 
+_CUDNN_TRAITS = frozenset({"fused", "flash", "vendor_library"})
+
+
 def _cudnn(name: str, deterministic: bool) -> tuple[Implementation, Implementation]:
     """The deterministic backward is another graph, with a workspace as large as the score matrix."""
     own = (*_CUDNN, OneOf("deterministic", deterministic))
     claims = _ON_STREAM | {"deterministic"} if deterministic else _ON_STREAM
-    traits = frozenset({"fused", "flash"})
     return _pair(
-        name, "cudnn:attention", (*_PLAIN_FORWARD, *own), (*_PLAIN_BACKWARD, *own), claims, traits, "cuda.cudnn/1", RANK
-    )
+        name, "cudnn:attention", (*_PLAIN_FORWARD, *own), (*_PLAIN_BACKWARD, *own), claims, _CUDNN_TRAITS,
+        "cuda.cudnn/1", RANK,
+    )  # fmt: skip
 
 
 _EIGHT_BIT: tuple[Condition, ...] = (
@@ -129,7 +132,7 @@ def _flash(number: int, word: str, rank: int, *own: Condition) -> tuple[Implemen
     name, requires = f"flash_attention_{number}", (*own, *_FLASH)
     return _pair(
         name, f"flash:{word}", (*_PLAIN_FORWARD, *_FLASH_FORWARD, *requires), (*_PLAIN_BACKWARD, *requires), _ON_STREAM,
-        frozenset({"fused", "flash"}), f"cuda.{name}/1", rank,
+        frozenset({"fused", "flash", "flash_package"}), f"cuda.{name}/1", rank,
     )  # fmt: skip
 
 
@@ -137,7 +140,7 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
     *_cudnn("cudnn_attention", False),
     *_cudnn("cudnn_attention_deterministic", True),
     *_pair("cudnn_fp8_attention", "eight_bit:attention", _EIGHT_BIT_FORWARD, _EIGHT_BIT_BACKWARD, _ON_STREAM,
-           frozenset({"fused", "flash"}), "cuda.cudnn_fp8/1", RANK),
+           _CUDNN_TRAITS, "cuda.cudnn_fp8/1", RANK),
     *_flash(3, "three", RANK + 1, Compare("device.version.flash_attn_3", ">=", "3"), OneOf("device.arch", "sm_90"),
             MultipleOf("head_dim_v", 8), Compare("head_dim_v", "<=", 256)),
     *_flash(4, "four", RANK + 2, Compare("device.version.flash_attn_4", ">=", "4"),

@@ -1,0 +1,113 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Transformer Engine's three attention switches on the installed backends, over described devices: the truth table."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+import te_dispatch
+from te_dispatch.core.devices import describe_device
+from te_dispatch.core.environment import environment_layers
+from te_dispatch.core.errors import NoImplementation, PolicyError
+from te_dispatch.core.operator import OPERATORS
+from te_dispatch.core.policy import Policy, Selector, merge
+from te_dispatch.core.resolve import resolve
+from te_dispatch.core.scopes import MANAGER
+
+torch = pytest.importorskip("torch")
+for module in ("te_dispatch_reference", "te_dispatch_torch", "te_dispatch_triton", "te_dispatch_cuda"):
+    pytest.importorskip(module)
+
+SWITCHES = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
+DEVICES = ("nvidia:sm_80", "nvidia:sm_90", "nvidia:sm_100", "amd:gfx90a", "amd:gfx942", "amd:gfx950", "cpu")
+CALL = {"q.dtype": "bf16", "k.dtype": "bf16", "v.dtype": "bf16", "q.scaling": "none", "head_dim": 64, "head_dim_v": 64}
+#: What switches speak of: everything else of attention is a fast kernel of neither kind, or the oracle.
+PACKAGES = {"cuda.flash_attention_2", "cuda.flash_attention_3", "cuda.flash_attention_4"}
+LIBRARIES = {
+    "cuda.cudnn_attention", "cuda.cudnn_attention_deterministic", "cuda.cudnn_fp8_attention", "torch.sdpa_cudnn",
+}  # fmt: skip
+UNFUSED = {"torch.unfused_attention", "torch.varlen_attention"}
+
+
+def decided(environ: dict[str, str], device: str, operator: str = "attention_fwd", *more: Policy) -> list[str]:
+    snapshot = MANAGER.snapshot
+    policy = merge([*more, *environment_layers(environ, MANAGER.known())])
+    decision = resolve(OPERATORS[operator], CALL, describe_device(snapshot, device), policy, snapshot)
+    return [accepted.id for accepted in decision.accepted]
+
+
+def kind(candidate: str) -> str:
+    forward = candidate.removesuffix("_bwd")
+    for name, of in (("flash", PACKAGES), ("fused", LIBRARIES), ("unfused", UNFUSED)):
+        if forward in of:
+            return name
+    return "kernel"
+
+
+def test_the_lists_of_this_test_are_the_manifests() -> None:
+    known = MANAGER.known()
+    of_attention = {name for name in known.serves if known.serves[name] & {"attention_fwd"}}
+    trait = {"flash": "flash_package", "fused": "vendor_library", "unfused": "unfused"}
+    for name in of_attention & known.traits_of.keys():
+        assert {t for t in trait.values() if t in known.traits_of[name]} == {
+            trait[k] for k in [kind(name)] if k in trait
+        }
+
+
+@pytest.mark.parametrize("operator", ["attention_fwd", "attention_bwd"])
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("values", list(itertools.product("01", repeat=3)), ids="".join)
+def test_truth_table(values: tuple[str, ...], device: str, operator: str) -> None:
+    flash, fused, unfused = (value == "1" for value in values)
+    everything = decided({}, device, operator)
+    on = {"flash": flash, "fused": fused, "unfused": unfused, "kernel": flash or fused}
+    want = [candidate for candidate in everything if on[kind(candidate)]]
+    assert decided(dict(zip(SWITCHES, values)), device, operator) == want
+    assert bool(want) == any((flash, fused, unfused))
+    assert not any(candidate.startswith("reference.") for candidate in everything)
+
+
+def test_what_megatron_sets_on_a_hopper_chip() -> None:
+    def first(flash: str, fused: str, unfused: str) -> str:
+        return decided(dict(zip(SWITCHES, (flash, fused, unfused))), "nvidia:sm_90")[0]
+
+    assert kind(first("1", "0", "0")) == "flash"
+    assert kind(first("0", "1", "0")) == "fused"
+    assert kind(first("0", "0", "1")) == "unfused"
+
+
+def test_a_policy_that_allows_something_is_stronger_than_switches_that_allow_nothing() -> None:
+    off = dict.fromkeys(SWITCHES, "0")
+    named = Policy(allow=(Selector("reference"),))
+    assert decided(off, "cpu") == [] and decided({}, "cpu", "attention_fwd", named) == ["reference.attention_fwd"]
+
+
+def test_all_off_is_an_error_with_its_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in SWITCHES:
+        monkeypatch.setenv(name, "0")
+    x = torch.randn(1, 8, 2, 16)
+    try:
+        te_dispatch.reload_environment()
+        with pytest.raises(NoImplementation, match=r"NVTE_FLASH_ATTN=0, NVTE_FUSED_ATTN=0, NVTE_UNFUSED_ATTN=0"):
+            te_dispatch.ops.attention_fwd(x, x, x, layout="bshd")
+    finally:
+        monkeypatch.undo()
+        te_dispatch.reload_environment()
+
+
+def test_the_oracle_serves_those_who_name_it() -> None:
+    x = torch.randn(4, 8)
+    with te_dispatch.policy(Policy(deny=(Selector("torch"), Selector("triton"), Selector("cuda")))):
+        with pytest.raises(NoImplementation, match="must name 'reference'"):
+            te_dispatch.ops.softmax_fwd(x)
+        for selector in ("reference", "reference.softmax_fwd", "trait:oracle"):
+            with te_dispatch.using(softmax_fwd=selector):
+                assert te_dispatch.ops.softmax_fwd(x).shape == x.shape
+            with te_dispatch.using(prefer={"softmax": selector}):
+                assert te_dispatch.ops.softmax_fwd(x).shape == x.shape
+        with te_dispatch.using(prefer={"gemm": "reference"}), pytest.raises(NoImplementation):
+            te_dispatch.ops.softmax_fwd(x)
+    with pytest.raises(PolicyError), te_dispatch.using(softmax_fwd="trait:oracel"):
+        pass
