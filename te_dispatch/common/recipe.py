@@ -65,6 +65,8 @@ class Recipe(RecipeValues):
 
     #: Both dimensions of every quantized GEMM operand must be multiples of this.
     alignment: ClassVar[int] = 16
+    #: The same of an input's rows where no gradient of a weight, which sums over them, will be computed.
+    untrained_row_alignment: ClassVar[int] = 8
 
     fp8_format: Format
     fp8_dpa: bool
@@ -236,6 +238,7 @@ class MXFP8BlockScaling(Recipe):
     """
 
     alignment: ClassVar[int] = 32
+    untrained_row_alignment: ClassVar[int] = 32
 
     margin: int = 0
     fp8_format: Format = Format.E4M3
@@ -331,6 +334,7 @@ class NVFP4BlockScaling(Recipe):
     """
 
     alignment: ClassVar[int] = 32
+    untrained_row_alignment: ClassVar[int] = 32
 
     CAST_OPTIONS: ClassVar[tuple[str, ...]] = ("fp4_2d_quantization",)
 

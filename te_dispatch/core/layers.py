@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from te_dispatch.core.policy import Policy
 from te_dispatch.core.startup import no_collection
@@ -55,6 +55,8 @@ class Sources:
         self._environ = environ
         self._known = known
         self._contents: Contents | None = None
+        #: `watched.values()` when the environment was read.
+        self._watched: tuple[Any, ...] | None = None
         #: Variables without effect that were warned of.
         self._warned: set[str] = set()
         #: name or path -> what was read: a scope in a loop names the same file each time.
@@ -68,12 +70,15 @@ class Sources:
         """
         from te_dispatch.core.environment import debug_setting, environment_layers
         from te_dispatch.core.nvte_variables import ignored
+        from te_dispatch.core.watched import values
 
         if self._contents is None:
             environ = os.environ if self._environ is None else self._environ
+            watched = values() if self._environ is None else None  # first: what changes meanwhile is read again
             with no_collection():
                 layers = tuple(environment_layers(environ, self._known()))
-                self._contents = Contents(layers, debug_setting(environ), self.load("default"))
+                contents = Contents(layers, debug_setting(environ), self.load("default"))
+            self._contents, self._watched = contents, watched
             for name, what in ignored(environ).items():
                 if name not in self._warned:
                     self._warned.add(name)
@@ -84,6 +89,11 @@ class Sources:
     def contents(self) -> Contents | None:
         """None until they have been read."""
         return self._contents
+
+    @property
+    def watched(self) -> tuple[Any, ...] | None:
+        """The variables of `te_dispatch.core.watched` as they were read; None where they do not count."""
+        return self._watched
 
     def again(self) -> Sources:
         """The same, not read yet."""

@@ -267,6 +267,11 @@ class OpManager:
             layers = dataclasses.replace(self._layers, sources=sources, generation=generation)
             self._change(layers, (self, "_checking", checking))
 
+    @property
+    def watched(self) -> tuple[Any, ...] | None:
+        """What the variables of `te_dispatch.core.watched` were when the environment was read; None before."""
+        return self._layers.sources.watched
+
     def replace_snapshot(self, snapshot: Snapshot | None = None) -> None:
         """Take another registry into use, at once and for cached calls too; None discovers what is installed now.
 

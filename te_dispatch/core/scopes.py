@@ -40,6 +40,7 @@ def policy(policy: Policy | str | os.PathLike[str]) -> AbstractContextManager[No
     Raises:
         PolicyError: the policy cannot be used; says where.
     """
+    _reload_changed()
     return MANAGER.policy(policy)
 
 
@@ -50,11 +51,13 @@ def using(*, prefer: Mapping[str, Any] | None = None, **require: Any) -> Abstrac
     ``using(prefer={"gemm": "triton"})`` prefers it. Keys are operators or families, values a backend, an
     implementation id, ``native``, or a list.
     """
+    _reload_changed()
     return MANAGER.using(prefer=prefer, **require)
 
 
 def observe(observer: Observer) -> AbstractContextManager[None]:
     """Call ``observer(operator, accepted, args, result)`` after every operator call in the block."""
+    _reload_changed()
     return MANAGER.observe(observer)
 
 
@@ -66,3 +69,11 @@ def set_policy(policy: Policy | str | os.PathLike[str] | None) -> None:
 def reload_environment() -> None:
     """Read TE_DISPATCH_POLICY, TE_DISPATCH_PREFER and Transformer Engine's NVTE_* variables again."""
     MANAGER.reload_environment()
+
+
+def _reload_changed() -> None:
+    """A scope keeps what it resolved: attention switches that were set before it must act in it."""
+    if MANAGER.watched is not None:
+        from te_dispatch.core.watched import reload_changed  # loads what reads the environment, which was read already
+
+        reload_changed(MANAGER)

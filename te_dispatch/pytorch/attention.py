@@ -11,6 +11,7 @@ import torch.utils.checkpoint
 
 from te_dispatch import ops
 from te_dispatch.core import scopes
+from te_dispatch.core.watched import reload_changed
 from te_dispatch.ops.attention import LAYOUTS, SOFTMAX_TYPES
 from te_dispatch.pytorch.arguments import reject_unsupported, require_choice, require_probability, resolve_device
 from te_dispatch.pytorch.attention_bounds import Bounds, sequence_bounds
@@ -242,6 +243,8 @@ class DotProductAttention(SavedModule):
             or thd_attention_policies is not None or thd_attention_policy_dispatch != "auto"
         ):  # fmt: skip
             reject_unsupported("DotProductAttention.forward", locals(), _UNSUPPORTED_CALL)
+        if not torch.compiler.is_compiling():
+            reload_changed(scopes.MANAGER)
         key: tuple[Any, ...] | None = None
         settled: dict[Any, AttentionCall] = {}
         given = query_layer, key_layer, value_layer, qkv_layer, kv_layer

@@ -143,7 +143,7 @@ class Plan:
         self.root: int | None = None
         self.weights: list[Quantized | None] | None = None
         self.boundary: Boundary | None = None
-        self.aligned: tuple[int, ...] | None = None
+        self.aligned: tuple[tuple[int, ...], bool] | None = None
         self.source = self
         self._evaluation: Plan | None = None
 

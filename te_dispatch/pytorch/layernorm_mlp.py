@@ -200,7 +200,7 @@ class LayerNormMLP(GemmModule):
         plan, record = self._begin(x)
         weights = None
         if plan is not None:
-            check_alignment(type(self).__name__, plan, x, self._sizes)
+            check_alignment(type(self).__name__, plan, x, self._sizes, fc1_weight, fc2_weight)
             weights = self._quantized_weights(plan, record, (fc1_weight, fc2_weight), is_first_microbatch)
         options = LayerNormMLPOptions(
             plan,

@@ -165,7 +165,7 @@ class LinearModule(GemmModule):
         plan, record = self._begin(x, boundary)
         if plan is None:
             return None, None
-        check_alignment(type(self).__name__, plan, x, self._sizes)
+        check_alignment(type(self).__name__, plan, x, self._sizes, weight)
         weights = self._quantized_weights(plan, record, (weight,), is_first_microbatch)
         return plan, None if weights is None else weights[0]
 

@@ -40,27 +40,39 @@ def parameter_factory(device: torch.device | str | int | None, dtype: torch.dtyp
     return {"device": resolve_device(device), "dtype": dtype or torch.get_default_dtype()}
 
 
-def check_alignment(module_name: str, plan: Plan, inp: torch.Tensor, features: Mapping[str, int]) -> None:
+def check_alignment(
+    module_name: str, plan: Plan, inp: torch.Tensor, features: Mapping[str, int], *weights: torch.Tensor
+) -> None:
     """Raise a ValueError unless all GEMM dimensions suit the kernels of the plan's recipe.
+
+    Rows are contracted in the gradient of a weight alone: where there will be none, fewer need to fit.
 
     Args:
         features: of the module that the plan was made for; they never change, so that the plan may note what fits.
+        weights: of the call's products.
     """
     shape = inp.shape
+    trained = torch.is_grad_enabled() and any(weight.requires_grad for weight in weights)
     # A graph must not depend on what other calls have noted.
     compiling = torch.compiler.is_compiling()
-    if not compiling and shape == plan.aligned:
+    if not compiling and plan.aligned == (shape, trained):
         return
     recipe, alignment = plan.recipe, plan.recipe.alignment
+    of_rows = alignment if trained else recipe.untrained_row_alignment
     rows = inp.numel() // shape[-1] if shape[-1] else 0
-    for dimension, size in (("the number of rows of inp (all dimensions but the last)", rows), *features.items()):
+    if rows % of_rows:
+        where = "" if trained or of_rows == alignment else " where no weight takes a gradient"
+        raise ValueError(
+            f"{module_name}: under {type(recipe).__name__} the number of rows of inp (all dimensions but the last) "
+            f"must be divisible by {of_rows}{where}, got {rows}; te_dispatch.pytorch.Fp8Padding pads rows"
+        )
+    for dimension, size in features.items():
         if size % alignment:
             raise ValueError(
-                f"{module_name}: under {type(recipe).__name__} {dimension} must be divisible by "
-                f"{alignment}, got {size}; te_dispatch.pytorch.Fp8Padding pads rows"
+                f"{module_name}: under {type(recipe).__name__} {dimension} must be divisible by {alignment}, got {size}"
             )
     if not compiling:
-        plan.aligned = tuple(shape)
+        plan.aligned = (tuple(shape), trained)
 
 
 def default_init(weight: torch.Tensor) -> None:

@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
+import te_dispatch
 from te_dispatch import ops
+from te_dispatch.core.errors import NoImplementation, PolicyError
 from te_dispatch.pytorch.attention import DotProductAttention
 from te_dispatch.pytorch.attention_inputs import shared_packing
 from te_dispatch.pytorch.attention_masks import alibi_slopes_of
@@ -361,3 +364,41 @@ def test_padding_between_sequences_without_bounds_of_it() -> None:
     expected = module(q, k, v, **bounds)
     assert torch.equal(module(q, k, v, **bounds, pad_between_seqs=True), expected)
     assert torch.equal(module(q, k, v, **bounds, pad_between_seqs=True, cu_seqlens_q_padded=lengths), expected)
+
+
+def test_switches_that_are_set_later_act_from_the_next_call_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in Transformer Engine, which reads them whenever it chooses."""
+    ran: list[str] = []
+
+    def note(operator: Any, accepted: Any, *_: Any) -> None:
+        if operator.name == "attention_fwd":
+            ran.append(accepted.id)
+
+    attention = DotProductAttention(2, 8, qkv_format="bshd", attn_mask_type="no_mask")
+    x = torch.randn(1, 16, 2, 8, requires_grad=True)
+
+    def call() -> str:
+        with te_dispatch.observe(note):
+            attention(x, x, x).sum().backward()
+        return ran[-1]
+
+    assert {call() for _ in range(3)} == {"torch.sdpa_cpu"}
+    for _ in range(3):
+        attention(x, x, x).sum().backward()  # without an observer, so that the kind of step becomes known
+    monkeypatch.setenv("NVTE_FLASH_ATTN", "0")
+    monkeypatch.setenv("NVTE_FUSED_ATTN", "0")
+    attention(x, x, x).sum().backward()
+    assert {call() for _ in range(3)} == {"torch.unfused_attention"}
+    for value, error, message in (("0", NoImplementation, "UNFUSED_ATTN=0"), ("off", PolicyError, "UNFUSED_ATTN=off")):
+        monkeypatch.setenv("NVTE_UNFUSED_ATTN", value)
+        for _ in range(2):
+            with pytest.raises(error, match=message):
+                attention(x, x, x)
+            with pytest.raises(error, match=message):
+                call()
+    monkeypatch.undo()
+    assert call() == "torch.sdpa_cpu"
+    monkeypatch.setattr("os.environ", {**os.environ, "NVTE_FLASH_ATTN": "0", "NVTE_FUSED_ATTN": "0"})
+    assert call() == "torch.unfused_attention"
+    monkeypatch.undo()
+    assert call() == "torch.sdpa_cpu"

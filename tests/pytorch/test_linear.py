@@ -10,7 +10,7 @@ import torch
 
 import te_dispatch.pytorch as te
 from te_dispatch import ops
-from te_dispatch.common.recipe import DelayedScaling, Float8CurrentScaling, MXFP8BlockScaling
+from te_dispatch.common.recipe import DelayedScaling, Float8BlockScaling, Float8CurrentScaling, MXFP8BlockScaling
 from te_dispatch.core import scopes
 
 from .bounds import Bounded, assert_same_sum, deviation_of_std
@@ -272,14 +272,41 @@ def test_bad_inputs_are_refused_before_anything_is_written(inp: Any, error: type
     [
         ((24, 32), 16, Float8CurrentScaling(), "in_features.*divisible by 16, got 24"),
         ((32, 40), 16, Float8CurrentScaling(), "out_features.*divisible by 16, got 40"),
-        ((32, 32), 12, DelayedScaling(), "rows.*divisible by 16, got 12"),
-        ((32, 32), 16, MXFP8BlockScaling(), "rows.*divisible by 32, got 16"),
+        ((32, 32), 12, DelayedScaling(), "rows.*divisible by 16, got 12.*Fp8Padding"),
+        ((32, 32), 16, MXFP8BlockScaling(), "rows.*divisible by 32, got 16.*Fp8Padding"),
     ],
 )
 def test_alignment_is_refused_by_name(sizes: tuple[int, int], rows: int, recipe: Any, words: str) -> None:
     layer = _linear(*sizes)
-    with te.autocast(recipe=recipe), pytest.raises(ValueError, match=rf"(?s){words}.*Fp8Padding"):
+    with te.autocast(recipe=recipe), pytest.raises(ValueError, match=rf"(?s){words}"):
         layer(torch.randn(rows, sizes[0]))
+
+
+@pytest.mark.parametrize("name", ["Linear", "LayerNormLinear", "LayerNormMLP"])
+@pytest.mark.parametrize("recipe", [DelayedScaling, Float8CurrentScaling, Float8BlockScaling])
+def test_rows_need_only_be_divisible_by_8_where_no_weight_takes_a_gradient(name: str, recipe: Any) -> None:
+    """As in Transformer Engine. The result is that of the same rows among others; x takes its gradient."""
+    layer = getattr(te, name)(64, 128, params_dtype=torch.float32, device="cpu")
+    for parameter in layer.parameters():
+        parameter.requires_grad_(False)
+    x = torch.randn(32, 64)
+    x[8:] = x[:8].repeat(3, 1)  # the same maxima
+    eight = x[:8].clone().requires_grad_()
+    with te.autocast(recipe=recipe()):
+        out = layer(eight)
+        with torch.no_grad():
+            want = layer(x)[:8]
+            assert torch.equal(out, layer(x[:24])[:8]) and torch.equal(out, want)
+            with pytest.raises(ValueError, match=r"rows.*divisible by 8 where no weight takes a gradient, got 12"):
+                layer(x[:12])
+        out.sum().backward()
+        assert eight.grad is not None and bool(eight.grad.isfinite().all())
+        for parameter in layer.parameters():
+            parameter.requires_grad_(True)
+        with pytest.raises(ValueError, match=r"rows.*divisible by 16, got 8"):
+            layer(eight)
+        with torch.no_grad():
+            assert torch.equal(layer(eight), out)
 
 
 @pytest.mark.parametrize(
