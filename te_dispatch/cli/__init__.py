@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""The ``te-dispatch`` command. Its libraries are extras: without them the command says what to install."""
+"""The ``te-dispatch`` command. Without the libraries that it needs it says what to install."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def main() -> None:
     """Entry point of the ``te-dispatch`` script."""
     missing = [name for name in ("typer", "rich") if importlib.util.find_spec(name) is None]
     if missing:
-        sys.stderr.write(f"te-dispatch needs {' and '.join(missing)}: pip install 'te-dispatch[cli]'\n")
+        sys.stderr.write(f"te-dispatch needs {' and '.join(missing)}: pip install {' '.join(missing)}\n")
         raise SystemExit(2)
     from te_dispatch.cli.app import app
 

@@ -233,6 +233,8 @@ def _problems(data: dict[str, Any], known: Known) -> list[str]:
         checking_results(os.environ)
     except PolicyError as error:
         problems.append(f"environment: {error}")
+    if not data["torch"]:
+        problems.append("PyTorch is not installed, and operators take its tensors: pip install torch")
     if not data["backends"]:
         problems.append("no backend is installed: pip install te-dispatch-torch")
     return problems

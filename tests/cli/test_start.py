@@ -3,9 +3,14 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import json
+import re
+
 import pytest
 
 import te_dispatch
+from te_dispatch.cli import doctor
 
 _WITHOUT = """
 import importlib.util, runpy, sys
@@ -42,10 +47,25 @@ def test_help_lists_every_verb(te):
 
 
 @pytest.mark.parametrize("absent", ["typer", "rich"])
-def test_missing_cli_extra(te_process, absent):
+def test_missing_libraries_of_the_command(te_process, absent):
     answer = te_process("doctor", program=_WITHOUT.format(absent=[absent]))
     assert answer.code == 2 and answer.out == ""
-    assert answer.err == f"te-dispatch needs {absent}: pip install 'te-dispatch[cli]'\n"
+    assert answer.err == f"te-dispatch needs {absent}: pip install {absent}\n"
+
+
+def test_the_command_needs_no_extra():
+    plain = [line for line in importlib.metadata.requires("te-dispatch") if "extra ==" not in line]
+    assert {re.match(r"[\w-]+", line)[0].lower() for line in plain} >= {"typer", "rich"}
+
+
+def test_doctor_without_pytorch_says_so(te, monkeypatch):
+    installed = doctor._installed
+    monkeypatch.setattr(doctor, "_installed", lambda name: None if name == "torch" else installed(name))
+    answer = te("doctor", "--json")
+    assert answer.code == 1
+    document = json.loads(answer.out)
+    assert document["torch"] is None
+    assert document["problems"] == ["PyTorch is not installed, and operators take its tensors: pip install torch"]
 
 
 @pytest.mark.parametrize("absent", ["torch", "matplotlib", "numpy"])
