@@ -20,7 +20,7 @@ from te_dispatch.common.recipe_parameters import (
     require_bool,
     require_choice,
 )
-from te_dispatch.common.recipe_values import Cast, RecipeValues
+from te_dispatch.common.recipe_values import Cast, RecipeValues, lenient
 
 __all__ = [
     "AmaxAlgorithm",
@@ -139,6 +139,7 @@ _TRAINABLE = (Format.E4M3, Format.HYBRID)
 AmaxAlgorithm = Union[Literal["max", "most_recent"], Callable[[Any], Any]]
 
 
+@lenient
 @dataclass(eq=False)
 class DelayedScaling(Recipe):
     """Per-tensor scales from the amax history of earlier steps: casts need no extra pass over the data.
@@ -190,6 +191,7 @@ def _current(recipe: Float8CurrentScaling) -> QParams:
     return QParams(power_2_scale=recipe.use_power_2_scales)
 
 
+@lenient
 @dataclass(eq=False)
 class Float8CurrentScaling(Recipe):
     """Per-tensor scales from the tensor itself: exact range, at the price of one more pass over the data.
@@ -226,6 +228,7 @@ class Float8CurrentScaling(Recipe):
         require_bool(self, "use_power_2_scales")
 
 
+@lenient
 @dataclass(eq=False)
 class MXFP8BlockScaling(Recipe):
     """OCP microscaling: 32 elements along the contracted dimension share a power-of-two (E8M0) scale.
@@ -263,6 +266,7 @@ def _block(recipe: Float8BlockScaling) -> QParams:
     return QParams(power_2_scale=not recipe.use_f32_scales)
 
 
+@lenient
 @dataclass(eq=False)
 class Float8BlockScaling(Recipe):
     """One scale per 1x128 (activations, gradients) or 128x128 (weights) values.
@@ -314,6 +318,7 @@ class Float8BlockScaling(Recipe):
                 raise ValueError(f"Float8BlockScaling: {name} must have use_split_accumulator=True, got False")
 
 
+@lenient
 @dataclass(eq=False)
 class NVFP4BlockScaling(Recipe):
     """4-bit training: E2M1 values, an E4M3 scale per 16 of them and one float32 scale per tensor.
@@ -384,6 +389,7 @@ class NVFP4BlockScaling(Recipe):
         return super().unsupported_knob()
 
 
+@lenient
 @dataclass(eq=False)
 class CustomRecipe(Recipe):
     """Quantizers from a user's factory; not supported yet.

@@ -7,6 +7,7 @@ import copy
 import functools
 import os
 import threading
+import warnings
 from collections.abc import Callable
 from dataclasses import fields
 from operator import attrgetter
@@ -21,6 +22,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=CHANGES._at_fork_reinit)  # type: ignore[attr-defined]
 
 _Self = TypeVar("_Self", bound="RecipeValues")
+_Kind = TypeVar("_Kind", bound="RecipeValues")
 
 
 class Cast:
@@ -141,6 +143,49 @@ class RecipeValues:
             made = copy.copy(self)
         made.__dict__["_in_use"] = True
         return made
+
+
+#: Keywords of earlier recipes of Transformer Engine, which frameworks still pass: the default, which is what recipes
+#: do, and why another value does nothing.
+_GONE = {
+    "interval": (1, "scales are updated at every step"),
+    "override_linear_precision": (
+        (False, False, False), "all products are quantized; leave a module out of the autocast instead"
+    ),
+}  # fmt: skip
+#: (class, keyword) that were warned of.
+_warned: set[tuple[type, str]] = set()
+
+
+def lenient(kind: type[_Kind]) -> type[_Kind]:
+    """Decorator of a recipe's dataclass: unknown keywords are warned of once by name, as Transformer Engine's recipes
+    take them in silence, and so are casts, which its constructors replace by what the knobs say."""
+    make = kind.__init__
+
+    @functools.wraps(make)
+    def __init__(self: Any, *args: Any, **given: Any) -> None:
+        if unknown := given.keys() - set(_names(kind)):
+            for name in sorted(unknown):
+                value = given.pop(name)
+                if name in _GONE and value == _GONE[name][0]:
+                    continue
+                if (kind, name) not in _warned:
+                    _warned.add((kind, name))
+                    warnings.warn(f"{kind.__name__}: {name} has no effect: {_no_effect(kind, name)}", stacklevel=2)
+        make(self, *args, **given)
+
+    setattr(kind, "__init__", __init__)  # noqa: B010  # a method is not assigned to
+    return kind
+
+
+def _no_effect(kind: Any, name: str) -> str:
+    if name in kind.CASTS:
+        return "the constructor sets it by the recipe's knobs; assign to it afterwards"
+    if name in _GONE:
+        return _GONE[name][1]
+    from te_dispatch.core.policy.known import did_you_mean  # only a mistake pays for it
+
+    return f"there is no argument of this name{did_you_mean(name, _names(kind), listing=False)}"
 
 
 _OPTIONS = tuple(option.name for option in fields(QParams))

@@ -28,6 +28,8 @@ ATTENTION_SWITCHES = {
     "NVTE_UNFUSED_ATTN": "unfused",
 }
 _FAST = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN")
+#: Switches of one FlashAttention package each -> how the names of its implementations end, but for ``_bwd``.
+PACKAGE_SWITCHES = {"NVTE_FLASH_ATTN_V2": "_2", "NVTE_FLASH_ATTN_V3": "_3", "NVTE_FLASH_ATTN_V4": "_4"}
 FUSED_BACKEND = "NVTE_FUSED_ATTN_BACKEND"
 NONDETERMINISTIC = "NVTE_ALLOW_NONDETERMINISTIC_ALGO"
 DEBUG = "NVTE_DEBUG"
@@ -178,6 +180,9 @@ def _transformer_engine_layer(environ: Mapping[str, str], known: Known) -> Polic
     rules: list[Rule] = []
     off = [name for name in ATTENTION_SWITCHES if _one_of(environ, name, ("0", "1")) == "0"]
     rules += [_denial((f"{TRAIT_PREFIX}{ATTENTION_SWITCHES[name]}",), (name,)) for name in off]
+    for name, ending in PACKAGE_SWITCHES.items():
+        if _one_of(environ, name, ("0", "1")) == "0" and (packages := _of_package(ending, known)):
+            rules.append(_denial(packages, (name,)))
     if set(_FAST) <= set(off):
         rules += [_denial(others, _FAST)] if (others := _of_no_switch(known)) else []
     if len(off) == len(ATTENTION_SWITCHES):
@@ -202,6 +207,15 @@ def _at_0(variables: Sequence[str]) -> Origin:
 def _denial(texts: Sequence[str], variables: Sequence[str]) -> Rule:
     origin = _at_0(variables)
     return Rule(_ATTENTION, deny=tuple(Selector(text, origin) for text in texts), origin=origin)
+
+
+def _of_package(ending: str, known: Known) -> tuple[str, ...]:
+    """Both halves of a FlashAttention package's attention, by id."""
+    return tuple(
+        name
+        for name, traits in known.traits_of.items()
+        if ATTENTION_SWITCHES["NVTE_FLASH_ATTN"] in traits and name.removesuffix("_bwd").endswith(ending)
+    )
 
 
 def _of_no_switch(known: Known) -> tuple[str, ...]:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from te_dispatch.core.environment import ATTENTION_SWITCHES, FUSED_BACKEND, NONDETERMINISTIC
+from te_dispatch.core.environment import ATTENTION_SWITCHES, FUSED_BACKEND, NONDETERMINISTIC, PACKAGE_SWITCHES
 
 if TYPE_CHECKING:
     from te_dispatch.core.manager import OpManager
 
-NAMES = (*ATTENTION_SWITCHES, FUSED_BACKEND, NONDETERMINISTIC)
+NAMES = (*ATTENTION_SWITCHES, *PACKAGE_SWITCHES, FUSED_BACKEND, NONDETERMINISTIC)
 
 
 def values() -> tuple[Any, ...]:
@@ -23,7 +23,7 @@ def values() -> tuple[Any, ...]:
     if os.environ is not _environ or _table is None:
         return tuple(os.environ.get(name) for name in NAMES)
     get = _table.get
-    return get(_FLASH), get(_FUSED), get(_UNFUSED), get(_BACKEND), get(_NONDETERMINISTIC)
+    return get(_FLASH), get(_FUSED), get(_UNFUSED), get(_V2), get(_V3), get(_V4), get(_BACKEND), get(_NONDETERMINISTIC)
 
 
 def reload_changed(manager: OpManager) -> None:
@@ -41,6 +41,6 @@ _environ = os.environ
 _table: dict[Any, Any] | None = getattr(os.environ, "_data", None)
 if not isinstance(_table, dict) or not hasattr(os.environ, "encodekey"):
     _table = None
-_FLASH, _FUSED, _UNFUSED, _BACKEND, _NONDETERMINISTIC = (
+_FLASH, _FUSED, _UNFUSED, _V2, _V3, _V4, _BACKEND, _NONDETERMINISTIC = (
     NAMES if _table is None else [os.environ.encodekey(name) for name in NAMES]
 )

@@ -78,6 +78,19 @@ def test_what_megatron_sets_on_a_hopper_chip() -> None:
     assert kind(first("0", "0", "1")) == "unfused"
 
 
+@pytest.mark.parametrize("release", "234")
+def test_one_release_of_flash_attention_is_switched_by_its_own_variable(release: str) -> None:
+    off = {f"NVTE_FLASH_ATTN_V{release}": "0"}
+    for operator in ("attention_fwd", "attention_bwd"):
+        everything = decided({}, "nvidia:sm_90", operator)
+        gone = set(everything) - set(decided(off, "nvidia:sm_90", operator))
+        assert gone == {f"cuda.flash_attention_{release}" + ("_bwd" if operator == "attention_bwd" else "")}
+    # As Megatron asks for FlashAttention 2.
+    others = {f"NVTE_FLASH_ATTN_V{n}": str(int(n == release)) for n in "234"}
+    alone = decided({"NVTE_FUSED_ATTN": "0", "NVTE_UNFUSED_ATTN": "0", **others}, "nvidia:sm_90")
+    assert alone[0] == f"cuda.flash_attention_{release}" and PACKAGES & set(alone) == {alone[0]}
+
+
 def test_a_policy_that_allows_something_is_stronger_than_switches_that_allow_nothing() -> None:
     off = dict.fromkeys(SWITCHES, "0")
     named = Policy(allow=(Selector("reference"),))

@@ -7,14 +7,21 @@ import logging
 
 import pytest
 
-from te_dispatch.core.environment import ATTENTION_SWITCHES, DEBUG, DEBUG_LEVEL, FUSED_BACKEND, NONDETERMINISTIC
+from te_dispatch.core.environment import (
+    ATTENTION_SWITCHES,
+    DEBUG,
+    DEBUG_LEVEL,
+    FUSED_BACKEND,
+    NONDETERMINISTIC,
+    PACKAGE_SWITCHES,
+)
 from te_dispatch.core.layers import Sources
 from te_dispatch.core.nvte_variables import HONOURED, ignored
 from te_dispatch.core.policy.known import Known
 
 
 def test_what_is_read_is_not_called_ignored() -> None:
-    assert {*ATTENTION_SWITCHES, FUSED_BACKEND, NONDETERMINISTIC, DEBUG, DEBUG_LEVEL} <= HONOURED
+    assert {*ATTENTION_SWITCHES, *PACKAGE_SWITCHES, FUSED_BACKEND, NONDETERMINISTIC, DEBUG, DEBUG_LEVEL} <= HONOURED
     assert ignored(dict.fromkeys(HONOURED, "1")) == {}
 
 
@@ -22,6 +29,11 @@ def test_variables_of_transformer_engine_that_do_nothing_are_named() -> None:
     found = ignored({"NVTE_TORCH_COMPILE": "0", "NVTE_UnfusedDPA_Emulate_FP8": "1", "PATH": "x"})
     assert list(found) == ["NVTE_TORCH_COMPILE", "NVTE_UnfusedDPA_Emulate_FP8"]
     assert found["NVTE_TORCH_COMPILE"].startswith("NVTE_TORCH_COMPILE=0 has no effect: te_dispatch does not act on")
+
+
+def test_what_serves_their_purpose_is_said() -> None:
+    (what,) = ignored({"NVTE_APPLY_QK_LAYER_SCALING": "1"}).values()
+    assert what == "NVTE_APPLY_QK_LAYER_SCALING=1 has no effect: logits are fp32 numbers here, so none overflows"
 
 
 def test_a_misspelt_name_gets_the_nearest() -> None:

@@ -6,10 +6,13 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from te_dispatch.common import recipe_values
 from te_dispatch.common.recipe import (
     CustomRecipe,
     DelayedScaling,
@@ -259,3 +262,31 @@ def test_nvfp4_says_how_it_casts() -> None:
     assert default.fp4_quant_fwd_weight == QParams(fp4_2d_quantization=True)
     assert default.fp4_quant_bwd_grad == QParams(random_hadamard_transform=True, stochastic_rounding=True)
     assert plain.fp4_quant_fwd_inp == plain.fp4_quant_fwd_weight == plain.fp4_quant_bwd_grad == QParams()
+
+
+def test_keywords_that_mean_nothing_here_are_warned_of_once_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Transformer Engine's recipes take any keyword in silence, and frameworks pass those of its earlier releases."""
+    monkeypatch.setattr(recipe_values, "_warned", set())
+
+    def told(make: Callable[[], Any]) -> list[str]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            make()
+        return [str(one.message) for one in caught]
+
+    # As accelerate passes them.
+    assert told(lambda: DelayedScaling(margin=1, interval=1, override_linear_precision=(False, False, False))) == []
+    (interval,) = told(lambda: DelayedScaling(interval=4))
+    assert interval == "DelayedScaling: interval has no effect: scales are updated at every step"
+    assert told(lambda: DelayedScaling(interval=4)) == []
+    (precision,) = told(lambda: DelayedScaling(override_linear_precision=(False, False, True)))
+    assert precision.startswith("DelayedScaling: override_linear_precision has no effect: all products are quantized")
+    (misspelt,) = told(lambda: DelayedScaling(amax_history_length=4))
+    assert misspelt.endswith("there is no argument of this name; did you mean 'amax_history_len'?")
+    both = told(lambda: Float8CurrentScaling(fp8_quant_fwd_inp=QParams(), device="cuda"))
+    assert [text.partition(":")[2].split()[0] for text in both] == ["device", "fp8_quant_fwd_inp"]
+    made = DelayedScaling(margin=1, amax_history_length=4)
+    assert made == DelayedScaling(margin=1) and "amax_history_length" not in repr(made)
+    with pytest.raises(TypeError, match="margin must be an int"):
+        DelayedScaling(margin="1", amax_history_length=4)
+    assert next(iter(inspect.signature(DelayedScaling).parameters)) == "margin"
