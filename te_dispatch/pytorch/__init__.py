@@ -16,6 +16,15 @@ from te_dispatch.pytorch.padding import Fp8Padding, Fp8Unpadding
 from te_dispatch.pytorch.quantized_tensor import QuantizedTensor
 from te_dispatch.pytorch.rotary import RotaryPositionEmbedding, apply_rotary_pos_emb
 from te_dispatch.pytorch.sequential import Sequential
+from te_dispatch.pytorch.support import (
+    get_cudnn_version,
+    get_device_compute_capability,
+    is_bf16_available,
+    is_fp8_available,
+    is_fp8_block_scaling_available,
+    is_mxfp8_available,
+    is_nvfp4_available,
+)
 from te_dispatch.pytorch.transformer_layer import TransformerLayer
 
 __all__ = [
@@ -36,5 +45,12 @@ __all__ = [
     "autocast",
     "checkpoint",
     "fp8_autocast",
+    "get_cudnn_version",
     "get_default_recipe",
+    "get_device_compute_capability",
+    "is_bf16_available",
+    "is_fp8_available",
+    "is_fp8_block_scaling_available",
+    "is_mxfp8_available",
+    "is_nvfp4_available",
 ]

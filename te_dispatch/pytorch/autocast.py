@@ -148,7 +148,7 @@ class autocast:
             thread.states[key] = state
         self._state = state
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> autocast:
         previous = thread.state
         self._previous.append(previous)
         if previous is None:
@@ -159,6 +159,7 @@ class autocast:
             elif torch._C._current_graph_task_id() == -1:
                 scale_update.update_leftover_backward_scales()
         thread.state = self._state
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

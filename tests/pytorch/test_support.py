@@ -1,0 +1,85 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Transformer Engine's questions after support are answered by what would run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import te_dispatch
+import te_dispatch.pytorch as te
+from te_dispatch.common.recipe import (
+    DelayedScaling,
+    Float8BlockScaling,
+    Float8CurrentScaling,
+    MXFP8BlockScaling,
+    NVFP4BlockScaling,
+    Recipe,
+)
+from te_dispatch.pytorch import support
+
+USABLE_NVFP4 = NVFP4BlockScaling(disable_rht=True, disable_stochastic_rounding=True)
+CASES: list[tuple[str, Recipe]] = [
+    ("fp8", DelayedScaling()),
+    ("fp8", Float8CurrentScaling()),
+    ("fp8_block_scaling", Float8BlockScaling()),
+    ("mxfp8", MXFP8BlockScaling()),
+    ("nvfp4", USABLE_NVFP4),
+]
+
+
+@pytest.mark.parametrize(("name", "recipe"), CASES, ids=lambda x: x if isinstance(x, str) else type(x).__name__)
+def test_what_is_available_runs_and_what_is_not_does_not(name: str, recipe: Recipe) -> None:
+    asked, checked = getattr(te, f"is_{name}_available"), getattr(support, f"check_{name}_support")
+    layer, x = te.Linear(32, 32, device="cpu"), torch.randn(32, 32)
+    assert asked() is True and asked(return_reason=True) == checked() == (True, "")
+    support.check_recipe_support(recipe)
+    with te.autocast(recipe=recipe), torch.no_grad():
+        assert layer(x).shape == x.shape
+    with te_dispatch.using(gemm="cuda"):
+        assert asked() is False
+        available, why = asked(return_reason=True)
+        assert (
+            not available and "no installed backend multiplies" in why and "te-dispatch explain gemm layout=NT" in why
+        )
+        with pytest.raises(RuntimeError, match="no installed backend multiplies"):
+            support.check_recipe_support(recipe)
+        with te.autocast(recipe=recipe), torch.no_grad(), pytest.raises(te_dispatch.NoImplementation):
+            layer(x)
+
+
+def test_a_recipe_that_asks_for_more_than_there_is_is_not_supported() -> None:
+    with pytest.raises(NotImplementedError, match="DelayedScaling asks for fp8_dpa=True"):
+        support.check_recipe_support(DelayedScaling(fp8_dpa=True))
+
+
+def test_bf16_is_available() -> None:
+    assert te.is_bf16_available() is True and te.is_bf16_available(return_reason=True) == (True, "")
+
+
+@pytest.mark.parametrize(
+    ("number", "version"), [(91900, (9, 19, 0)), (90100, (9, 1, 0)), (8907, (8, 9, 7)), (92003, (9, 20, 3))]
+)
+def test_version_of_cudnn(number: int, version: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: number)
+    assert te.get_cudnn_version() == version
+
+
+def test_what_is_not_there_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with pytest.raises(RuntimeError, match="no cuDNN"):
+        te.get_cudnn_version()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(RuntimeError, match="no CUDA or ROCm device"):
+        te.get_device_compute_capability()
+
+
+def test_autocast_is_what_its_block_is_given() -> None:
+    made: Any = te.autocast(enabled=False)
+    with made as given:
+        assert given is made
+    with te.fp8_autocast(enabled=False) as given:
+        assert isinstance(given, te.autocast)
