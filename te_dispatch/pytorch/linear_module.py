@@ -165,7 +165,9 @@ class LinearModule(GemmModule):
         plan, record = self._begin(x, boundary)
         if plan is None:
             return None, None
-        check_alignment(type(self).__name__, plan, x, self._sizes, weight)
+        # The joined memory of a divided weight takes no gradient; its parts do.
+        parts = (weight,) if self._split is None else tuple(getattr(self, name) for name in self.weight_names)
+        check_alignment(type(self).__name__, plan, x, self._sizes, *parts)
         weights = self._quantized_weights(plan, record, (weight,), is_first_microbatch)
         return plan, None if weights is None else weights[0]
 

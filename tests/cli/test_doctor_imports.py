@@ -190,6 +190,14 @@ def test_an_interrupt_ends_doctor(tmp_path):
     )  # fmt: skip
     program = textwrap.dedent("while not __import__('pathlib').Path('started').exists(): __import__('time').sleep(0.1)")
     subprocess.run([sys.executable, "-c", program], cwd=tmp_path, timeout=60, check=True)
-    os.killpg(child.pid, signal.SIGINT)
-    _, stderr = child.communicate(timeout=60)
+    for _ in range(6):  # an interrupt that arrives while Python runs a finalizer is lost: whoever waits presses again
+        os.killpg(child.pid, signal.SIGINT)
+        try:
+            _, stderr = child.communicate(timeout=10)
+            break
+        except subprocess.TimeoutExpired:
+            continue
+    else:
+        os.killpg(child.pid, signal.SIGKILL)
+        raise AssertionError("doctor went on after six interrupts")
     assert child.returncode == 130 and "interrupted" in stderr

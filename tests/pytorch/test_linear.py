@@ -282,6 +282,18 @@ def test_alignment_is_refused_by_name(sizes: tuple[int, int], rows: int, recipe:
         layer(torch.randn(rows, sizes[0]))
 
 
+@pytest.mark.parametrize("frozen", ["q", "k", None])
+def test_parts_of_a_divided_weight_take_gradients(frozen: str | None) -> None:
+    layer = te.Linear(64, 96, parameters_split=("q", "k", "v"), device="cpu")
+    for name, parameter in layer.named_parameters():
+        parameter.requires_grad_(not name.startswith(frozen or "nothing"))
+    with te.autocast(recipe=DelayedScaling()), pytest.raises(ValueError, match=r"rows.*divisible by 16, got 8"):
+        layer(torch.randn(8, 64))
+    layer.requires_grad_(False)
+    with te.autocast(recipe=DelayedScaling()):
+        assert layer(torch.randn(8, 64)).shape == (8, 96)
+
+
 @pytest.mark.parametrize("name", ["Linear", "LayerNormLinear", "LayerNormMLP"])
 @pytest.mark.parametrize("recipe", [DelayedScaling, Float8CurrentScaling, Float8BlockScaling])
 def test_rows_need_only_be_divisible_by_8_where_no_weight_takes_a_gradient(name: str, recipe: Any) -> None:
