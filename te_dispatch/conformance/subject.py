@@ -17,7 +17,7 @@ import torch
 from te_dispatch.core.decision import Decision
 from te_dispatch.core.facts import CallFacts
 from te_dispatch.core.manager import OpManager
-from te_dispatch.core.manifest import Implementation
+from te_dispatch.core.manifest import ORACLE, Implementation
 from te_dispatch.core.operator import OPERATORS, Operator
 from te_dispatch.core.policy import TRAIT_PREFIX, Policy, Selector
 from te_dispatch.core.resolve import resolve
@@ -113,7 +113,7 @@ class Subject:
 
 
 #: Nothing is preferred, but oracles serve.
-_ANY = Policy(prefer=(Selector(f"{TRAIT_PREFIX}oracle"),))
+_ANY = Policy(prefer=(Selector(TRAIT_PREFIX + ORACLE),))
 #: Decisions about the last calls. Every check of a case asks, and all implementations of an operator ask the same.
 _KEPT = 256
 _decisions: dict[tuple[Any, ...], tuple[Snapshot, Decision]] = {}

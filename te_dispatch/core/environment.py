@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from te_dispatch.core.errors import PolicyError
+from te_dispatch.core.manifest import ORACLE
 from te_dispatch.core.policy import TRAIT_PREFIX, Origin, Policy, Rule, Selector
 from te_dispatch.core.policy.check import check_contradictions
 from te_dispatch.core.policy.known import Known
@@ -221,7 +222,7 @@ def _of_package(ending: str, known: Known) -> tuple[str, ...]:
 def _of_no_switch(known: Known) -> tuple[str, ...]:
     """Attention that no switch speaks of, by id; an oracle runs only where it is named anyway."""
     members = set(known.families.get(_ATTENTION, ()))
-    spoken_of = {*ATTENTION_SWITCHES.values(), "oracle"}
+    spoken_of = {*ATTENTION_SWITCHES.values(), ORACLE}
     return tuple(
         name for name, traits in known.traits_of.items() if known.serves[name] & members and not traits & spoken_of
     )

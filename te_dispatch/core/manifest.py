@@ -29,6 +29,9 @@ CLAIMS = ("deterministic", "batch_invariant", "capturable", "no_host_sync")
 #: only: torch.compile inlines it, and it accepts meta and fake tensors because every operation in it does.
 TRAITS = ("fused", "flash", "unfused", "flash_package", "vendor_library", "emulated", "oracle", "plain_torch")
 
+#: The trait of what serves only calls that name it.
+ORACLE = "oracle"
+
 #: `saved_format` of companions that exchange only what the operator's interface spells out.
 CANONICAL = "canonical"
 

@@ -30,7 +30,7 @@ def reload_changed(manager: OpManager) -> None:
     """`OpManager.reload_environment`, where one of them has changed since the environment was read.
 
     Raises:
-        PolicyError: a value that cannot be read, at every call until it is mended.
+        PolicyError: a value that cannot be read; at every call, until it is corrected.
     """
     known = manager.watched
     if known is not None and known != values():

@@ -54,11 +54,11 @@ _LEFTOVERS = "backward_scales"
 register_call(_LEFTOVERS, scale_update.update_leftover_backward_scales)
 
 
-def _require_usable(recipe: Recipe) -> None:
-    """Raise a NotImplementedError that names the knob that this version cannot honour."""
+def require_usable(asking: str, recipe: Recipe) -> None:
+    """Raise a NotImplementedError that names who asks, and the knob that this version cannot honour."""
     knob = recipe.unsupported_knob()
     if knob is not None:
-        raise NotImplementedError(f"autocast: {type(recipe).__name__} asks for {knob}; not supported yet")
+        raise NotImplementedError(f"{asking}: {type(recipe).__name__} asks for {knob}; not supported yet")
 
 
 def get_default_recipe() -> Recipe:
@@ -140,7 +140,7 @@ class autocast:
                 self._state = found
                 return
         if enabled or calibrating:
-            _require_usable(recipe)
+            require_usable("autocast", recipe)
         state = AutocastState(bool(enabled), bool(calibrating), name, amax_reduction_group)
         if not torch.compiler.is_compiling():
             if len(thread.states) >= _STATES:  # a recipe with another function at every step

@@ -10,6 +10,7 @@ import torch
 
 from te_dispatch.ops.checks.likeness import PLAIN
 from te_dispatch.pytorch.arguments import PARALLEL_DEFAULTS, resolve_device
+from te_dispatch.pytorch.autocast import trains
 
 if TYPE_CHECKING:
     from te_dispatch.pytorch.casts import Plan
@@ -52,9 +53,10 @@ def check_alignment(
         weights: of the call's products.
     """
     shape = inp.shape
-    trained = torch.is_grad_enabled() and any(weight.requires_grad for weight in weights)
-    # A graph must not depend on what other calls have noted.
+    # A graph knows no checkpoint regions, and must not depend on what other calls have noted.
     compiling = torch.compiler.is_compiling()
+    differentiated = torch.is_grad_enabled() if compiling else trains()
+    trained = differentiated and any(weight.requires_grad for weight in weights)
     if not compiling and plan.aligned == (shape, trained):
         return
     recipe, alignment = plan.recipe, plan.recipe.alignment

@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 
 from te_dispatch.common.recipe import (
-    CustomRecipe,
     DelayedScaling,
     Float8BlockScaling,
+    Float8CurrentScaling,
     MXFP8BlockScaling,
     NVFP4BlockScaling,
     Recipe,
@@ -23,6 +23,7 @@ from te_dispatch.core.operator import OPERATORS
 from te_dispatch.core.resolve import resolve
 from te_dispatch.numerics.encodings import device_encoding
 from te_dispatch.pytorch.arguments import resolve_device
+from te_dispatch.pytorch.autocast import require_usable
 from te_dispatch.pytorch.casts import device_encodings
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
 #: A recipe's scalings of an input and a weight, and its encoding where that is not the device's own FP8.
 _SCALINGS: dict[type[Recipe], tuple[str, str, str | None]] = {
     DelayedScaling: ("tensor", "tensor", None),
+    Float8CurrentScaling: ("tensor", "tensor", None),
     Float8BlockScaling: ("block_1d", "block_2d", None),
     MXFP8BlockScaling: ("mxfp8", "mxfp8", None),
     NVFP4BlockScaling: ("nvfp4", "nvfp4", "e2m1"),
@@ -61,11 +63,10 @@ def _support(recipe: type[Recipe]) -> tuple[bool, str]:
     if resolve(OPERATORS["gemm"], call, facts, bindings.policy, scopes.MANAGER.snapshot).accepted:
         return True, ""
     words = " ".join(f"{name}={value}" for name, value in call.items())
-    return False, f"no installed backend multiplies {recipe.__name__} operands on {facts.label()}: {_asking(words)}"
-
-
-def _asking(words: str) -> str:
-    return f"te-dispatch explain gemm {words} says why"
+    return False, (
+        f"no installed backend multiplies {recipe.__name__} operands on {facts.label()}: "
+        f"te-dispatch explain gemm {words} says why"
+    )
 
 
 def check_fp8_support() -> tuple[bool, str]:
@@ -95,11 +96,8 @@ def check_recipe_support(recipe: Recipe) -> None:
         NotImplementedError: the recipe asks for something that is not built yet; names it.
         RuntimeError: no installed backend serves its products.
     """
-    knob = recipe.unsupported_knob()
-    if knob is not None or isinstance(recipe, CustomRecipe):
-        raise NotImplementedError(f"{type(recipe).__name__} asks for {knob}; not supported yet")
-    kind = next((kind for kind in _SCALINGS if isinstance(recipe, kind)), DelayedScaling)
-    served, why = _support(kind)
+    require_usable("check_recipe_support", recipe)
+    served, why = _support(next(kind for kind in _SCALINGS if isinstance(recipe, kind)))
     if not served:
         raise RuntimeError(why)
 

@@ -294,6 +294,13 @@ def test_parts_of_a_divided_weight_take_gradients(frozen: str | None) -> None:
         assert layer(torch.randn(8, 64)).shape == (8, 96)
 
 
+def test_the_first_forward_of_a_reentrant_checkpoint_is_one_of_training() -> None:
+    """It runs without gradients, and its backward contracts the rows all the same."""
+    layer, x = _linear(32, 32), torch.randn(8, 32, requires_grad=True)
+    with te.autocast(recipe=DelayedScaling()), pytest.raises(ValueError, match=r"rows.*divisible by 16, got 8"):
+        te.checkpoint(layer, x, use_reentrant=True)
+
+
 @pytest.mark.parametrize("name", ["Linear", "LayerNormLinear", "LayerNormMLP"])
 @pytest.mark.parametrize("recipe", [DelayedScaling, Float8CurrentScaling, Float8BlockScaling])
 def test_rows_need_only_be_divisible_by_8_where_no_weight_takes_a_gradient(name: str, recipe: Any) -> None:

@@ -51,7 +51,7 @@ def test_what_is_available_runs_and_what_is_not_does_not(name: str, recipe: Reci
 
 
 def test_a_recipe_that_asks_for_more_than_there_is_is_not_supported() -> None:
-    with pytest.raises(NotImplementedError, match="DelayedScaling asks for fp8_dpa=True"):
+    with pytest.raises(NotImplementedError, match="check_recipe_support: DelayedScaling asks for fp8_dpa=True"):
         support.check_recipe_support(DelayedScaling(fp8_dpa=True))
 
 

@@ -8,7 +8,7 @@ import math
 
 from te_dispatch.core.decision import Rejected
 from te_dispatch.core.facts import UNKNOWN, CallFacts, DeviceFacts
-from te_dispatch.core.manifest import Implementation
+from te_dispatch.core.manifest import ORACLE, Implementation
 from te_dispatch.core.operator import OPERATORS, Operator
 from te_dispatch.core.policy.known import FIRST_PARTY_BACKENDS
 from te_dispatch.core.policy.model import COMPOSITE, NATIVE, TRAIT_PREFIX, Origin, Policy, Rule, Selector
@@ -16,9 +16,6 @@ from te_dispatch.core.snapshot import InstalledBackend, Snapshot
 
 #: Family -> the fact that says whether its products are of quantized operands.
 _MULTIPLIED = {"gemm": "a.scaling", "attention": "q.scaling"}
-
-#: The trait of what serves only calls that name it.
-ORACLE = "oracle"
 
 #: The place of what no preference names.
 LAST = math.inf
@@ -141,12 +138,16 @@ class PolicyView:
             return "numerics.deterministic is set and it does not claim to be deterministic", self.policy.origin
         return None
 
-    def _speaks_of(self, backend: InstalledBackend, candidate: str, implementation: Implementation) -> bool:
-        """Whether what is preferred, allowed or required names a candidate, its backend, its companion or oracles."""
+    def _selecting(self) -> list[Selector]:
+        """All that is preferred, allowed or required, by the policy and by the rules that match."""
         named = [self.policy.prefer, self.policy.allow or (), *self.policy.require]
         for rule in self.rules:
             named += [rule.prefer, rule.allow or (), rule.require]
-        texts = {selector.text for group in named for selector in group}
+        return [selector for group in named for selector in group]
+
+    def _speaks_of(self, backend: InstalledBackend, candidate: str, implementation: Implementation) -> bool:
+        """Whether what is preferred, allowed or required names a candidate, its backend, its companion or oracles."""
+        texts = {selector.text for selector in self._selecting()}
         own = {candidate, backend.name, TRAIT_PREFIX + ORACLE, *self.partners(backend, implementation)}
         return not texts.isdisjoint(own)
 
@@ -196,11 +197,8 @@ class PolicyView:
 
     def absent(self) -> list[Rejected]:
         """Backends that the policy names and that are not installed: shown, so that nobody wonders."""
-        named = [self.policy.prefer, self.policy.allow or (), *self.policy.require]
-        for rule in self.rules:
-            named += [rule.prefer, rule.allow or (), rule.require]
         found: dict[str, Rejected] = {}
-        for selector in (s for group in named for s in group):
+        for selector in self._selecting():
             backend = selector.text.partition(".")[0]
             if backend in (NATIVE, COMPOSITE) or backend.startswith(TRAIT_PREFIX) or backend in self.snapshot.backends:
                 continue
