@@ -116,6 +116,21 @@ def test_fp8_gemm_uses_the_matrix_units_and_stays_within_their_bound(layout, spl
     assert "torch.scaled_mm" in chosen("gemm")
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("sizes", [(129, 127, 129), (3, 5, 1031), (64, 256, 512)])
+def test_a_product_is_rounded_once_after_the_bias_is_added(sizes, dtype):
+    m, n, k = sizes
+    a = (torch.rand(m, k, device=DEVICE) + 0.5).to(dtype)
+    b = (torch.rand(n, k, device=DEVICE) + 0.5).to(dtype)
+    # Halving the sum moves it to another power of two: a product rounded before has an error of a whole last place.
+    bias = (-0.5 * (a.float() @ b.float().t()).mean(0)).to(dtype)
+    out = ops.gemm(a, b, layout="NT", bias=bias).out
+    expected = a.double() @ b.double().t() + bias.double()
+    last_place = torch.finfo(dtype).eps * torch.exp2(expected.abs().log2().floor())
+    assert "torch.matmul" in chosen("gemm")
+    assert ((out.double() - expected).abs() / last_place).max().item() <= 0.55
+
+
 @pytest.mark.parametrize("mask", ["none", "causal"])
 @pytest.mark.parametrize("groups", [4, 2])
 @pytest.mark.parametrize("layout", ["sbhd", "bshd"])

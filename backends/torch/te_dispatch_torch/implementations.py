@@ -4,8 +4,9 @@
 Claims. `deterministic`: no operation used here sums in an order that changes between runs with as many CPU threads
 (reductions, index_copy into distinct rows, scatter of a maximum); the fused attention backwards on accelerators do,
 and say nothing.
-`batch_invariant`: element by element, or row by row in an order that no other row can change; products are not, because
-libraries pick their summation by shape. `capturable` and `no_host_sync`: nothing is read back, no host tensor copied.
+`batch_invariant`: element by element, or row by row in an order that no other row can change. Products and sums of
+rows (Tensor.sum) are not: PyTorch picks the order of their additions by the shape of the whole.
+`capturable` and `no_host_sync`: nothing is read back, no host tensor copied.
 """
 
 from __future__ import annotations
@@ -146,7 +147,7 @@ _ELEMENTWISE = (
     _plain("activation_fwd", "activation:activation_fwd"),
     _plain("activation_bwd", "activation:activation_bwd"),
     _plain("softmax_fwd", "softmax:softmax_fwd", _ROWS),
-    _plain("softmax_bwd", "softmax:softmax_bwd", _ROWS),
+    _plain("softmax_bwd", "softmax:softmax_bwd"),
     _plain("rope_fwd", "position:rope_fwd", _ROWS),
     _plain("rope_bwd", "position:rope_bwd", _ROWS),
     _plain("dropout_add_fwd", "training:dropout_add_fwd"),
