@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from te_dispatch.compat.alias import as_transformer_engine
     from te_dispatch.core.errors import (
         BindError,
         CaptureError,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "as_transformer_engine": "te_dispatch.compat.alias",
     **dict.fromkeys(("observe", "policy", "reload_environment", "set_policy", "using"), "te_dispatch.core.scopes"),
     **dict.fromkeys(("Plan", "freeze"), "te_dispatch.core.plan"),
     "shadow_report": "te_dispatch.core.shadow",
@@ -54,6 +56,7 @@ __all__ = [
     "PlanError",
     "PolicyError",
     "ShadowMismatch",
+    "as_transformer_engine",
     "freeze",
     "observe",
     "policy",

@@ -255,3 +255,17 @@ def tune(
     from te_dispatch.cli import tune as module
 
     return module.tune(backend or [], shape or [], layer or [], recipe or ["bf16"], facts or [], device, as_json, quiet)
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
+)
+def run(
+    context: typer.Context,
+    program: Annotated[str, typer.Argument(metavar="SCRIPT [ARGUMENT]...", help="And its own arguments.")],
+    as_module: Annotated[bool, typer.Option("--module", "-m", help="SCRIPT is a module's name.")] = False,
+) -> None:
+    """Run a Python program in which import transformer_engine imports te_dispatch."""
+    from te_dispatch.cli import run as module
+
+    module.run(program, context.args, as_module)

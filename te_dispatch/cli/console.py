@@ -90,7 +90,7 @@ def require(extra: str, *modules: str) -> None:
 
 
 @contextmanager
-def _answering(as_json: bool) -> Iterator[None]:
+def answering(as_json: bool) -> Iterator[None]:
     """Turn errors into one message and an exit code; with ``--json`` into a document as well."""
     try:
         yield
@@ -120,7 +120,7 @@ def verb(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> None:
         as_json = bool(kwargs.get("as_json"))
-        with _only_the_document(as_json), _answering(as_json):
+        with _only_the_document(as_json), answering(as_json):
             code = function(*args, **kwargs)
         if code:
             raise typer.Exit(code)

@@ -21,6 +21,8 @@ import te_dispatch
 import te_dispatch.ops.declared  # fills OPERATORS
 from te_dispatch.cli.console import FOUND, emit, out
 from te_dispatch.cli.probing import TIME_LIMIT, Answer, probes_of, run_probes
+from te_dispatch.compat.alias import STAND_IN
+from te_dispatch.compat.alias import found as find_transformer_engine
 from te_dispatch.core.discovery import find, list_entry_points
 from te_dispatch.core.environment import debug_setting, environment_layers
 from te_dispatch.core.errors import PolicyError
@@ -79,6 +81,7 @@ def examine(time_limit: float = TIME_LIMIT) -> dict[str, Any]:
         "python": platform.python_version(),
         "te_dispatch": te_dispatch.__version__,
         "torch": _installed("torch"),
+        "transformer_engine": _transformer_engine(),
         "devices": devices,
         "backends": shown,
         "failures": [_failure(failure) for failure in snapshot.failures],
@@ -157,6 +160,15 @@ def _installed(distribution: str) -> str | None:
         return None
 
 
+def _transformer_engine() -> str:
+    """What ``import transformer_engine`` gives in a process that asks for nothing special."""
+    there = find_transformer_engine()
+    if there is None:
+        return "not installed"
+    place, is_ours = there
+    return f"te_dispatch ({place})" if is_ours else f"{_installed('transformer-engine') or 'unknown version'} ({place})"
+
+
 def _backend(backend: InstalledBackend, snapshot: Snapshot, answers: list[Answer]) -> dict[str, Any]:
     manifest = backend.manifest
     by_kind = {kind: [a for a in answers if a.kind == kind] for kind in ("unavailable", "doctor", "implementation")}
@@ -233,6 +245,12 @@ def _problems(data: dict[str, Any], known: Known) -> list[str]:
         checking_results(os.environ)
     except PolicyError as error:
         problems.append(f"environment: {error}")
+    there = find_transformer_engine()
+    if there is not None and not there[1] and _installed(STAND_IN):
+        problems.append(
+            f"Transformer Engine itself ({there[0]}) and {STAND_IN} are both installed: the former is imported, the "
+            "version in the metadata is either's; uninstall one"
+        )
     if not data["torch"]:
         problems.append("PyTorch is not installed, and operators take its tensors: pip install torch")
     if not data["backends"]:
@@ -245,7 +263,8 @@ def _problems(data: dict[str, Any], known: Known) -> list[str]:
 
 def _show(data: dict[str, Any], console: Console) -> None:
     torch = data["torch"] or "not installed"
-    console.print(f"Python {data['python']}, te_dispatch {data['te_dispatch']}, torch {torch}\n")
+    console.print(f"Python {data['python']}, te_dispatch {data['te_dispatch']}, torch {torch}")
+    console.print(Text(f"import transformer_engine: {data['transformer_engine']}\n"))
     _show_devices(data["devices"], console)
     _show_backends(data["backends"], console)
     if data["environment"]:

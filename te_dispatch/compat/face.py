@@ -1,0 +1,128 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""The modules of Transformer Engine 2.20 that are here, as data: module -> name -> where it is defined.
+
+A name is added where it does here what it does there. A module without names of its own stands for its submodules.
+"""
+
+from __future__ import annotations
+
+#: What `transformer_engine.__version__` and its distribution's metadata say: the release whose interface is offered.
+VERSION = "2.20.2"
+
+ROOT = "transformer_engine"
+
+
+def _of(home: str, *names: str) -> dict[str, str]:
+    return {name: f"te_dispatch.{home}:{name}" for name in names}
+
+
+_SUPPORT = _of(
+    "pytorch.support",
+    "check_fp8_block_scaling_support",
+    "check_fp8_support",
+    "check_mxfp8_support",
+    "check_nvfp4_support",
+    "check_recipe_support",
+    "get_device_compute_capability",
+    "is_bf16_available",
+    "is_fp8_available",
+    "is_fp8_block_scaling_available",
+    "is_mxfp8_available",
+    "is_nvfp4_available",
+)
+_AUTOCAST = _of("pytorch.autocast", "autocast", "fp8_autocast")
+_QUANTIZATION = {
+    **_SUPPORT,
+    **_AUTOCAST,
+    **_of("pytorch.autocast", "get_default_recipe"),
+    **_of("pytorch.global_state", "FP8GlobalStateManager"),
+    "get_default_fp8_recipe": "te_dispatch.pytorch.autocast:get_default_recipe",
+}
+_ROTARY = _of("pytorch.rotary", "RotaryPositionEmbedding")
+_ROPE = {**_ROTARY, **_of("pytorch.rotary", "apply_rotary_pos_emb")}
+_DOT_PRODUCT = _of("pytorch.attention", "DotProductAttention")
+_MULTI_HEAD = _of("pytorch.multi_head_attention", "MultiheadAttention")
+_LINEAR = _of("pytorch.linear", "Linear")
+_LAYERNORM_LINEAR = _of("pytorch.layernorm_linear", "LayerNormLinear")
+_LAYERNORM_MLP = _of("pytorch.layernorm_mlp", "LayerNormMLP")
+_LAYERNORM = _of("pytorch.normalization", "LayerNorm")
+_RMSNORM = _of("pytorch.normalization", "RMSNorm")
+_PADDING = _of("pytorch.padding", "Fp8Padding")
+_UNPADDING = _of("pytorch.padding", "Fp8Unpadding")
+_MODULES = {
+    **_LINEAR, **_LAYERNORM_LINEAR, **_LAYERNORM_MLP, **_LAYERNORM, **_RMSNORM, **_PADDING, **_UNPADDING,
+}  # fmt: skip
+_BASE = {"TransformerEngineBaseModule": "te_dispatch.pytorch.module:GemmModule"}
+_LAYER = _of("pytorch.transformer_layer", "TransformerLayer")
+_TENSOR = _of("pytorch.quantized_tensor", "QuantizedTensor")
+_CHECKPOINT = _of("pytorch.checkpoint", "checkpoint")
+
+FACE: dict[str, dict[str, str]] = {
+    "transformer_engine": {},
+    "transformer_engine.common": {},
+    "transformer_engine.common.recipe": _of(
+        "common.recipe",
+        "CustomRecipe",
+        "DelayedScaling",
+        "Float8BlockScaling",
+        "Float8CurrentScaling",
+        "Format",
+        "MMParams",
+        "MXFP8BlockScaling",
+        "NVFP4BlockScaling",
+        "QParams",
+        "Recipe",
+    ),
+    "transformer_engine.pytorch": {
+        **_MODULES,
+        **_DOT_PRODUCT,
+        **_MULTI_HEAD,
+        **_LAYER,
+        **_TENSOR,
+        **_AUTOCAST,
+        **_CHECKPOINT,
+        **_ROTARY,
+        **_of("pytorch.autocast", "get_default_recipe"),
+        **_of(
+            "pytorch.support",
+            "get_cudnn_version",
+            "get_device_compute_capability",
+            "is_bf16_available",
+            "is_fp8_available",
+            "is_fp8_block_scaling_available",
+            "is_mxfp8_available",
+            "is_nvfp4_available",
+        ),
+    },
+    "transformer_engine.pytorch.quantization": _QUANTIZATION,
+    "transformer_engine.pytorch.fp8": _QUANTIZATION,
+    "transformer_engine.pytorch.distributed": _CHECKPOINT,
+    "transformer_engine.pytorch.transformer": _LAYER,
+    "transformer_engine.pytorch.attention": {
+        **_DOT_PRODUCT,
+        **_MULTI_HEAD,
+        **_ROTARY,
+    },
+    "transformer_engine.pytorch.attention.rope": _ROPE,
+    "transformer_engine.pytorch.attention.dot_product_attention": _DOT_PRODUCT,
+    "transformer_engine.pytorch.attention.multi_head_attention": _MULTI_HEAD,
+    "transformer_engine.pytorch.module": _MODULES,
+    "transformer_engine.pytorch.module.base": _BASE,
+    "transformer_engine.pytorch.module.linear": _LINEAR,
+    "transformer_engine.pytorch.module.layernorm_linear": _LAYERNORM_LINEAR,
+    "transformer_engine.pytorch.module.layernorm_mlp": _LAYERNORM_MLP,
+    "transformer_engine.pytorch.module.layernorm": _LAYERNORM,
+    "transformer_engine.pytorch.module.rmsnorm": _RMSNORM,
+    "transformer_engine.pytorch.module.fp8_padding": _PADDING,
+    "transformer_engine.pytorch.module.fp8_unpadding": _UNPADDING,
+    "transformer_engine.pytorch.tensor": _TENSOR,
+    "transformer_engine.pytorch.tensor.quantized_tensor": _TENSOR,
+    "transformer_engine.pytorch.quantized_tensor": _TENSOR,
+}
+
+
+def submodules(module: str) -> list[str]:
+    """The last parts of the modules directly below `module`."""
+    prefix = module + "."
+    below = (name.removeprefix(prefix) for name in FACE if name.startswith(prefix))
+    return sorted(name for name in below if "." not in name)

@@ -1,0 +1,207 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""``import transformer_engine`` as an import of this project. What changes a process is run in one of its own."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from te_dispatch.compat.face import FACE
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def python(code: str, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *(command or ("-c", code))],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def said(code: str, *command: str, **environment: str) -> str:
+    done = python(code, *command, **environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("module", FACE)
+def test_every_name_is_where_the_table_says(module):
+    for name, home in FACE[module].items():
+        where, _, attribute = home.partition(":")
+        assert hasattr(importlib.import_module(where), attribute), f"{module}.{name}"
+
+
+def test_every_module_and_name_imports():
+    out = said("""
+import importlib
+import te_dispatch
+te_dispatch.as_transformer_engine()
+te_dispatch.as_transformer_engine()
+from te_dispatch.compat.face import FACE
+for module, names in FACE.items():
+    found = importlib.import_module(module)
+    assert set(names) <= set(dir(found)), module
+    for name in names:
+        getattr(found, name)
+    assert sorted(found.__all__) == sorted(names)
+print(len(FACE))
+""")
+    assert int(out) == len(FACE)
+
+
+def test_names_are_this_projects_own_objects():
+    out = said("""
+import te_dispatch
+te_dispatch.as_transformer_engine()
+import transformer_engine as te
+import te_dispatch.pytorch as own
+import te_dispatch.common.recipe as recipe
+assert te.pytorch.Linear is own.Linear and te.common.recipe.DelayedScaling is recipe.DelayedScaling
+from transformer_engine.pytorch.fp8 import FP8GlobalStateManager
+with te.pytorch.autocast(recipe=recipe.Float8CurrentScaling()):
+    print(FP8GlobalStateManager.is_fp8_enabled(), FP8GlobalStateManager.get_fp8_recipe())
+print(FP8GlobalStateManager.is_fp8_enabled())
+""")
+    first, second = out.splitlines()
+    assert first.startswith("True Float8CurrentScaling(") and second == "False"
+
+
+def test_the_version_is_read_from_the_package_and_from_its_metadata():
+    out = said("""
+import importlib.metadata, importlib.util
+import te_dispatch
+te_dispatch.as_transformer_engine()
+assert importlib.util.find_spec("transformer_engine") and importlib.util.find_spec("transformer_engine.pytorch")
+print(importlib.metadata.version("transformer_engine"), importlib.metadata.version("transformer-engine"))
+print(importlib.metadata.packages_distributions()["transformer_engine"])
+import transformer_engine
+print(transformer_engine.__version__)
+""")
+    assert out.splitlines() == ["2.20.2 2.20.2", "['transformer-engine']", "2.20.2"]
+
+
+@pytest.mark.parametrize(
+    ("statement", "error", "word"),
+    [
+        ("from transformer_engine.pytorch import MadeUp", "ImportError", "MadeUp"),
+        ("import transformer_engine.pytorch.made_up", "ModuleNotFoundError", "made_up"),
+        ("import transformer_engine as te; te.pytorch.MadeUp", "AttributeError", "docs/transformer_engine.md"),
+        ("import transformer_engine as te; te.made_up", "AttributeError", "made_up"),
+    ],
+)
+def test_what_is_not_there_raises_with_its_name(statement, error, word):
+    done = python(f"import te_dispatch; te_dispatch.as_transformer_engine(); {statement}")
+    last = done.stderr.strip().splitlines()[-1]
+    assert done.returncode == 1 and last.startswith(error) and word in last
+
+
+def test_an_installed_transformer_engine_is_not_shadowed(tmp_path):
+    package = tmp_path / "transformer_engine"
+    package.mkdir()
+    (package / "__init__.py").write_text("real = True\n")
+    code = "import te_dispatch; te_dispatch.as_transformer_engine()"
+    for before in ("", "import transformer_engine; "):
+        done = python(before + code, PYTHONPATH=str(tmp_path))
+        assert done.returncode == 1 and str(package) in done.stderr and "uninstall" in done.stderr.splitlines()[-1]
+    # Beside it in one folder, as after installing both, the package is found.
+    from te_dispatch.compat.alias import IMPORT_PATH
+
+    (tmp_path / "transformer_engine.py").write_text((IMPORT_PATH / "transformer_engine.py").read_text())
+    assert said("import transformer_engine; print(transformer_engine.real)", PYTHONPATH=str(tmp_path)) == "True\n"
+
+
+def test_the_import_itself_loads_no_torch():
+    code = "import te_dispatch, sys; te_dispatch.as_transformer_engine(); import transformer_engine.pytorch; "
+    assert said(code + "print('torch' in sys.modules)") == "False\n"
+
+
+SCRIPT = """
+import subprocess, sys
+from multiprocessing import get_context
+
+def version(_):
+    import transformer_engine
+    return transformer_engine.__version__
+
+if __name__ == "__main__":
+    import beside
+    import transformer_engine.pytorch as te
+    print(sys.argv[1:], te.Linear.__module__)
+    with get_context("spawn").Pool(1) as pool:
+        print(pool.map(version, [0]))
+    code = "import importlib.metadata as m; print(m.version('transformer-engine'))"
+    sys.stdout.flush()
+    subprocess.run([sys.executable, "-c", code], check=True)
+"""
+
+
+def test_run_serves_a_script_and_the_processes_it_starts(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "beside.py").write_text("")
+    out = said("", "-m", "te_dispatch.cli", "run", str(tmp_path / "script.py"), "-h", "--json", "x")
+    assert out.splitlines() == ["['-h', '--json', 'x'] te_dispatch.pytorch.linear", "['2.20.2']", "2.20.2"]
+
+
+def test_run_serves_a_module_and_leaves_errors_and_exit_codes_alone(tmp_path):
+    (tmp_path / "program.py").write_text("import sys, transformer_engine\nsys.exit(int(sys.argv[1]))\n")
+    command = ("-m", "te_dispatch.cli", "run", "-m", "program")
+    assert python("", *command, "7", PYTHONPATH=str(tmp_path)).returncode == 7
+    done = python("", *command, "seven", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 1 and "ValueError" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("arguments", [("nothing.py",), ("-m", "no_such.module"), ("-m", "no_such_module")])
+def test_run_without_a_program_says_so(arguments):
+    done = python("", "-m", "te_dispatch.cli", "run", *arguments)
+    assert done.returncode == 2 and arguments[-1] in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """A folder into which the distribution is installed."""
+    place = tmp_path_factory.mktemp("installed")
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation"),
+            *("--no-compile", "--target", str(place), str(REPOSITORY / "compat" / "transformer_engine")),
+        ],
+        check=True,
+        timeout=300,
+    )
+    return place
+
+
+VERSIONS = """
+import importlib.metadata as metadata, transformer_engine.pytorch as te
+print(te.Linear.__module__, __import__("transformer_engine").__version__, metadata.version("transformer-engine"))
+"""
+
+
+def test_the_distribution_serves_the_import_and_tells_the_version(installed):
+    from te_dispatch.compat.face import VERSION
+
+    assert said(VERSIONS, PYTHONPATH=str(installed)).split() == ["te_dispatch.pytorch.linear", VERSION, VERSION]
+    data = json.loads(said("", "-m", "te_dispatch.cli", "doctor", "--json", PYTHONPATH=str(installed)))
+    assert data["transformer_engine"] == f"te_dispatch ({installed / 'transformer_engine.py'})"
+
+
+def test_doctor_reports_the_distribution_beside_a_real_one(installed, tmp_path):
+    package = tmp_path / "transformer_engine"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    done = python(
+        "", "-m", "te_dispatch.cli", "doctor", "--json", PYTHONPATH=os.pathsep.join(map(str, (tmp_path, installed)))
+    )
+    assert done.returncode == 1
+    assert [str(package) in problem for problem in json.loads(done.stdout)["problems"]] == [True]
