@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from te_dispatch.compat.face import FACE, ROOT, VERSION, submodules
+from te_dispatch.compat.face import ABSENT, FACE, ROOT, VERSION, submodules
 
 _log = logging.getLogger("te_dispatch")
 
@@ -56,11 +56,14 @@ _FINDER = _Finder()
 def furnish(namespace: dict[str, Any]) -> None:
     """Give a module the names that `FACE` lists for it; each is imported when it is first asked for."""
     module: str = namespace["__name__"]
-    names, below = FACE[module], submodules(module)
+    names, below, absent = FACE[module], submodules(module), ABSENT.get(module, frozenset())
 
     def attribute(name: str) -> Any:
         if name in below:
             return importlib.import_module(f"{module}.{name}")
+        if name in absent:
+            namespace[name] = value = _absent(f"{module}.{name}")
+            return value
         if name not in names:
             raise AttributeError(f"module {module!r} has no attribute {name!r}; {ORIGIN}")
         where, _, own_name = names[name].partition(":")
@@ -71,6 +74,15 @@ def furnish(namespace: dict[str, Any]) -> None:
         return sorted({*namespace, *names, *below})
 
     namespace.update(__getattr__=attribute, __dir__=listing, __all__=sorted(names))
+
+
+def _absent(name: str) -> type:
+    """A class to inherit from and to import, which cannot be called."""
+
+    def refuse(self: Any, *_: Any, **__: Any) -> None:
+        raise NotImplementedError(f"{name} is not there yet; {ORIGIN}")
+
+    return type(name.rpartition(".")[2], (), {"__init__": refuse, "__doc__": f"{name}, which is not there yet."})
 
 
 def serve() -> None:

@@ -56,6 +56,13 @@ _BASE = {"TransformerEngineBaseModule": "te_dispatch.pytorch.module:GemmModule"}
 _LAYER = _of("pytorch.transformer_layer", "TransformerLayer")
 _TENSOR = _of("pytorch.quantized_tensor", "QuantizedTensor")
 _CHECKPOINT = _of("pytorch.checkpoint", "checkpoint")
+_RECOMPUTE = _of(
+    "pytorch.recompute_phases",
+    "activation_recompute_forward",
+    "in_fp8_activation_recompute_phase",
+    "is_fp8_activation_recompute_enabled",
+)
+_RANDOM = {"CudaRNGStatesTracker": "te_dispatch.pytorch.rng_tracker:RngStatesTracker"}
 
 FACE: dict[str, dict[str, str]] = {
     "transformer_engine": {},
@@ -81,6 +88,7 @@ FACE: dict[str, dict[str, str]] = {
         **_TENSOR,
         **_AUTOCAST,
         **_CHECKPOINT,
+        **_RANDOM,
         **_ROTARY,
         **_of("pytorch.autocast", "get_default_recipe"),
         **_of(
@@ -96,7 +104,7 @@ FACE: dict[str, dict[str, str]] = {
     },
     "transformer_engine.pytorch.quantization": _QUANTIZATION,
     "transformer_engine.pytorch.fp8": _QUANTIZATION,
-    "transformer_engine.pytorch.distributed": _CHECKPOINT,
+    "transformer_engine.pytorch.distributed": {**_CHECKPOINT, **_RANDOM, **_RECOMPUTE},
     "transformer_engine.pytorch.transformer": _LAYER,
     "transformer_engine.pytorch.attention": {
         **_DOT_PRODUCT,
@@ -115,9 +123,25 @@ FACE: dict[str, dict[str, str]] = {
     "transformer_engine.pytorch.module.rmsnorm": _RMSNORM,
     "transformer_engine.pytorch.module.fp8_padding": _PADDING,
     "transformer_engine.pytorch.module.fp8_unpadding": _UNPADDING,
+    "transformer_engine.pytorch.ops": {},
+    "transformer_engine.pytorch.router": {},
     "transformer_engine.pytorch.tensor": _TENSOR,
     "transformer_engine.pytorch.tensor.quantized_tensor": _TENSOR,
     "transformer_engine.pytorch.quantized_tensor": _TENSOR,
+}
+
+#: Names without which Megatron does not import, although most models never use them: they raise where they are used.
+ABSENT: dict[str, frozenset[str]] = {
+    "transformer_engine.pytorch": frozenset({"GroupedLinear"}),
+    "transformer_engine.pytorch.ops": frozenset(
+        {
+            *("AllReduce", "BasicLinear", "Bias", "FusibleOperation", "GEGLU", "GELU", "LayerNorm", "ReGLU", "ReLU"),
+            *("ReduceScatter", "RMSNorm", "Sequential", "SiLU", "SwiGLU"),
+        }
+    ),
+    "transformer_engine.pytorch.router": frozenset(
+        {"fused_compute_score_for_moe_aux_loss", "fused_moe_aux_loss", "fused_topk_with_score_function"}
+    ),
 }
 
 

@@ -12,22 +12,14 @@ from typing import Any
 
 import torch
 
-#: Arguments of tensor parallelism and its communication overlap, with the values that ask for nothing.
+#: Arguments of communication that overlaps with products, with the values that ask for nothing. Those of parallelism
+#: itself are in `parallel`.
 PARALLEL_DEFAULTS: dict[str, Any] = {
-    "sequence_parallel": False,
-    "tp_group": None,
-    "tp_size": 1,
-    "get_rng_state_tracker": None,
-    "rng_tracker_name": None,
-    "parallel_mode": None,
-    "set_parallel_mode": False,
-    "fuse_wgrad_accumulation": False,
     "ub_overlap_ag": False,
     "ub_overlap_rs": False,
     "ub_overlap_rs_dgrad": False,
     "ub_bulk_dgrad": False,
     "ub_bulk_wgrad": False,
-    "ub_name": None,
 }
 
 

@@ -39,19 +39,10 @@ from te_dispatch.pytorch.attention_masks import (
 )
 from te_dispatch.pytorch.known_calls import LOOKS, unwatched
 from te_dispatch.pytorch.module_state import SavedModule
+from te_dispatch.pytorch.parallel import ContextParallelModule, forked, require_one_context_rank
 from te_dispatch.pytorch.randomness import draw_rng_state
 from te_dispatch.pytorch.settled_attention import Given, KnownAttention
 
-_UNSUPPORTED_INIT: dict[str, Any] = {
-    "sequence_parallel": False,
-    "tp_size": 1,
-    "get_rng_state_tracker": None,
-    "tp_group": None,
-    "cp_group": None,
-    "cp_global_ranks": None,
-    "cp_stream": None,
-    "cp_comm_type": "p2p",
-}
 _UNSUPPORTED_CALL: dict[str, Any] = {
     "inference_params": None,
     "fp8_output": False,
@@ -66,7 +57,7 @@ _UNSUPPORTED_CALL: dict[str, Any] = {
 }
 
 
-class DotProductAttention(SavedModule):
+class DotProductAttention(SavedModule, ContextParallelModule):
     """softmax(q k^T / sqrt(d)) v, with masks, windows, biases, dropout and grouped queries.
 
     The formulas, in full, are those of `te_dispatch.ops.attention`.
@@ -89,8 +80,10 @@ class DotProductAttention(SavedModule):
             `softmax_offset` (h,), which starts at 0). `softmax_offset` is None for the first, zeros that nothing reads
             for the second.
         return_max_logit: also return the largest logit of each head.
-        sequence_parallel, tp_size, tp_group, get_rng_state_tracker, cp_group, cp_global_ranks, cp_stream,
-            cp_comm_type: not supported yet.
+        get_rng_state_tracker: a function that gives an RNG tracker; dropout then draws from its default state, unless
+            sequence_parallel.
+        tp_group, cp_group: process groups of one rank, or None. tp_size: 1. cp_global_ranks, cp_stream, cp_comm_type:
+            no effect on one rank.
 
     Raises:
         NotImplementedError: an argument that is not supported yet; it is named.
@@ -127,7 +120,11 @@ class DotProductAttention(SavedModule):
     ) -> None:
         given = locals()
         super().__init__()
-        reject_unsupported("DotProductAttention", given, _UNSUPPORTED_INIT)
+        self._keep_parallel(given)
+        require_one_context_rank("DotProductAttention", cp_group, cp_comm_type)
+        self.cp_group = cp_group
+        # Ranks that divide the sequence have different tokens, and may drop by the same random numbers.
+        self._dropout_tracker = None if sequence_parallel else get_rng_state_tracker
         require_choice("qkv_format", qkv_format, LAYOUTS)
         require_choice("attention_type", attention_type, ("self", "cross"))
         require_choice("softmax_type", softmax_type, SOFTMAX_TYPES)
@@ -384,7 +381,9 @@ class DotProductAttention(SavedModule):
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         # Drawn here, inside what a checkpoint runs again, so that the recomputation draws the same.
         if call.options.dropout_p:
-            tensors = AttentionTensors(*call.tensors)._replace(rng_state=draw_rng_state(q.device))
+            with forked(self._dropout_tracker):
+                rng_state = draw_rng_state(q.device)
+            tensors = AttentionTensors(*call.tensors)._replace(rng_state=rng_state)
             call = AttentionCall(call.options, tensors)
         # Past Module.__getattr__, which asks three dictionaries for a parameter that is None.
         offset = None if self.softmax_type != "learnable" else self.softmax_offset

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,23 +15,28 @@ from te_dispatch.pytorch import regions
 from te_dispatch.pytorch.arguments import reject_unsupported
 from te_dispatch.pytorch.autocast import current_state, restored, thread
 from te_dispatch.pytorch.compile.state import tracing
+from te_dispatch.pytorch.parallel import require_one_rank
 
-_UNSUPPORTED: dict[str, Any] = {"distribute_saved_activations": False, "get_rng_state_tracker": None}
 _TORCH_ONLY_NON_REENTRANT = ("context_fn", "determinism_check", "debug", "early_stop")
 
 
 class _Checkpointed:
     """The user's function, run once forward and then again for every backward."""
 
-    __slots__ = ("function", "kwargs", "region", "_scope", "_started", "_state")
+    __slots__ = ("function", "kwargs", "region", "_get_tracker", "_random", "_scope", "_started", "_state")
 
-    def __init__(self, function: Callable[..., Any], kwargs: dict[str, Any]) -> None:
+    def __init__(
+        self, function: Callable[..., Any], kwargs: dict[str, Any], get_tracker: Callable[[], Any] | None
+    ) -> None:
         self.function = function
         self.kwargs = kwargs
         self.region = regions.Region()
         self._state = current_state()
         self._scope = scopes.capture()
         self._started = False
+        self._get_tracker = get_tracker
+        #: The tracker's states of the first forward.
+        self._random = None if get_tracker is None else _copied(get_tracker().get_states())
 
     def __call__(self, *args: Any) -> Any:
         replaying = self._started
@@ -38,8 +44,30 @@ class _Checkpointed:
         if not replaying:
             return self.function(*args, **self.kwargs)
         # The engine may recompute in a thread of its own, which sees neither the autocast nor the policy scope.
-        with restored(self._state), scopes.reenter(self._scope):
+        with restored(self._state), scopes.reenter(self._scope), self._replayed():
             return self.function(*args, **self.kwargs)
+
+    @contextmanager
+    def _replayed(self) -> Iterator[None]:
+        """Have the tracker draw what it drew in the first forward."""
+        if self._get_tracker is None:
+            yield
+            return
+        tracker = self._get_tracker()
+        before = tracker.get_states()
+        tracker.set_states(_copied(self._random))
+        try:
+            yield
+        finally:
+            tracker.set_states(before)
+
+
+def _copied(states: Any) -> dict[str, Any]:
+    """A tracker's states, which forks must not change: tensors, or generators where CUDA graphs can capture them."""
+    return {
+        name: state.clone_state() if isinstance(state, torch.Generator) else state.clone()
+        for name, state in states.items()
+    }
 
 
 regions.mark_own(_Checkpointed.__call__.__code__)
@@ -88,6 +116,15 @@ def _traced(
         tracing.checkpoint = False
 
 
+def _check_distribution(tp_group: Any, use_reentrant: bool) -> None:
+    """Raise unless the saved inputs can be distributed among the ranks of a group, of which one has all of them."""
+    if not use_reentrant:
+        raise ValueError("checkpoint: distribute_saved_activations=True needs use_reentrant=True")
+    if tp_group is None and torch.distributed.is_available() and torch.distributed.is_initialized():
+        tp_group = torch.distributed.group.WORLD
+    require_one_rank("checkpoint with distribute_saved_activations", "tp_group", tp_group)
+
+
 def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Run `function` without keeping its activations, and again during the backward to have them.
 
@@ -100,8 +137,9 @@ def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         use_reentrant: as in PyTorch; True by default, as in Transformer Engine.
         preserve_rng_state: replay the random state in the recomputation; True by default.
         determinism_check, context_fn, debug, early_stop: as in PyTorch, with ``use_reentrant=False`` only.
-        distribute_saved_activations, get_rng_state_tracker: not supported yet.
-        tp_group: accepted; it would only matter with `distribute_saved_activations`.
+        get_rng_state_tracker: a function that gives an RNG tracker, whose states are replayed in the recomputation too.
+        distribute_saved_activations: divide the saved inputs among the ranks of `tp_group` (None for all ranks): no
+            effect on one rank, not supported yet on several. It needs ``use_reentrant=True``.
         kwargs: everything else is passed to `function`.
 
     Returns:
@@ -112,20 +150,21 @@ def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """
     use_reentrant = kwargs.pop("use_reentrant", True)
     preserve_rng_state = kwargs.pop("preserve_rng_state", True)
-    kwargs.pop("tp_group", None)
-    given = {
-        name: kwargs.pop(name) for name in ("distribute_saved_activations", "get_rng_state_tracker") if name in kwargs
-    }
-    reject_unsupported("checkpoint", given, {"distribute_saved_activations": False, "get_rng_state_tracker": None})
+    tp_group, get_tracker = kwargs.pop("tp_group", None), kwargs.pop("get_rng_state_tracker", None)
+    if kwargs.pop("distribute_saved_activations", False):
+        _check_distribution(tp_group, use_reentrant)
     options = {name: kwargs.pop(name) for name in _TORCH_ONLY_NON_REENTRANT if name in kwargs}
     if use_reentrant and options:
         raise ValueError(f"checkpoint: {next(iter(options))} needs use_reentrant=False, got use_reentrant=True")
     if not torch.is_grad_enabled():
         return function(*args, **kwargs)
     if torch.compiler.is_compiling():
+        reject_unsupported(
+            "checkpoint in a compiled region", {"get_rng_state_tracker": get_tracker}, {"get_rng_state_tracker": None}
+        )
         return _traced(function, args, kwargs, preserve_rng_state, options)
     return torch_checkpoint.checkpoint(
-        _Checkpointed(function, kwargs),
+        _Checkpointed(function, kwargs, get_tracker),
         *args,
         use_reentrant=use_reentrant,
         preserve_rng_state=preserve_rng_state,

@@ -6,6 +6,7 @@ The steps take the casts of one weight, or None for high precision: operands are
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ from te_dispatch.pytorch import scale_update
 from te_dispatch.pytorch.boundary import Leaves, detached, leaving_product, operand
 from te_dispatch.pytorch.casts import GemmCasts, Plan
 from te_dispatch.pytorch.compile import snapshot
+from te_dispatch.pytorch.main_grads import MainGrads
 from te_dispatch.pytorch.quantized_tensor import QuantizedTensor
 from te_dispatch.pytorch.saved import with_layout
 
@@ -86,10 +88,12 @@ def product_gradients(
     wanted: Wanted,
     leaves: Leaves | None = None,
     learn: Callable[..., None] | None = None,
+    into: MainGrads | None = None,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
     """Gradients of `product`: of x, weight and bias.
 
     Args:
+        into: where the weight's gradient goes instead of being returned.
         dy: contiguous, may be a `QuantizedTensor`.
         leaves: how the gradient of x leaves the module, if quantized.
         x, weight: as the product read them, or a plain weight in its own dtype; None where no wanted gradient reads it.
@@ -99,7 +103,7 @@ def product_gradients(
     if casts is None:
         dy = detached(dy)
         dx = None if x_dtype is None else ops.gemm(dy, as_dtype(weight, dy.dtype), layout="NN").out
-        dw, db = plain_weight_grads(dy, x, weight_dtype, bias_dtype)
+        dw, db = plain_weight_grads(dy, x, weight_dtype, bias_dtype, into)
         if learn is not None:
             learn(dy, dy, x, weight, bias_dtype is not None)
         return dx, dw, db  # type: ignore[return-value]
@@ -108,7 +112,7 @@ def product_gradients(
         return None, None, None if bias_dtype is None else column_sums(dy, bias_dtype)
     dyq, db = quantize_gradient(casts.grad, casts.grad_usage[usage], dy, bias_dtype)
     dx = None if x_dtype is None else dgrad(casts, dyq, weight, x_dtype, leaves, dy)
-    dw = None if weight_dtype is None else wgrad(casts, dyq, x, weight_dtype)
+    dw = None if weight_dtype is None else wgrad(casts, dyq, x, weight_dtype, into)
     if learn is not None:
         learn(dy, dyq, x, weight, bias_dtype is not None)
     return dx, dw, db
@@ -158,9 +162,14 @@ def dgrad(
     ).out
 
 
-def wgrad(casts: GemmCasts, dy: Quantized, x: Quantized, dtype: torch.dtype) -> torch.Tensor:
-    """dy^T x in `dtype`."""
+def wgrad(
+    casts: GemmCasts, dy: Quantized, x: Quantized, dtype: torch.dtype, into: MainGrads | None = None
+) -> torch.Tensor | None:
+    """dy^T x in `dtype`; None where it goes `into` buffers."""
     dy, x = _laid_out(casts.wgrad, dy, x)
+    if into is not None:
+        into.take(functools.partial(ops.gemm, dy, x, layout="TN", split_accumulator=casts.wgrad_split))
+        return None
     return ops.gemm(  # type: ignore[return-value]
         dy, x, layout="TN", out_dtype=dtype, split_accumulator=casts.wgrad_split
     ).out
@@ -186,11 +195,19 @@ def column_sums(dy: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def plain_weight_grads(
-    dy: torch.Tensor, x: torch.Tensor | None, weight_dtype: torch.dtype | None, bias_dtype: torch.dtype | None
+    dy: torch.Tensor,
+    x: torch.Tensor | None,
+    weight_dtype: torch.dtype | None,
+    bias_dtype: torch.dtype | None,
+    into: MainGrads | None = None,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """(weight gradient, bias gradient) in high precision; each only where its dtype is given."""
+    """(weight gradient, bias gradient) in high precision; each only where its dtype is given, and the former only
+    where it does not go `into` buffers."""
     if weight_dtype is None:
         return None, None if bias_dtype is None else column_sums(dy, bias_dtype)
     epilogue = None if bias_dtype is None else "bgrad_a"
+    if into is not None:
+        made = into.take(functools.partial(ops.gemm, dy, x, layout="TN", epilogue=epilogue))
+        return None, None if bias_dtype is None else as_dtype(made.dbias, bias_dtype)
     result = ops.gemm(dy, x, layout="TN", epilogue=epilogue, out_dtype=weight_dtype)
     return result.out, result.dbias  # type: ignore[return-value]

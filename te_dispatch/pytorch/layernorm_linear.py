@@ -123,9 +123,10 @@ class LayerNormLinear(LinearModule):
         eps: added to the variance.
         normalization: ``LayerNorm`` or ``RMSNorm``.
         zero_centered_gamma: the norm's factor is 1 + ``layer_norm_weight``, which starts at 0.
-        return_layernorm_output: also return norm(x).
-        bias, return_bias, init_method, params_dtype, parameters_split, device, name: as in `Linear`.
-        return_layernorm_output_gathered and the arguments that `Linear` does not support: not supported yet.
+        return_layernorm_output: also return norm(x). return_layernorm_output_gathered: no effect on one rank.
+        bias, return_bias, init_method, params_dtype, parameters_split, device, name, parallel_mode, tp_group, tp_size,
+        sequence_parallel, get_rng_state_tracker, ub_name, fuse_wgrad_accumulation: as in `Linear`.
+        The arguments that `Linear` does not support: not supported yet.
 
     Forward:
         inp, is_first_microbatch, fp8_output, fp8_grad: as in `Linear`; of a `QuantizedTensor` the norm takes the
@@ -168,8 +169,9 @@ class LayerNormLinear(LinearModule):
         symmetric_ar_type: str | None = None,
         name: str | None = None,
     ) -> None:
-        reject_unsupported("LayerNormLinear", locals(), UNSUPPORTED)
-        super().__init__(in_features, out_features, bias, return_bias, init_method, name)
+        given = locals()
+        reject_unsupported("LayerNormLinear", given, UNSUPPORTED)
+        super().__init__(in_features, out_features, bias, return_bias, init_method, name, given)
         self.normalization = normalization
         self.zero_centered_gamma = zero_centered_gamma
         self.return_layernorm_output = return_layernorm_output
@@ -217,8 +219,9 @@ class LayerNormLinear(LinearModule):
         options = LinearOptions(
             plan, kept, torch.is_grad_enabled(), self._norm, returns_norm, output, input_grad, self.passes_input, rows
         )
+        options.main_grads = self._main_grads(self.weight_names, is_first_microbatch)
         # A norm's parameter in another dtype would have to be cast in every call.
-        own = gamma is given[0] and beta is given[1]
+        own = gamma is given[0] and beta is given[1] and options.main_grads is None
         if own and is_first_microbatch is None and not returns_norm and output is None and input_grad is None:
             self._learn(options, plan, (x, gamma, beta, weight, bias))
         result = self._run_function(_run_layernorm_linear, plan, x, gamma, beta, weight, bias, options, *parameters)

@@ -11,6 +11,7 @@ import torch
 from te_dispatch.ops.activation import CLAMPED_SWIGLU, GATED, KINDS
 from te_dispatch.pytorch.arguments import reject_unsupported, require_choice
 from te_dispatch.pytorch.layernorm_mlp_function import LayerNormMLPOptions, run_layernorm_mlp
+from te_dispatch.pytorch.main_grads import MainGrads
 from te_dispatch.pytorch.module import GemmModule
 from te_dispatch.pytorch.norm_steps import (
     NormOptions,
@@ -19,6 +20,7 @@ from te_dispatch.pytorch.norm_steps import (
     norm_parameters,
     reset_norm_parameters,
 )
+from te_dispatch.pytorch.parallel import mark_divided, mark_sequence_parallel
 from te_dispatch.pytorch.parameters import (
     UNSUPPORTED,
     InitMethod,
@@ -59,11 +61,14 @@ class LayerNormMLP(GemmModule):
         activation_params: limit and alpha of ``clamped_swiglu``.
         init_method, output_layer_init_method: initialize ``fc1_weight`` and ``fc2_weight`` in place; None for
             normal(0, 0.023).
-        return_layernorm_output: also return norm(x).
+        return_layernorm_output: also return norm(x). return_layernorm_output_gathered: no effect on one rank.
         checkpoint: keep the input only, and run norm, first GEMM and activation again in the backward.
         seq_length, micro_batch_size: accepted; nothing here depends on sizes known ahead.
-        params_dtype, device, name: as in `Linear`.
-        return_layernorm_output_gathered and the arguments that `Linear` does not support: not supported yet.
+        set_parallel_mode: mark ``fc2_bias``, too, for programs that sum gradients over ranks; the other parameters are
+            marked as divided among ranks in any case, as Transformer Engine does.
+        params_dtype, device, name, tp_group, tp_size, sequence_parallel, get_rng_state_tracker,
+        fuse_wgrad_accumulation: as in `Linear`.
+        The arguments that `Linear` does not support: not supported yet.
 
     Forward:
         inp: (..., hidden_size). is_first_microbatch: as in `Linear`.
@@ -111,8 +116,11 @@ class LayerNormMLP(GemmModule):
         symmetric_ar_type: str | None = None,
         checkpoint: bool = False,
     ) -> None:
-        reject_unsupported("LayerNormMLP", locals(), UNSUPPORTED)
+        given = locals()
+        reject_unsupported("LayerNormMLP", given, UNSUPPORTED)
         super().__init__()
+        self._keep_parallel(given)
+        self.fuse_wgrad_accumulation = fuse_wgrad_accumulation
         require_size("hidden_size", hidden_size)
         require_size("ffn_hidden_size", ffn_hidden_size)
         activation = "srelu" if activation == "squared_relu" else activation
@@ -139,6 +147,8 @@ class LayerNormMLP(GemmModule):
             self.register_parameter(f"{layer}_weight", torch.nn.Parameter(torch.empty(rows, columns, **factory)))
             if bias:
                 self.register_parameter(f"{layer}_bias", torch.nn.Parameter(torch.empty(rows, **factory)))
+            else:
+                setattr(self, f"{layer}_bias", torch.empty(0, **factory))
         self.reset_parameters()
 
     def reset_layer_norm_parameters(self) -> None:
@@ -151,11 +161,14 @@ class LayerNormMLP(GemmModule):
             return
         self.reset_layer_norm_parameters()
         with torch.no_grad():
-            self._init_methods[0](self.fc1_weight)
-            self._init_methods[1](self.fc2_weight)
+            for dim, (init, weight) in enumerate(zip(self._init_methods, (self.fc1_weight, self.fc2_weight))):
+                self._initialize(init, weight)
+                mark_divided(weight, dim)
             if self.use_bias:
-                self.fc1_bias.zero_()
+                mark_divided(self.fc1_bias.zero_(), 0)
                 self.fc2_bias.zero_()
+                if self.set_parallel_mode:
+                    mark_sequence_parallel(self.fc2_bias, self.sequence_parallel)
 
     def extra_repr(self) -> str:
         return (
@@ -213,15 +226,21 @@ class LayerNormMLP(GemmModule):
             self.checkpoint,
             self._calibrate if plan is None and self._calibrating() else None,
             self.passes_input,
+            self._both_main_grads(is_first_microbatch),
         )
         given = norm_parameters(self)
         gamma, beta = (norm_parameter(p, x) for p in given)
         tensors = (x, gamma, beta, fc1_weight, fc1_bias, fc2_weight, fc2_bias)
         # A norm's parameter in another dtype would have to be cast in every call.
-        own = gamma is given[0] and beta is given[1]
+        own = gamma is given[0] and beta is given[1] and options.main_grads is None
         if own and is_first_microbatch is None and not self.return_layernorm_output and not self.checkpoint:
             self._learn(options, plan, tensors)
         return self._run_function(run_layernorm_mlp, plan, *tensors, options)
+
+    def _both_main_grads(self, is_first_microbatch: bool | None) -> tuple[MainGrads, MainGrads] | None:
+        """Where the gradients of both weights go, None to return them."""
+        first, second = (self._main_grads((f"fc{i}_weight",), is_first_microbatch) for i in (1, 2))
+        return None if first is None or second is None else (first, second)
 
     def _run_known(
         self,

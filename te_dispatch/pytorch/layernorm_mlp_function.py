@@ -26,6 +26,7 @@ from te_dispatch.pytorch.gemm_steps import (
     weight_operand,
     wgrad,
 )
+from te_dispatch.pytorch.main_grads import MainGrads
 from te_dispatch.pytorch.norm_steps import NormOptions, norm_backward, norm_forward
 from te_dispatch.pytorch.saved import PARTS, keep, restored, taken
 from te_dispatch.pytorch.scoped import in_forward_scope_as_is
@@ -44,12 +45,13 @@ class LayerNormMLPOptions:
         kind, params: of the activation.
         recomputes: save the input only and run the first half again in the backward.
         calibrate: called with (GEMM index, input, weight) to record amaxes of a high-precision run.
+        main_grads: of both weights: where the gradient goes instead of being returned; None to return them.
         steps, learn: as of `LinearOptions`.
     """
 
     __slots__ = (
         "plan", "weights", "trains", "norm", "returns_norm", "kind", "params", "recomputes", "calibrate",
-        "passes_input", "steps", "learn",
+        "passes_input", "main_grads", "steps", "learn",
     )  # fmt: skip
 
     def __init__(
@@ -64,6 +66,7 @@ class LayerNormMLPOptions:
         recomputes: bool,
         calibrate: Callable[[int, torch.Tensor, torch.Tensor], None] | None,
         passes_input: bool,
+        main_grads: tuple[MainGrads, MainGrads] | None = None,
     ) -> None:
         self.plan = plan
         self.weights = weights
@@ -75,6 +78,7 @@ class LayerNormMLPOptions:
         self.recomputes = recomputes
         self.calibrate = calibrate
         self.passes_input = passes_input
+        self.main_grads = main_grads
         self.steps: MLPSteps | None = None
         self.learn: Callable[[LayerNormMLPOptions], None] | None = None
 
@@ -212,6 +216,9 @@ class LayerNormMLPFunction(torch.autograd.Function):
             dnorm, dw1, db1, dw2, db2 = steps.gradients(dy, saved)
         else:
             dnorm, dw1, db1, dw2, db2 = _gradients(ctx, dy.contiguous(), saved)
+        if options.main_grads is not None:
+            into = options.main_grads
+            (dw1,), (dw2,) = (to.returned() if want else [None] for to, want in zip(into, (wants[3], wants[5])))
         if dnorm is None:
             return None, None, None, dw1, db1, dw2, db2, None
         if options.returns_norm and beside[0] is not None:
@@ -250,16 +257,17 @@ def _gradients(ctx: Any, dy: torch.Tensor, saved: list[Any]) -> tuple[torch.Tens
     if plan is not None:
         note_backward(plan, root, dy)
     casts1, casts2 = _casts(plan)
+    into1, into2 = options.main_grads or (None, None)
     dnorm = dw1 = db1 = None
     learn = steps.learn_second if learns else None
-    dhidden, dw2, db2 = product_gradients(casts2, dy, hidden, w2, second, None, learn)
+    dhidden, dw2, db2 = product_gradients(casts2, dy, hidden, w2, second, None, learn, into2)
     # What is widest goes as soon as it was used: here is where a step needs the most memory.
     del hidden, w2
     if dhidden is not None:
         dz, db1 = _activation_gradient(casts1, dhidden, z, options, first, dy)
         seen = (dhidden, z) if learns else ()
         del dhidden, z
-        dnorm, dw1, db1 = _first_gradients(casts1, dz, db1, operand, w1, first)
+        dnorm, dw1, db1 = _first_gradients(casts1, dz, db1, operand, w1, first, into1)
         if learns:
             steps.learn_first(dy, *seen, dz, operand, w1, wants[4])
     return dnorm, dw1, db1, dw2, db2
@@ -345,15 +353,21 @@ def _activation_gradient(
 
 
 def _first_gradients(
-    casts: GemmCasts | None, dz: Any, dbias: torch.Tensor | None, operand: Any, weight: Any, wanted: Wanted
+    casts: GemmCasts | None,
+    dz: Any,
+    dbias: torch.Tensor | None,
+    operand: Any,
+    weight: Any,
+    wanted: Wanted,
+    into: MainGrads | None,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
     """Gradients of norm(x), w1 and b1, from that of the activation's input."""
     x_dtype, weight_dtype, _ = wanted
     if casts is None:
-        dx, dw, _ = product_gradients(None, dz, operand, weight, (x_dtype, weight_dtype, None))
+        dx, dw, _ = product_gradients(None, dz, operand, weight, (x_dtype, weight_dtype, None), into=into)
         return dx, dw, dbias
     dx = None if x_dtype is None else dgrad(casts, dz, weight, x_dtype)
-    return dx, None if weight_dtype is None else wgrad(casts, dz, operand, weight_dtype), dbias
+    return dx, None if weight_dtype is None else wgrad(casts, dz, operand, weight_dtype, into), dbias
 
 
 run_layernorm_mlp = applied(LayerNormMLPFunction)

@@ -87,8 +87,18 @@ class Linear(LinearModule):
             names for equal parts, or a dict of sizes.
         device: None for the current accelerator, or the CPU.
         name: for the user's own use.
-        sequence_parallel, fuse_wgrad_accumulation, tp_group, tp_size, get_rng_state_tracker, rng_tracker_name,
-        parallel_mode, ub_*, delay_wgrad_compute, symmetric_ar_type, save_original_input: not supported yet.
+        parallel_mode: ``column`` or ``row``: mark the parameters as divided among ranks by outputs or by inputs, in
+            the attributes that Megatron reads; None marks the weight as ``column`` does and the bias not at all.
+        tp_group: a process group of one rank, or None. tp_size: 1. sequence_parallel: no effect on one rank.
+        get_rng_state_tracker: a function that gives an RNG tracker; the weight is then initialized from its state
+            `rng_tracker_name`, or its default state.
+        save_original_input: keep the input for the backward instead of its quantized copy, and quantize it again
+            there, with the same result; for inputs that are kept anyway. Can be set later as an attribute.
+        ub_name: kept as an attribute.
+        fuse_wgrad_accumulation: add the weight's gradient to its attribute `main_grad`, a tensor of the weight's shape
+            in float32, bfloat16 or float16, instead of giving it to autograd; overwrite it with
+            is_first_microbatch=True. What other attributes do is said at `te_dispatch.pytorch.main_grads.MainGrads`.
+        The other ub_*, delay_wgrad_compute, symmetric_ar_type: not supported yet.
 
     Forward:
         inp: (..., in_features) on the parameters' device, of their dtype outside torch.autocast.
@@ -103,7 +113,8 @@ class Linear(LinearModule):
 
     Raises:
         NotImplementedError: an argument not supported yet; names it.
-        ValueError: an input of another shape, dtype or device; dimensions the recipe's kernels cannot take.
+        ValueError: an input of another shape, dtype or device; dimensions the recipe's kernels cannot take;
+            `save_original_input` with delayed scaling, whose scales change before the backward.
     """
 
     takes_quantized = True
@@ -136,10 +147,22 @@ class Linear(LinearModule):
         save_original_input: bool = False,
         name: str | None = None,
     ) -> None:
-        reject_unsupported("Linear", locals(), UNSUPPORTED)
-        super().__init__(in_features, out_features, bias, return_bias, init_method, name)
+        given = locals()
+        reject_unsupported("Linear", given, UNSUPPORTED)
+        super().__init__(in_features, out_features, bias, return_bias, init_method, name, given)
+        self.save_original_input = save_original_input
         self._add_weight(parameters_split, parameter_factory(device, params_dtype))
         self.reset_parameters()
+
+    @property
+    def save_original_input(self) -> bool:
+        """Whether the input is kept for the backward instead of its quantized copy."""
+        return self._saves_input
+
+    @save_original_input.setter
+    def save_original_input(self, value: bool) -> None:
+        self._saves_input = bool(value)
+        self._known = ()  # they keep the quantized copy
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.use_bias}"
@@ -162,7 +185,12 @@ class Linear(LinearModule):
         output, input_grad = self._leaves(plan, fp8_output, fp8_grad)
         rows = self._split.weights.rows if parameters else ()
         options = LinearOptions(plan, kept, torch.is_grad_enabled(), output=output, input_grad=input_grad, rows=rows)
-        if is_first_microbatch is None and output is None and input_grad is None:
+        options.main_grads = self._main_grads(self.weight_names, is_first_microbatch)
+        if self._saves_input and plan is not None:
+            if plan.forward is not None:
+                raise ValueError(f"Linear: save_original_input=True does not go with {type(plan.recipe).__name__}")
+            options.saves_input = True
+        elif options.main_grads is None and is_first_microbatch is None and output is None and input_grad is None:
             self._learn(options, plan, (x, weight, bias))
         out = self._run_function(_run_linear, plan, x, weight, bias, options, *parameters)
         return arrived(out[0], out[1:], output) if isinstance(out, tuple) else out

@@ -12,6 +12,7 @@ from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.pytorch.boundary import Leaves
 from te_dispatch.pytorch.casts import Plan
 from te_dispatch.pytorch.module import GemmModule
+from te_dispatch.pytorch.parallel import mark_divided, mark_sequence_parallel
 from te_dispatch.pytorch.parameters import (
     InitMethod,
     SplitParameters,
@@ -46,8 +47,12 @@ class LinearModule(GemmModule):
         return_bias: bool,
         init_method: InitMethod | None,
         name: str | None,
+        given: Mapping[str, Any],
     ) -> None:
+        """`given`: the constructor's arguments, of which those of parallelism and of gradients are read."""
         super().__init__()
+        self._keep_parallel(given)
+        self.fuse_wgrad_accumulation = given["fuse_wgrad_accumulation"]
         require_size("in_features", in_features)
         require_size("out_features", out_features)
         self.in_features = in_features
@@ -68,17 +73,28 @@ class LinearModule(GemmModule):
             torch.empty(self.out_features, self.in_features, **factory),
             torch.empty(self.out_features, **factory) if self.use_bias else None,
         )
+        if not self.use_bias:
+            # What Transformer Engine has there, so that programs can ask for its size.
+            for name in self.weight_names:
+                setattr(self, name.removesuffix("weight") + "bias", torch.empty(0, **factory))
         self._split = SplitParameters(self.weight_names, self.bias_names) if len(self.weight_names) > 1 else None
 
     def reset_parameters(self, defer_init: bool = False) -> None:
         """Initialize all parameters; nothing with `defer_init`."""
         if defer_init:
             return
+        row = self.parallel_mode == "row"
         with torch.no_grad():
             for name in self.weight_names:
-                self._init_method(getattr(self, name))
+                weight = getattr(self, name)
+                self._initialize(self._init_method, weight)
+                mark_divided(weight, 1 if row else 0)
             for name in self.bias_names:
-                getattr(self, name).zero_()
+                bias = getattr(self, name).zero_()
+                if row:
+                    mark_sequence_parallel(bias, self.sequence_parallel)
+                elif self.parallel_mode == "column":
+                    mark_divided(bias, 0)
 
     def forward(
         self,

@@ -11,7 +11,7 @@ import torch
 
 from te_dispatch.core import scopes
 from te_dispatch.numerics.quantized import Quantized
-from te_dispatch.pytorch.boundary import Leaves
+from te_dispatch.pytorch.boundary import Leaves, operand
 from te_dispatch.pytorch.casts import Plan
 from te_dispatch.pytorch.gemm_steps import (
     Wanted,
@@ -21,7 +21,9 @@ from te_dispatch.pytorch.gemm_steps import (
     product_gradients,
     weight_operand,
 )
+from te_dispatch.pytorch.main_grads import MainGrads
 from te_dispatch.pytorch.norm_steps import NormOptions
+from te_dispatch.pytorch.quantized_tensor import QuantizedTensor
 from te_dispatch.pytorch.saved import PARTS, keep, restored
 from te_dispatch.pytorch.settled import LinearSteps, NormSteps, teach
 from te_dispatch.pytorch.settled_products import PlainProduct, ProductSteps
@@ -41,6 +43,8 @@ class LinearOptions:
         returns_norm: return the norm's output too.
         passes_input: also return the input, for a residual connection: the norm's backward then adds its gradient.
         output, input_grad: how the output and the input's gradient leave the module, None for plain.
+        saves_input: save x as it came, and quantize it again in the backward.
+        main_grads: where the weight's gradient goes instead of being returned; None to return it.
         rows: where weight and bias are several parameters and come without gradient: rows of each. The parameters
             themselves then follow the options among the Function's arguments, weights first. Else ().
         steps: of calls of this kind, settled; None where they are worked out in every call.
@@ -49,8 +53,8 @@ class LinearOptions:
     """
 
     __slots__ = (
-        "plan", "weight", "trains", "norm", "returns_norm", "output", "input_grad", "passes_input", "rows", "steps",
-        "learn",
+        "plan", "weight", "trains", "norm", "returns_norm", "output", "input_grad", "passes_input", "saves_input",
+        "main_grads", "rows", "steps", "learn",
     )  # fmt: skip
 
     def __init__(
@@ -74,6 +78,8 @@ class LinearOptions:
         self.output = output
         self.input_grad = input_grad
         self.passes_input = passes_input
+        self.saves_input = False
+        self.main_grads: MainGrads | None = None
         self.rows = rows
         self.learn = learn
         self.steps: LinearSteps | None = None
@@ -99,12 +105,18 @@ class LinearOptions:
         self, needs: Sequence[bool], at: int, weight: torch.Tensor | None, bias: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, ...]:
         """What a backward returns from `at` on, of the gradients of the whole weight and bias."""
+        trained = self.trained(needs, at)[0]
         if not self.rows:
+            if self.main_grads is not None and trained:
+                (weight,) = self.main_grads.returned()
             return weight, bias, None
-        parts: list[torch.Tensor | None] = []
-        for whole, wanted in ((weight, True), (bias, len(needs) > at + 3 + len(self.rows))):
-            if wanted:
-                parts += [None] * len(self.rows) if whole is None else whole.split_with_sizes(self.rows)
+        parts: list[torch.Tensor | None] = [None] * len(self.rows)
+        if self.main_grads is not None and trained:
+            parts = self.main_grads.returned()
+        elif weight is not None:
+            parts = [*weight.split_with_sizes(self.rows)]
+        if len(needs) > at + 3 + len(self.rows):
+            parts += [None] * len(self.rows) if bias is None else bias.split_with_sizes(self.rows)
         return None, None, None, *parts
 
 
@@ -156,7 +168,9 @@ def quantized_product(
     casts = plan.gemms[0]
     quantized = weight_operand(casts, weight, options.weight, inp, needs_dgrad)
     out = product(casts, x, quantized, bias, inp.dtype, leaves, inp)
-    ctx.x_header, x_parts = keep(x, casts.wgrad[1][0], needs_wgrad)
+    # An input that came quantized is kept as it came in either case.
+    kept = inp if options.saves_input and inp.__class__ is not QuantizedTensor else x
+    ctx.x_header, x_parts = keep(kept, casts.wgrad[1][0], needs_wgrad)
     ctx.w_header, w_parts = keep(quantized, casts.dgrad[1][0], needs_dgrad)
     if options.learn is not None:
         steps = None
@@ -196,12 +210,16 @@ def product_backward(
     plan: Plan | None = ctx.options.plan
     wanted = _wanted(ctx.dtypes, needs_dgrad, needs_wgrad, needs_bgrad)
     dy = dy.contiguous()
+    into = ctx.options.main_grads
     if plan is None:
-        return product_gradients(None, dy, *saved, wanted)
+        return product_gradients(None, dy, *saved, wanted, into=into)
     if needs_dgrad or needs_wgrad:
         note_backward(plan, ctx.root, dy)
     x, weight = restored(ctx.x_header, saved[:PARTS]), restored(ctx.w_header, saved[PARTS:])
-    return product_gradients(plan.gemms[0], dy, x, weight, wanted, leaves)
+    casts = plan.gemms[0]
+    if isinstance(x, torch.Tensor):
+        x = operand(x, casts.input, casts.wgrad[1][0], in_backward=True)
+    return product_gradients(casts, dy, x, weight, wanted, leaves, into=into)
 
 
 def _wanted(dtypes: Any, needs_dgrad: bool, needs_wgrad: bool, needs_bgrad: bool) -> Wanted:

@@ -24,6 +24,7 @@ from te_dispatch.pytorch.attention_lowering import AttentionMask
 from te_dispatch.pytorch.layernorm_linear import LayerNormLinear
 from te_dispatch.pytorch.linear import Linear
 from te_dispatch.pytorch.normalization import L2Normalization, make_norm
+from te_dispatch.pytorch.parallel import ContextParallelModule
 from te_dispatch.pytorch.rotary import apply_rotary_pos_emb
 
 RotaryEmbedding = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
@@ -33,15 +34,26 @@ _QK_NORMS = ("L2Normalization", "RMSNorm", "LayerNorm")
 _OF_CORE_ATTENTION = (
     *("num_gqa_groups", "attention_dropout", "qkv_format", "attn_mask_type", "window_size", "bottom_right_diagonal"),
     *("softcap", "layer_number", "attention_type", "softmax_type"),
+    *("tp_group", "tp_size", "sequence_parallel", "get_rng_state_tracker"),
 )
 
 
-def _shared(given: Mapping[str, Any]) -> dict[str, Any]:
+#: Arguments that all projections take too, under the same names.
+_OF_PROJECTIONS = (
+    *("bias", "params_dtype", "device", "tp_group", "tp_size", "sequence_parallel", "get_rng_state_tracker"),
+    "fuse_wgrad_accumulation",
+)
+
+
+def _shared(given: Mapping[str, Any], parallel_mode: str) -> dict[str, Any]:
     """Constructor arguments that all projections have."""
-    return {argument: given[argument] for argument in ("bias", "params_dtype", "device")}
+    return {
+        **{argument: given[argument] for argument in _OF_PROJECTIONS},
+        "parallel_mode": parallel_mode if given["set_parallel_mode"] else None,
+    }
 
 
-class MultiheadAttention(torch.nn.Module):
+class MultiheadAttention(ContextParallelModule):
     """Multi-head attention (Vaswani et al., 2017) with its projections.
 
     Parts: `layernorm_qkv` or `qkv` (self attention), or `layernorm_query` or `query_layer` and `key_value` (cross
@@ -68,8 +80,10 @@ class MultiheadAttention(torch.nn.Module):
             with qk_norm_eps, after the rotary embedding unless qk_norm_before_rope.
         device: None for the current accelerator, or the CPU.
         name: kept as an attribute and passed on; seq_length, micro_batch_size: no effect.
-        tp_group, tp_size, set_parallel_mode, sequence_parallel, get_rng_state_tracker, fuse_wgrad_accumulation,
-            ub_*: not supported yet.
+        set_parallel_mode: mark parameters as divided among ranks: the first projections by columns, the last by rows.
+        tp_group, tp_size, sequence_parallel, get_rng_state_tracker, fuse_wgrad_accumulation: as in `Linear` and
+            `DotProductAttention`.
+        ub_*: not supported yet.
 
     Raises:
         NotImplementedError: an argument that is not supported yet; ValueError: a value that does not fit.
@@ -125,6 +139,7 @@ class MultiheadAttention(torch.nn.Module):
         given = locals()
         super().__init__()
         reject_unsupported("MultiheadAttention", given, PARALLEL_DEFAULTS)
+        self._keep_parallel(given)
         require_choice("attention_type", attention_type, ("self", "cross"))
         require_choice("qkv_format", qkv_format, LAYOUTS)
         self.kv_channels = _head_width(hidden_size, num_attention_heads, kv_channels)
@@ -176,7 +191,7 @@ class MultiheadAttention(torch.nn.Module):
                 # A single part has a name of its own behind a norm alone, as in Transformer Engine.
                 "parameters_split": None if self.fuse_qkv_params or (len(parts) == 1 and not normed) else parts,
                 "name": part_name(self.name, name),
-                **_shared(given),
+                **_shared(given, "column"),
             }
             out = sum(parts.values())
             if normed:
@@ -198,7 +213,7 @@ class MultiheadAttention(torch.nn.Module):
             init_method=given["output_layer_init_method"],
             return_bias=self.return_bias,
             name=part_name(self.name, "proj"),
-            **_shared(given),
+            **_shared(given, "row"),
         )
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:

@@ -11,6 +11,7 @@ from te_dispatch import ops
 from te_dispatch.numerics.quantizers import Quantizer
 from te_dispatch.ops.results import NormBackward, NormForward
 from te_dispatch.pytorch.arguments import require_choice
+from te_dispatch.pytorch.parallel import ParallelModule, mark_sequence_parallel
 from te_dispatch.pytorch.parameters import parameter
 
 NORMALIZATIONS = ("LayerNorm", "RMSNorm")
@@ -86,12 +87,15 @@ def add_norm_parameters(module: torch.nn.Module, normalization: str, size: int, 
         module.layer_norm_bias = None
 
 
-def reset_norm_parameters(module: torch.nn.Module, zero_centered_gamma: bool) -> None:
+def reset_norm_parameters(module: ParallelModule, zero_centered_gamma: bool) -> None:
     """Factor 1 (parameter 0 if it is zero-centered), shift 0."""
     with torch.no_grad():
         module.layer_norm_weight.fill_(0.0 if zero_centered_gamma else 1.0)
         if module.layer_norm_bias is not None:
             module.layer_norm_bias.zero_()
+    for one in (module.layer_norm_weight, module.layer_norm_bias):
+        if one is not None:
+            mark_sequence_parallel(one, module.sequence_parallel)
 
 
 def norm_parameters(module: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -15,6 +15,7 @@ from te_dispatch.pytorch.compile import returned
 from te_dispatch.pytorch.functions import applied
 from te_dispatch.pytorch.module_state import SavedModule
 from te_dispatch.pytorch.norm_steps import NormOptions, norm_backward, norm_forward
+from te_dispatch.pytorch.parallel import mark_sequence_parallel
 from te_dispatch.pytorch.quantized_tensor import plain
 from te_dispatch.pytorch.scoped import in_forward_scope, outside_autocast
 
@@ -66,7 +67,6 @@ class _Norm(SavedModule):
     ) -> None:
         super().__init__()
         name = type(self).__name__
-        reject_unsupported(name, {"sequence_parallel": sequence_parallel or None}, {"sequence_parallel": None})
         unknown = sorted(set(kwargs) - {"device", "dtype", "sm_margin"})
         if unknown:
             raise TypeError(f"{name}: unexpected argument {unknown[0]!r}, expected device, dtype or sm_margin")
@@ -84,6 +84,7 @@ class _Norm(SavedModule):
         if params_dtype is not None and dtype is not None and params_dtype != dtype:
             raise ValueError(f"{name}: dtype={dtype} contradicts params_dtype={params_dtype}, give one of them")
         self.normalized_shape = shape
+        self.sequence_parallel = sequence_parallel
         self.eps = eps
         self.zero_centered_gamma = zero_centered_gamma
         self._options = NormOptions(self._rms, float(eps), bool(zero_centered_gamma))
@@ -101,6 +102,11 @@ class _Norm(SavedModule):
         """Set the factor to 1 (parameter 0 if it is zero-centered). On the meta device nothing is written."""
         if not defer_init:
             torch.nn.init.constant_(self.weight, 0.0 if self.zero_centered_gamma else 1.0)
+            self._mark(self.weight)
+
+    def _mark(self, parameter: torch.nn.Parameter) -> None:
+        if self.sequence_parallel is not None:
+            mark_sequence_parallel(parameter, self.sequence_parallel)
 
     def _rows(self, x: torch.Tensor) -> torch.Tensor:
         """x checked, in the dtype of torch.autocast if that is on, else of the parameters, its normalized dimensions
@@ -139,7 +145,8 @@ class LayerNorm(_Norm):
     Args:
         normalized_shape: the trailing dimensions of the input, an int or several.
         eps: added to the variance.
-        sequence_parallel: not supported yet.
+        sequence_parallel: what parameters are marked with, as an attribute of this name, for programs that sum their
+            gradients over the ranks which divide the sequence; None for no mark. Nothing is communicated here.
         params_dtype: dtype of the parameters, None for PyTorch's default.
         zero_centered_gamma: the factor is 1 + weight, with weight starting at 0.
         hidden_size: another name of `normalized_shape`.
@@ -175,6 +182,7 @@ class LayerNorm(_Norm):
         super().reset_parameters(defer_init)
         if not defer_init:
             torch.nn.init.zeros_(self.bias)
+            self._mark(self.bias)
 
     def reset_layer_norm_parameters(self) -> None:
         """The older name of `reset_parameters`."""
@@ -244,11 +252,17 @@ def make_norm(
     params_dtype: torch.dtype | None,
     device: torch.device | str | int | None,
     zero_centered_gamma: bool = False,
+    sequence_parallel: bool | None = None,
 ) -> LayerNorm | RMSNorm:
     """The norm that a module's `normalization` argument names: ``LayerNorm`` or ``RMSNorm``."""
     kinds: dict[str, type[LayerNorm] | type[RMSNorm]] = {"LayerNorm": LayerNorm, "RMSNorm": RMSNorm}
     if normalization not in kinds:
         raise ValueError(f"normalization must be one of {', '.join(map(repr, kinds))}, got {normalization!r}")
     return kinds[normalization](
-        hidden_size, eps=eps, params_dtype=params_dtype, zero_centered_gamma=zero_centered_gamma, device=device
+        hidden_size,
+        eps=eps,
+        sequence_parallel=sequence_parallel,
+        params_dtype=params_dtype,
+        zero_centered_gamma=zero_centered_gamma,
+        device=device,
     )

@@ -23,10 +23,8 @@ InitMethod = Callable[[torch.Tensor], Any]
 #: What the modules do not do yet: the only value each argument may have.
 UNSUPPORTED: dict[str, Any] = {
     **PARALLEL_DEFAULTS,
-    "return_layernorm_output_gathered": False,
     "delay_wgrad_compute": False,
     "symmetric_ar_type": None,
-    "save_original_input": False,
 }
 
 

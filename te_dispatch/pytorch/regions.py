@@ -16,8 +16,11 @@ from __future__ import annotations
 
 import inspect
 import sys
+import threading
+from collections import deque
 from types import CodeType, FrameType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.utils.checkpoint as torch_checkpoint
@@ -51,6 +54,39 @@ class Region:
         cursors[module] = position + 1
         return entries[position]
 
+
+class _Declared(Region):
+    """All checkpoints that `activation_recompute_forward` declares.
+
+    Nothing tells which first forward a recomputation belongs to. As in Transformer Engine, those of each module are
+    replayed in the order in which they ran.
+    """
+
+    __slots__ = ("_queues",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._queues: WeakKeyDictionary[Any, deque[Any]] = WeakKeyDictionary()
+
+    def record(self, module: Any, entry: Any) -> None:
+        self._queues.setdefault(module, deque()).append(entry)
+
+    def replay(self, module: Any, task: int) -> Any | None:
+        queue = self._queues.get(module)
+        return queue.popleft() if queue else None
+
+
+_DECLARED = _Declared()
+
+
+class _Phase(threading.local):
+    """Of this thread: whether it is in a declared checkpoint of FP8 modules, and whether in its recomputation."""
+
+    declared = False
+    recomputing = False
+
+
+phase = _Phase()
 
 _ATTRIBUTE = "_te_dispatch_region"
 
@@ -124,6 +160,10 @@ def find() -> tuple[list[Region], Region | None]:
             if region is not None and region not in targets:
                 targets.append(region)
         frame = frame.f_back
+    if phase.declared:
+        if phase.recomputing:
+            return targets, _DECLARED
+        targets.append(_DECLARED)
     hooked = None if targets else _hooked_region()
     return targets if hooked is None else [hooked], None
 
@@ -160,6 +200,8 @@ def maybe_checkpointed() -> bool:
 
 def in_reentrant_forward() -> bool:
     """Whether the caller runs in a reentrant checkpoint's first forward that will have a backward."""
+    if phase.declared and not phase.recomputing:
+        return True
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         # Under an outer no_grad the node has no edges, and there will be no backward. A checkpoint in a checkpoint has

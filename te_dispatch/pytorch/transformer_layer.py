@@ -24,6 +24,7 @@ from te_dispatch.pytorch.dropout_add import DropPath, dropout_add
 from te_dispatch.pytorch.layernorm_mlp import LayerNormMLP
 from te_dispatch.pytorch.multi_head_attention import MultiheadAttention, RotaryEmbedding
 from te_dispatch.pytorch.normalization import make_norm
+from te_dispatch.pytorch.parallel import ContextParallelModule
 
 # The ub_* switches choose parts of an overlap that ub_tp_comm_overlap turns on: without it both values mean the same.
 _UNSUPPORTED_INIT: dict[str, Any] = {
@@ -34,6 +35,8 @@ _UNSUPPORTED_INIT: dict[str, Any] = {
 _OF_ALL_PARTS = (
     *("normalization", "zero_centered_gamma", "init_method", "output_layer_init_method"),
     *("params_dtype", "bias", "device"),
+    *("tp_group", "tp_size", "set_parallel_mode", "sequence_parallel", "get_rng_state_tracker"),
+    "fuse_wgrad_accumulation",
 )
 _OF_ATTENTION = (
     *("num_gqa_groups", "layernorm_epsilon", "kv_channels", "attention_dropout", "layer_number", "softcap"),
@@ -42,7 +45,7 @@ _OF_ATTENTION = (
 )
 
 
-class TransformerLayer(torch.nn.Module):
+class TransformerLayer(ContextParallelModule):
     """An encoder or decoder layer (Vaswani et al., 2017).
 
     With A the self attention, C the cross attention (`layer_type="decoder"`), M the MLP, each after its own norm, and
@@ -66,8 +69,9 @@ class TransformerLayer(torch.nn.Module):
             softcap, fuse_qkv_params, rotary_pos_interleaved, qkv_weight_interleaved, qk_norm_type, qk_norm_eps,
             qk_norm_before_rope, softmax_type, layernorm_epsilon, normalization, zero_centered_gamma, params_dtype,
             bias, device, name, layer_number, seq_length, micro_batch_size: as in `MultiheadAttention`.
-        tp_group, tp_size, set_parallel_mode, sequence_parallel, get_rng_state_tracker, fuse_wgrad_accumulation,
-            ub_tp_comm_overlap: not supported yet. The other ub_* only matter with ub_tp_comm_overlap.
+        tp_group, tp_size, set_parallel_mode, sequence_parallel, get_rng_state_tracker, fuse_wgrad_accumulation: as in
+            `MultiheadAttention` and `LayerNormMLP`.
+        ub_tp_comm_overlap: not supported yet. The other ub_* only matter with it.
 
     Raises:
         NotImplementedError: an argument that is not supported yet; ValueError: a value that does not fit.
@@ -132,6 +136,7 @@ class TransformerLayer(torch.nn.Module):
         given = locals()
         super().__init__()
         _check_arguments(given)
+        self._keep_parallel(given)
         self.layer_number = layer_number
         self.layer_type = layer_type
         self.hidden_dropout = hidden_dropout
@@ -150,7 +155,15 @@ class TransformerLayer(torch.nn.Module):
         if not apply_residual_connection_post_layernorm:
             self._pass_residuals()
         self.layernorm = (
-            make_norm(normalization, hidden_size, layernorm_epsilon, params_dtype, device, zero_centered_gamma)
+            make_norm(
+                normalization,
+                hidden_size,
+                layernorm_epsilon,
+                params_dtype,
+                device,
+                zero_centered_gamma,
+                self.sequence_parallel,
+            )
             if output_layernorm
             else None
         )

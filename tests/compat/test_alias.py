@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from te_dispatch.compat.face import FACE
+from te_dispatch.compat.face import ABSENT, FACE
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -104,6 +104,27 @@ def test_what_is_not_there_raises_with_its_name(statement, error, word):
     done = python(f"import te_dispatch; te_dispatch.as_transformer_engine(); {statement}")
     last = done.stderr.strip().splitlines()[-1]
     assert done.returncode == 1 and last.startswith(error) and word in last
+
+
+def test_what_frameworks_only_import_raises_where_it_is_used():
+    said(f"""
+import importlib, te_dispatch
+te_dispatch.as_transformer_engine()
+for module, names in { ({m: sorted(n) for m, n in ABSENT.items()})!r}.items():
+    for name in names:
+        base = getattr(importlib.import_module(module), name)
+        class Derived(base):
+            def __init__(self):
+                super().__init__(1, bias=False)
+        for use in (lambda: base(2, x=3), Derived):
+            try:
+                use()
+            except NotImplementedError as error:
+                assert f"{{module}}.{{name}} is not there yet" in str(error)
+            else:
+                raise AssertionError(name)
+    assert not set(names) & set(importlib.import_module(module).__all__)
+""")
 
 
 def test_an_installed_transformer_engine_is_not_shadowed(tmp_path):

@@ -266,21 +266,11 @@ def test_bfloat16() -> None:
     assert_within(out, wanted.flatten(-2), S + D)
 
 
-REFUSED_INIT: dict[str, Any] = {
-    "sequence_parallel": True, "tp_size": 2, "get_rng_state_tracker": lambda: None, "tp_group": object(),
-    "cp_group": object(), "cp_global_ranks": [0], "cp_stream": object(), "cp_comm_type": "a2a",
-}  # fmt: skip
 REFUSED_CALL: dict[str, Any] = {
     "inference_params": object(), "fp8_output": True, "bf16_backward": True, "num_splits": 2,
     "score_mod": lambda *a: None, "score_mod_bprop": lambda *a: None, "score_mod_tensors": {},
     "score_mod_bprop_tensors": {}, "thd_attention_policies": [1], "thd_attention_policy_dispatch": "first",
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("name", list(REFUSED_INIT))
-def test_unsupported_constructor_arguments_name_themselves(name: str) -> None:
-    with pytest.raises(NotImplementedError, match=f"DotProductAttention: {name}="):
-        make(**{name: REFUSED_INIT[name]})
 
 
 @pytest.mark.parametrize("name", list(REFUSED_CALL))

@@ -154,7 +154,6 @@ def test_state_dict_fits_torch() -> None:
         ({"normalized_shape": ()}, ValueError, "normalized_shape must hold positive"),
         ({"normalized_shape": 4, "dtype": torch.half, "params_dtype": torch.float}, ValueError, "contradicts"),
         ({"normalized_shape": 4, "devise": "cpu"}, TypeError, "'devise'"),
-        ({"normalized_shape": 4, "sequence_parallel": True}, NotImplementedError, "sequence_parallel"),
         ({"normalized_shape": 4, "sm_margin": 2}, NotImplementedError, "sm_margin"),
     ],
 )

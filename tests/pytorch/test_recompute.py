@@ -321,8 +321,7 @@ def test_policy_scope_of_the_first_forward_is_replayed() -> None:
 @pytest.mark.parametrize(
     ("kwargs", "error", "name"),
     [
-        ({"distribute_saved_activations": True}, NotImplementedError, "distribute_saved_activations"),
-        ({"get_rng_state_tracker": lambda: None}, NotImplementedError, "get_rng_state_tracker"),
+        ({"distribute_saved_activations": True, "use_reentrant": False}, ValueError, "distribute_saved_activations"),
         ({"use_reentrant": True, "determinism_check": "none"}, ValueError, "determinism_check"),
     ],
 )

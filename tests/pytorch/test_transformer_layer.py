@@ -268,8 +268,7 @@ def test_arguments_that_ask_for_nothing_are_accepted() -> None:
 
 
 REFUSED: dict[str, Any] = {
-    "tp_group": object(), "tp_size": 2, "fuse_wgrad_accumulation": True, "get_rng_state_tracker": lambda: None,
-    "sequence_parallel": True, "set_parallel_mode": True, "ub_tp_comm_overlap": True,
+    "tp_size": 2, "ub_tp_comm_overlap": True,
 }  # fmt: skip
 
 
