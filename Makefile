@@ -17,6 +17,9 @@ certify = conformance --backend $(or $(BACKEND),$(1)) --level $(LEVEL) --shard $
 # chips that are not here (`make crosscompile`).
 PORTABLE = -e ./backends/reference -e ./backends/torch -e ./backends/triton
 STAMP = $(VENV)/.installed
+# Frameworks that import Transformer Engine by name have an environment of their own, for their many dependencies.
+VENV_INTEGRATIONS ?= .venv-integrations
+STAMP_INTEGRATIONS = $(VENV_INTEGRATIONS)/.installed
 
 # The CUDA backend is built where nvcc is found (`make test`) or a GPU is (`make demo`, for that GPU's chip alone), and
 # anywhere on demand (`make cuda`), with PyPI's compiler where the machine has none.
@@ -30,7 +33,7 @@ CUDA_SOURCES := $(shell find $(CUDA)/csrc $(CUDA)/cmake -type f -not -name '*.py
 cuda_stamp = $(VENV)/.cuda-$(or $(ARCHS),$(1))
 NO_NVCC = @echo "no nvcc: backends/cuda is left out, and so are its tests of the build (make cuda builds it all the same)"
 
-.PHONY: demo test test-kit cuda conformance crosscompile lint format types check bench test-gpu sanitize conformance-gpu bench-gpu clean
+.PHONY: demo test test-integrations test-kit cuda conformance crosscompile lint format types check bench test-gpu sanitize conformance-gpu bench-gpu clean
 
 demo: $(STAMP) $(if $(PRESENT),$(call cuda_stamp,$(PRESENT)))
 	$(BIN)/te-dispatch demo --out $(OUT) $(DEMO)
@@ -38,6 +41,18 @@ demo: $(STAMP) $(if $(PRESENT),$(call cuda_stamp,$(PRESENT)))
 test: $(STAMP) $(if $(NVCC),$(call cuda_stamp,$(ALL_ARCHS)))
 	$(if $(NVCC)$(BUILT),,$(NO_NVCC))
 	$(BIN)/python -m pytest -n 2 -q $(TESTS)
+
+# accelerate, transformers, Lightning, Megatron Core, peft, DDP and FSDP, unmodified, on te_dispatch (docs/integrations.md).
+test-integrations: $(STAMP_INTEGRATIONS)
+	$(VENV_INTEGRATIONS)/bin/python -m pytest -n 2 -q $(or $(TESTS),tests/integrations)
+
+$(STAMP_INTEGRATIONS): tests/integrations/requirements.txt pyproject.toml \
+		backends/reference/pyproject.toml backends/torch/pyproject.toml
+	$(PYTHON) -m venv $(VENV_INTEGRATIONS)
+	$(VENV_INTEGRATIONS)/bin/python -m pip install --upgrade pip
+	$(VENV_INTEGRATIONS)/bin/python -m pip install -e ".[test]" -e ./backends/reference -e ./backends/torch \
+		-r tests/integrations/requirements.txt
+	touch $@
 
 cuda: $(call cuda_stamp,$(ALL_ARCHS))
 
@@ -123,4 +138,4 @@ bench-gpu: $(GPU_SITE)/.installed
 	$(GPU_PYTHON) benchmarks/layer.py $(if $(TE),--te $(TE)) $(LAYER)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info backends/*/*.egg-info backends/*/build
+	rm -rf $(VENV) $(VENV_INTEGRATIONS) build dist *.egg-info backends/*/*.egg-info backends/*/build

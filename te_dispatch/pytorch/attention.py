@@ -381,15 +381,19 @@ class DotProductAttention(SavedModule, ContextParallelModule):
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         # Drawn here, inside what a checkpoint runs again, so that the recomputation draws the same.
         if call.options.dropout_p:
-            with forked(self._dropout_tracker):
-                rng_state = draw_rng_state(q.device)
-            tensors = AttentionTensors(*call.tensors)._replace(rng_state=rng_state)
+            tensors = AttentionTensors(*call.tensors)._replace(rng_state=self._drawn(q.device))
             call = AttentionCall(call.options, tensors)
         # Past Module.__getattr__, which asks three dictionaries for a parameter that is None.
         offset = None if self.softmax_type != "learnable" else self.softmax_offset
         if offset is not None and offset.dtype != torch.float32:
             offset = offset.float()
         return attention(q, k, v, call, bias, offset)
+
+    def _drawn(self, device: torch.device) -> torch.Tensor:
+        if self._dropout_tracker is None:
+            return draw_rng_state(device)
+        with forked(self._dropout_tracker):
+            return draw_rng_state(device)
 
 
 #: How many different calls a module remembers.

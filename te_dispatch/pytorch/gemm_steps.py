@@ -19,9 +19,9 @@ from te_dispatch.pytorch import scale_update
 from te_dispatch.pytorch.boundary import Leaves, detached, leaving_product, operand
 from te_dispatch.pytorch.casts import GemmCasts, Plan
 from te_dispatch.pytorch.compile import snapshot
-from te_dispatch.pytorch.main_grads import MainGrads
 from te_dispatch.pytorch.quantized_tensor import QuantizedTensor
 from te_dispatch.pytorch.saved import with_layout
+from te_dispatch.pytorch.weight_grads import WeightSink
 
 
 def note_backward(plan: Plan, root: int | None, dy: torch.Tensor) -> None:
@@ -88,7 +88,7 @@ def product_gradients(
     wanted: Wanted,
     leaves: Leaves | None = None,
     learn: Callable[..., None] | None = None,
-    into: MainGrads | None = None,
+    into: WeightSink | None = None,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
     """Gradients of `product`: of x, weight and bias.
 
@@ -163,7 +163,7 @@ def dgrad(
 
 
 def wgrad(
-    casts: GemmCasts, dy: Quantized, x: Quantized, dtype: torch.dtype, into: MainGrads | None = None
+    casts: GemmCasts, dy: Quantized, x: Quantized, dtype: torch.dtype, into: WeightSink | None = None
 ) -> torch.Tensor | None:
     """dy^T x in `dtype`; None where it goes `into` buffers."""
     dy, x = _laid_out(casts.wgrad, dy, x)
@@ -199,7 +199,7 @@ def plain_weight_grads(
     x: torch.Tensor | None,
     weight_dtype: torch.dtype | None,
     bias_dtype: torch.dtype | None,
-    into: MainGrads | None = None,
+    into: WeightSink | None = None,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """(weight gradient, bias gradient) in high precision; each only where its dtype is given, and the former only
     where it does not go `into` buffers."""
@@ -207,7 +207,11 @@ def plain_weight_grads(
         return None, None if bias_dtype is None else column_sums(dy, bias_dtype)
     epilogue = None if bias_dtype is None else "bgrad_a"
     if into is not None:
+        if into.postpones:
+            epilogue = None
         made = into.take(functools.partial(ops.gemm, dy, x, layout="TN", epilogue=epilogue))
-        return None, None if bias_dtype is None else as_dtype(made.dbias, bias_dtype)
+        if bias_dtype is None:
+            return None, None
+        return None, column_sums(dy, bias_dtype) if made is None else as_dtype(made.dbias, bias_dtype)
     result = ops.gemm(dy, x, layout="TN", epilogue=epilogue, out_dtype=weight_dtype)
     return result.out, result.dbias  # type: ignore[return-value]

@@ -125,7 +125,8 @@ class LayerNormLinear(LinearModule):
         zero_centered_gamma: the norm's factor is 1 + ``layer_norm_weight``, which starts at 0.
         return_layernorm_output: also return norm(x). return_layernorm_output_gathered: no effect on one rank.
         bias, return_bias, init_method, params_dtype, parameters_split, device, name, parallel_mode, tp_group, tp_size,
-        sequence_parallel, get_rng_state_tracker, ub_name, fuse_wgrad_accumulation: as in `Linear`.
+        sequence_parallel, get_rng_state_tracker, ub_name, fuse_wgrad_accumulation,
+        delay_wgrad_compute: as in `Linear`.
         The arguments that `Linear` does not support: not supported yet.
 
     Forward:
@@ -179,7 +180,7 @@ class LayerNormLinear(LinearModule):
         self._norm = NormOptions(normalization == "RMSNorm", float(eps), bool(zero_centered_gamma))
         factory = parameter_factory(device, params_dtype)
         add_norm_parameters(self, normalization, in_features, factory)
-        self._add_weight(parameters_split, factory)
+        self._add_weight(parameters_split, factory, given)
         self.reset_parameters()
 
     def reset_layer_norm_parameters(self) -> None:
@@ -219,9 +220,9 @@ class LayerNormLinear(LinearModule):
         options = LinearOptions(
             plan, kept, torch.is_grad_enabled(), self._norm, returns_norm, output, input_grad, self.passes_input, rows
         )
-        options.main_grads = self._main_grads(self.weight_names, is_first_microbatch)
+        options.sink = self._weight_sink(self.weight_names, is_first_microbatch)
         # A norm's parameter in another dtype would have to be cast in every call.
-        own = gamma is given[0] and beta is given[1] and options.main_grads is None
+        own = gamma is given[0] and beta is given[1] and options.sink is None
         if own and is_first_microbatch is None and not returns_norm and output is None and input_grad is None:
             self._learn(options, plan, (x, gamma, beta, weight, bias))
         result = self._run_function(_run_layernorm_linear, plan, x, gamma, beta, weight, bias, options, *parameters)

@@ -11,7 +11,6 @@ import torch
 from te_dispatch.ops.activation import CLAMPED_SWIGLU, GATED, KINDS
 from te_dispatch.pytorch.arguments import reject_unsupported, require_choice
 from te_dispatch.pytorch.layernorm_mlp_function import LayerNormMLPOptions, run_layernorm_mlp
-from te_dispatch.pytorch.main_grads import MainGrads
 from te_dispatch.pytorch.module import GemmModule
 from te_dispatch.pytorch.norm_steps import (
     NormOptions,
@@ -32,6 +31,7 @@ from te_dispatch.pytorch.parameters import (
     require_size,
     without_rows,
 )
+from te_dispatch.pytorch.weight_grads import WeightSink
 
 
 def _activation_parameters(activation: str, given: Mapping[str, Any] | None) -> tuple[float, float] | None:
@@ -67,7 +67,7 @@ class LayerNormMLP(GemmModule):
         set_parallel_mode: mark ``fc2_bias``, too, for programs that sum gradients over ranks; the other parameters are
             marked as divided among ranks in any case, as Transformer Engine does.
         params_dtype, device, name, tp_group, tp_size, sequence_parallel, get_rng_state_tracker,
-        fuse_wgrad_accumulation: as in `Linear`.
+        fuse_wgrad_accumulation, delay_wgrad_compute: as in `Linear`.
         The arguments that `Linear` does not support: not supported yet.
 
     Forward:
@@ -120,7 +120,6 @@ class LayerNormMLP(GemmModule):
         reject_unsupported("LayerNormMLP", given, UNSUPPORTED)
         super().__init__()
         self._keep_parallel(given)
-        self.fuse_wgrad_accumulation = fuse_wgrad_accumulation
         require_size("hidden_size", hidden_size)
         require_size("ffn_hidden_size", ffn_hidden_size)
         activation = "srelu" if activation == "squared_relu" else activation
@@ -149,6 +148,7 @@ class LayerNormMLP(GemmModule):
                 self.register_parameter(f"{layer}_bias", torch.nn.Parameter(torch.empty(rows, **factory)))
             else:
                 setattr(self, f"{layer}_bias", torch.empty(0, **factory))
+        self._keep_gradients(given, ("fc1_weight", "fc2_weight"))
         self.reset_parameters()
 
     def reset_layer_norm_parameters(self) -> None:
@@ -226,20 +226,20 @@ class LayerNormMLP(GemmModule):
             self.checkpoint,
             self._calibrate if plan is None and self._calibrating() else None,
             self.passes_input,
-            self._both_main_grads(is_first_microbatch),
+            self._sinks(is_first_microbatch),
         )
         given = norm_parameters(self)
         gamma, beta = (norm_parameter(p, x) for p in given)
         tensors = (x, gamma, beta, fc1_weight, fc1_bias, fc2_weight, fc2_bias)
         # A norm's parameter in another dtype would have to be cast in every call.
-        own = gamma is given[0] and beta is given[1] and options.main_grads is None
+        own = gamma is given[0] and beta is given[1] and options.sinks is None
         if own and is_first_microbatch is None and not self.return_layernorm_output and not self.checkpoint:
             self._learn(options, plan, tensors)
         return self._run_function(run_layernorm_mlp, plan, *tensors, options)
 
-    def _both_main_grads(self, is_first_microbatch: bool | None) -> tuple[MainGrads, MainGrads] | None:
+    def _sinks(self, is_first_microbatch: bool | None) -> tuple[WeightSink, WeightSink] | None:
         """Where the gradients of both weights go, None to return them."""
-        first, second = (self._main_grads((f"fc{i}_weight",), is_first_microbatch) for i in (1, 2))
+        first, second = (self._weight_sink((f"fc{i}_weight",), is_first_microbatch) for i in (1, 2))
         return None if first is None or second is None else (first, second)
 
     def _run_known(

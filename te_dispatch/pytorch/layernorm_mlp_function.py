@@ -26,12 +26,12 @@ from te_dispatch.pytorch.gemm_steps import (
     weight_operand,
     wgrad,
 )
-from te_dispatch.pytorch.main_grads import MainGrads
 from te_dispatch.pytorch.norm_steps import NormOptions, norm_backward, norm_forward
 from te_dispatch.pytorch.saved import PARTS, keep, restored, taken
 from te_dispatch.pytorch.scoped import in_forward_scope_as_is
 from te_dispatch.pytorch.settled import teach
 from te_dispatch.pytorch.settled_mlp import FRONT, MLPSteps
+from te_dispatch.pytorch.weight_grads import WeightSink
 
 
 class LayerNormMLPOptions:
@@ -45,13 +45,13 @@ class LayerNormMLPOptions:
         kind, params: of the activation.
         recomputes: save the input only and run the first half again in the backward.
         calibrate: called with (GEMM index, input, weight) to record amaxes of a high-precision run.
-        main_grads: of both weights: where the gradient goes instead of being returned; None to return them.
+        sinks: of both weights: where the gradient goes instead of being returned; None to return them.
         steps, learn: as of `LinearOptions`.
     """
 
     __slots__ = (
         "plan", "weights", "trains", "norm", "returns_norm", "kind", "params", "recomputes", "calibrate",
-        "passes_input", "main_grads", "steps", "learn",
+        "passes_input", "sinks", "steps", "learn",
     )  # fmt: skip
 
     def __init__(
@@ -66,7 +66,7 @@ class LayerNormMLPOptions:
         recomputes: bool,
         calibrate: Callable[[int, torch.Tensor, torch.Tensor], None] | None,
         passes_input: bool,
-        main_grads: tuple[MainGrads, MainGrads] | None = None,
+        sinks: tuple[WeightSink, WeightSink] | None = None,
     ) -> None:
         self.plan = plan
         self.weights = weights
@@ -78,7 +78,7 @@ class LayerNormMLPOptions:
         self.recomputes = recomputes
         self.calibrate = calibrate
         self.passes_input = passes_input
-        self.main_grads = main_grads
+        self.sinks = sinks
         self.steps: MLPSteps | None = None
         self.learn: Callable[[LayerNormMLPOptions], None] | None = None
 
@@ -216,8 +216,8 @@ class LayerNormMLPFunction(torch.autograd.Function):
             dnorm, dw1, db1, dw2, db2 = steps.gradients(dy, saved)
         else:
             dnorm, dw1, db1, dw2, db2 = _gradients(ctx, dy.contiguous(), saved)
-        if options.main_grads is not None:
-            into = options.main_grads
+        if options.sinks is not None:
+            into = options.sinks
             (dw1,), (dw2,) = (to.returned() if want else [None] for to, want in zip(into, (wants[3], wants[5])))
         if dnorm is None:
             return None, None, None, dw1, db1, dw2, db2, None
@@ -257,7 +257,7 @@ def _gradients(ctx: Any, dy: torch.Tensor, saved: list[Any]) -> tuple[torch.Tens
     if plan is not None:
         note_backward(plan, root, dy)
     casts1, casts2 = _casts(plan)
-    into1, into2 = options.main_grads or (None, None)
+    into1, into2 = options.sinks or (None, None)
     dnorm = dw1 = db1 = None
     learn = steps.learn_second if learns else None
     dhidden, dw2, db2 = product_gradients(casts2, dy, hidden, w2, second, None, learn, into2)
@@ -359,7 +359,7 @@ def _first_gradients(
     operand: Any,
     weight: Any,
     wanted: Wanted,
-    into: MainGrads | None,
+    into: WeightSink | None,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
     """Gradients of norm(x), w1 and b1, from that of the activation's input."""
     x_dtype, weight_dtype, _ = wanted

@@ -98,7 +98,8 @@ class Linear(LinearModule):
         fuse_wgrad_accumulation: add the weight's gradient to its attribute `main_grad`, a tensor of the weight's shape
             in float32, bfloat16 or float16, instead of giving it to autograd; overwrite it with
             is_first_microbatch=True. What other attributes do is said at `te_dispatch.pytorch.main_grads.MainGrads`.
-        The other ub_*, delay_wgrad_compute, symmetric_ar_type: not supported yet.
+        delay_wgrad_compute: leave the weight's gradient to `backward_dw`, which computes it for one backward pass.
+        The other ub_*, symmetric_ar_type: not supported yet.
 
     Forward:
         inp: (..., in_features) on the parameters' device, of their dtype outside torch.autocast.
@@ -151,7 +152,7 @@ class Linear(LinearModule):
         reject_unsupported("Linear", given, UNSUPPORTED)
         super().__init__(in_features, out_features, bias, return_bias, init_method, name, given)
         self.save_original_input = save_original_input
-        self._add_weight(parameters_split, parameter_factory(device, params_dtype))
+        self._add_weight(parameters_split, parameter_factory(device, params_dtype), given)
         self.reset_parameters()
 
     @property
@@ -185,12 +186,12 @@ class Linear(LinearModule):
         output, input_grad = self._leaves(plan, fp8_output, fp8_grad)
         rows = self._split.weights.rows if parameters else ()
         options = LinearOptions(plan, kept, torch.is_grad_enabled(), output=output, input_grad=input_grad, rows=rows)
-        options.main_grads = self._main_grads(self.weight_names, is_first_microbatch)
+        options.sink = self._weight_sink(self.weight_names, is_first_microbatch)
         if self._saves_input and plan is not None:
             if plan.forward is not None:
                 raise ValueError(f"Linear: save_original_input=True does not go with {type(plan.recipe).__name__}")
             options.saves_input = True
-        elif options.main_grads is None and is_first_microbatch is None and output is None and input_grad is None:
+        elif options.sink is None and is_first_microbatch is None and output is None and input_grad is None:
             self._learn(options, plan, (x, weight, bias))
         out = self._run_function(_run_linear, plan, x, weight, bias, options, *parameters)
         return arrived(out[0], out[1:], output) if isinstance(out, tuple) else out

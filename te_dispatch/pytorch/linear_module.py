@@ -49,10 +49,9 @@ class LinearModule(GemmModule):
         name: str | None,
         given: Mapping[str, Any],
     ) -> None:
-        """`given`: the constructor's arguments, of which those of parallelism and of gradients are read."""
+        """`given`: the constructor's arguments, of which those of parallelism are read."""
         super().__init__()
         self._keep_parallel(given)
-        self.fuse_wgrad_accumulation = given["fuse_wgrad_accumulation"]
         require_size("in_features", in_features)
         require_size("out_features", out_features)
         self.in_features = in_features
@@ -64,7 +63,10 @@ class LinearModule(GemmModule):
         self._init_method = init_method or default_init
 
     def _add_weight(
-        self, parameters_split: Sequence[str] | Mapping[str, int] | None, factory: Mapping[str, Any]
+        self,
+        parameters_split: Sequence[str] | Mapping[str, int] | None,
+        factory: Mapping[str, Any],
+        given: Mapping[str, Any],
     ) -> None:
         """Register weight and bias, uninitialized."""
         self.weight_names, self.bias_names = add_split_parameters(
@@ -78,6 +80,7 @@ class LinearModule(GemmModule):
             for name in self.weight_names:
                 setattr(self, name.removesuffix("weight") + "bias", torch.empty(0, **factory))
         self._split = SplitParameters(self.weight_names, self.bias_names) if len(self.weight_names) > 1 else None
+        self._keep_gradients(given, self.weight_names)
 
     def reset_parameters(self, defer_init: bool = False) -> None:
         """Initialize all parameters; nothing with `defer_init`."""

@@ -21,12 +21,12 @@ from te_dispatch.pytorch.gemm_steps import (
     product_gradients,
     weight_operand,
 )
-from te_dispatch.pytorch.main_grads import MainGrads
 from te_dispatch.pytorch.norm_steps import NormOptions
 from te_dispatch.pytorch.quantized_tensor import QuantizedTensor
 from te_dispatch.pytorch.saved import PARTS, keep, restored
 from te_dispatch.pytorch.settled import LinearSteps, NormSteps, teach
 from te_dispatch.pytorch.settled_products import PlainProduct, ProductSteps
+from te_dispatch.pytorch.weight_grads import WeightSink
 
 Saved = tuple[Any, ...]
 Gradients = tuple["torch.Tensor | None", "torch.Tensor | None", "torch.Tensor | None"]
@@ -44,7 +44,7 @@ class LinearOptions:
         passes_input: also return the input, for a residual connection: the norm's backward then adds its gradient.
         output, input_grad: how the output and the input's gradient leave the module, None for plain.
         saves_input: save x as it came, and quantize it again in the backward.
-        main_grads: where the weight's gradient goes instead of being returned; None to return it.
+        sink: where the weight's gradient goes instead of being returned; None to return it.
         rows: where weight and bias are several parameters and come without gradient: rows of each. The parameters
             themselves then follow the options among the Function's arguments, weights first. Else ().
         steps: of calls of this kind, settled; None where they are worked out in every call.
@@ -54,7 +54,7 @@ class LinearOptions:
 
     __slots__ = (
         "plan", "weight", "trains", "norm", "returns_norm", "output", "input_grad", "passes_input", "saves_input",
-        "main_grads", "rows", "steps", "learn",
+        "sink", "rows", "steps", "learn",
     )  # fmt: skip
 
     def __init__(
@@ -79,7 +79,7 @@ class LinearOptions:
         self.input_grad = input_grad
         self.passes_input = passes_input
         self.saves_input = False
-        self.main_grads: MainGrads | None = None
+        self.sink: WeightSink | None = None
         self.rows = rows
         self.learn = learn
         self.steps: LinearSteps | None = None
@@ -107,12 +107,12 @@ class LinearOptions:
         """What a backward returns from `at` on, of the gradients of the whole weight and bias."""
         trained = self.trained(needs, at)[0]
         if not self.rows:
-            if self.main_grads is not None and trained:
-                (weight,) = self.main_grads.returned()
+            if self.sink is not None and trained:
+                (weight,) = self.sink.returned()
             return weight, bias, None
         parts: list[torch.Tensor | None] = [None] * len(self.rows)
-        if self.main_grads is not None and trained:
-            parts = self.main_grads.returned()
+        if self.sink is not None and trained:
+            parts = self.sink.returned()
         elif weight is not None:
             parts = [*weight.split_with_sizes(self.rows)]
         if len(needs) > at + 3 + len(self.rows):
@@ -210,7 +210,7 @@ def product_backward(
     plan: Plan | None = ctx.options.plan
     wanted = _wanted(ctx.dtypes, needs_dgrad, needs_wgrad, needs_bgrad)
     dy = dy.contiguous()
-    into = ctx.options.main_grads
+    into = ctx.options.sink
     if plan is None:
         return product_gradients(None, dy, *saved, wanted, into=into)
     if needs_dgrad or needs_wgrad:

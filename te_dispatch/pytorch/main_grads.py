@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from te_dispatch.ops.results import Gemm
-from te_dispatch.pytorch.parameters import parameter
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -34,6 +33,9 @@ class MainGrads:
     """
 
     __slots__ = ("accumulate", "owner", "weights")
+
+    #: The product runs in the backward, so that it can make the bias's gradient, too.
+    postpones = False
 
     def __init__(self, owner: str, weights: Mapping[str, torch.Tensor], accumulate: bool) -> None:
         self.owner = owner
@@ -91,29 +93,3 @@ class MainGrads:
         elif getattr(weight, "zero_out_wgrad", False):
             found.zero_()
         return found.detach()
-
-
-class AccumulatingModule(torch.nn.Module):
-    """A module whose weights' gradients can go to their buffers."""
-
-    _fuses_wgrad = False
-    _known: tuple[Any, ...]
-
-    @property
-    def fuse_wgrad_accumulation(self) -> bool:
-        """Whether gradients of weights are added to ``weight.main_grad`` instead of being returned."""
-        return self._fuses_wgrad
-
-    @fuse_wgrad_accumulation.setter
-    def fuse_wgrad_accumulation(self, value: bool) -> None:
-        self._fuses_wgrad = bool(value)
-        self._known = ()  # they return gradients
-
-    def _main_grads(self, names: Sequence[str], is_first_microbatch: bool | None) -> MainGrads | None:
-        """Where the gradient of the weight goes that the parameters `names` are the rows of; None to return it."""
-        if not self._fuses_wgrad:
-            return None
-        owner = type(self).__name__
-        if torch.compiler.is_compiling():
-            raise NotImplementedError(f"{owner}: fuse_wgrad_accumulation=True is not supported in a compiled region")
-        return MainGrads(owner, {name: parameter(self, name) for name in names}, is_first_microbatch is not True)

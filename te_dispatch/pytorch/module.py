@@ -29,10 +29,10 @@ from te_dispatch.pytorch.compile import (
 from te_dispatch.pytorch.compile.recipes import group_numbered, recipe_named
 from te_dispatch.pytorch.gemm_steps import as_dtype
 from te_dispatch.pytorch.known_calls import LOOKS, KnowingModule
-from te_dispatch.pytorch.main_grads import AccumulatingModule
 from te_dispatch.pytorch.parallel import ParallelModule
 from te_dispatch.pytorch.quantized_tensor import plain
 from te_dispatch.pytorch.scoped import autocast_off
+from te_dispatch.pytorch.weight_grads import WeightGradModule
 
 _current_graph_task = torch._C._current_graph_task_id
 
@@ -60,7 +60,7 @@ class TracedPlans:
     """
 
 
-class GemmModule(KnowingModule, AccumulatingModule, ParallelModule):
+class GemmModule(KnowingModule, WeightGradModule, ParallelModule):
     """Base of `Linear`, `LayerNormLinear` and `LayerNormMLP`."""
 
     #: Whether the module's Function multiplies with a `QuantizedTensor` as it is; others are given its values.

@@ -23,7 +23,6 @@ InitMethod = Callable[[torch.Tensor], Any]
 #: What the modules do not do yet: the only value each argument may have.
 UNSUPPORTED: dict[str, Any] = {
     **PARALLEL_DEFAULTS,
-    "delay_wgrad_compute": False,
     "symmetric_ar_type": None,
 }
 

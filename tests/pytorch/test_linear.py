@@ -332,7 +332,7 @@ def test_rows_need_only_be_divisible_by_8_where_no_weight_takes_a_gradient(name:
     "kwargs",
     [
         {"tp_size": 2}, {"ub_overlap_ag": True}, {"ub_overlap_rs": True},
-        {"ub_overlap_rs_dgrad": True}, {"ub_bulk_dgrad": True}, {"ub_bulk_wgrad": True}, {"delay_wgrad_compute": True},
+        {"ub_overlap_rs_dgrad": True}, {"ub_bulk_dgrad": True}, {"ub_bulk_wgrad": True},
         {"symmetric_ar_type": "multimem_all_reduce"},
     ],
     ids=lambda kwargs: next(iter(kwargs)),

@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""Gradients of weights that are added to ``weight.main_grad``."""
+"""Gradients of weights that are added to ``weight.main_grad``, or computed by `backward_dw`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import te_dispatch
 import te_dispatch.pytorch as te
 from te_dispatch.common.recipe import DelayedScaling, Float8BlockScaling, Float8CurrentScaling
 
@@ -153,9 +154,65 @@ def test_a_buffer_that_does_not_fit_is_named(buffer: Any, error: type[Exception]
     assert buffer is None or not buffer.any()
 
 
-def test_it_is_refused_in_a_compiled_region() -> None:
-    layer = built("Linear", torch.float32, fuse_wgrad_accumulation=True)
+@pytest.mark.parametrize("argument", ["fuse_wgrad_accumulation", "delay_wgrad_compute"])
+def test_both_are_refused_in_a_compiled_region(argument: str) -> None:
+    layer = built("Linear", torch.float32, **{argument: True})
     layer.weight.main_grad = torch.zeros(layer.weight.shape)
     compiled = torch.compile(layer, backend="eager", fullgraph=True)
-    with pytest.raises(Exception, match="fuse_wgrad_accumulation=True is not supported in a compiled region"):
+    with pytest.raises(Exception, match=f"{argument}=True is not supported in a compiled region"):
         compiled(torch.randn(ROWS, HIDDEN))
+
+
+POSTPONED = [name for name in BUILDERS if name != "TransformerLayer"]
+
+
+@pytest.mark.parametrize("fuse", [False, True])
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", POSTPONED)
+def test_postponed_gradients_are_those_of_the_backward(name: str, recipe: str, fuse: bool) -> None:
+    made = None if RECIPES[recipe] is None else RECIPES[recipe]()
+    plain, postponed = (
+        built(name, torch.float32, fuse_wgrad_accumulation=fuse, delay_wgrad_compute=delay) for delay in (False, True)
+    )
+    assert (plain.need_backward_dw(), postponed.need_backward_dw()) == (False, True)
+    for module in (plain, postponed):
+        for weight in weights(module).values():
+            weight.main_grad = torch.zeros(weight.shape)
+            assert getattr(weight, "skip_backward_post_hook", False) is module.need_backward_dw()
+    ran: list[int] = []
+    postponed.register_wgrad_accumulation_and_reduce_hooks(lambda: ran.append(len(ran)))
+    for seed in (1, 2):
+        assert torch.equal(step(plain, made, seed), step(postponed, made, seed))
+    for weight in weights(postponed).values():
+        assert weight.grad is None and not weight.main_grad.any()
+    for done in range(2):  # a call for each backward pass, the oldest first
+        assert ran == list(range(done))
+        postponed.backward_dw()
+    plain.backward_dw()
+    assert ran == [0, 1]
+    for (which, wanted), found in zip(weights(plain).items(), weights(postponed).values()):
+        assert torch.equal(found.main_grad, wanted.main_grad), which
+        assert (found.grad is None) is (wanted.grad is None) is fuse
+        assert fuse or torch.equal(found.grad, wanted.grad), which
+    for (which, wanted), found in zip(plain.named_parameters(), postponed.parameters()):
+        if which not in weights(plain):
+            if which.endswith("bias") and "norm" not in which:  # by itself it is summed in another order
+                torch.testing.assert_close(found.grad, wanted.grad, rtol=1e-5, atol=1e-5)
+            else:
+                assert torch.equal(found.grad, wanted.grad), which
+    with pytest.raises(RuntimeError, match="no backward pass has left gradients"):
+        postponed.backward_dw()
+
+
+def test_postponed_products_run_under_the_policy_of_their_backward() -> None:
+    layer = built("Linear", torch.float32, delay_wgrad_compute=True)
+    seen: list[tuple[str, str]] = []
+    with (
+        te_dispatch.using(gemm="reference"),
+        te_dispatch.observe(lambda operator, accepted, args, result: seen.append((operator.name, accepted.id))),
+    ):
+        step(layer, None, 1)
+    assert {name for name, _ in seen} == {"gemm"}
+    seen.clear()
+    layer.backward_dw()
+    assert seen == [("gemm", "reference.gemm")]
