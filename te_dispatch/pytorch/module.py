@@ -68,7 +68,7 @@ class GemmModule(KnowingModule, WeightGradModule, ParallelModule):
     return_bias = False
     return_layernorm_output = False
     #: Of modules that begin with a norm: return the input last, for a residual connection around the module. Its
-    #: gradient then joins dx inside the norm's backward, which saves a pass. `TransformerLayer` sets it on its parts.
+    #: gradient then joins dx inside the norm's backward, which saves a pass. `settle_passing` sets it.
     passes_input = False
 
     def __init__(self) -> None:
@@ -383,6 +383,20 @@ class GemmModule(KnowingModule, WeightGradModule, ParallelModule):
             _known=(),
         )
         return state
+
+
+def settle_passing(part: torch.nn.Module) -> None:
+    """Have a layer's part, which the layer is about to call, return its input beside its result if only the layer sees
+    what the part returns: no hook on it, and no module in its place that calls it in turn, such as an adapter of peft.
+    """
+    if isinstance(part, GemmModule):
+        seen = bool(part._forward_hooks)
+        if part.passes_input is seen:
+            part.passes_input = not seen
+        return
+    for inner in part.modules():
+        if isinstance(inner, GemmModule) and inner.passes_input:
+            inner.passes_input = False
 
 
 def _replaced(weights: Sequence[torch.Tensor], before: Sequence[torch.Tensor]) -> bool:

@@ -23,6 +23,7 @@ from te_dispatch.pytorch.attention import DotProductAttention
 from te_dispatch.pytorch.attention_lowering import AttentionMask
 from te_dispatch.pytorch.layernorm_linear import LayerNormLinear
 from te_dispatch.pytorch.linear import Linear
+from te_dispatch.pytorch.module import settle_passing
 from te_dispatch.pytorch.normalization import L2Normalization, make_norm
 from te_dispatch.pytorch.parallel import ContextParallelModule
 from te_dispatch.pytorch.rotary import apply_rotary_pos_emb
@@ -169,9 +170,8 @@ class MultiheadAttention(ContextParallelModule):
         self.core_attention = core_attention
         self.proj = self._build_output_projection(given)
 
-    def pass_input(self) -> None:
-        """Return the input last, as `GemmModule.passes_input` says; of an attention with a norm in front."""
-        getattr(self, "layernorm_qkv" if self.attention_type == "self" else "layernorm_query").passes_input = True
+    #: Of an attention with a norm in front: return the input last where possible, as `GemmModule.passes_input` says.
+    passes_input = False
 
     def _build_input_projections(self, given: Mapping[str, Any]) -> None:
         """Those of queries, keys and values, under the names that checkpoints know them by, from the constructor's
@@ -324,7 +324,10 @@ class MultiheadAttention(ContextParallelModule):
         self, name: str, inp: torch.Tensor, is_first_microbatch: bool | None
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
         """A first projection and, where asked for, what its norm gave and its input."""
-        out = getattr(self, name)(inp, is_first_microbatch=is_first_microbatch)
+        projection = getattr(self, name)
+        if self.passes_input:
+            settle_passing(projection)
+        out = projection(inp, is_first_microbatch=is_first_microbatch)
         return (out[0], out[1:]) if isinstance(out, tuple) else (out, ())
 
     def _self_operands(

@@ -22,6 +22,7 @@ from te_dispatch.pytorch.arguments import (
 from te_dispatch.pytorch.attention_lowering import AttentionMask
 from te_dispatch.pytorch.dropout_add import DropPath, dropout_add
 from te_dispatch.pytorch.layernorm_mlp import LayerNormMLP
+from te_dispatch.pytorch.module import settle_passing
 from te_dispatch.pytorch.multi_head_attention import MultiheadAttention, RotaryEmbedding
 from te_dispatch.pytorch.normalization import make_norm
 from te_dispatch.pytorch.parallel import ContextParallelModule
@@ -152,8 +153,11 @@ class TransformerLayer(ContextParallelModule):
         if layer_type == "decoder":
             self.inter_attention = self._build_attention(given, cross=True)
         self.layernorm_mlp = self._build_mlp(given)
-        if not apply_residual_connection_post_layernorm:
-            self._pass_residuals()
+        # Parts with a norm return their input, so that its gradient is added in the norm's backward.
+        self._passes_residuals = not apply_residual_connection_post_layernorm
+        self.self_attention.passes_input = self._passes_residuals and self.self_attention.input_layernorm
+        if layer_type == "decoder":
+            self.inter_attention.passes_input = self._passes_residuals
         self.layernorm = (
             make_norm(
                 normalization,
@@ -167,14 +171,6 @@ class TransformerLayer(ContextParallelModule):
             if output_layernorm
             else None
         )
-
-    def _pass_residuals(self) -> None:
-        """Have the parts with a norm return their input, so that its gradient is added in the norm's backward."""
-        self.layernorm_mlp.passes_input = True
-        if self.self_attention.input_layernorm:
-            self.self_attention.pass_input()
-        if self.layer_type == "decoder":
-            self.inter_attention.pass_input()
 
     def _build_attention(self, given: Mapping[str, Any], cross: bool) -> MultiheadAttention:
         prefix = "enc_dec_" if cross else ""
@@ -271,6 +267,8 @@ class TransformerLayer(ContextParallelModule):
             if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
                 # The whole layer, its residual stream too, is in this dtype then, as its result is.
                 hidden_states = hidden_states.to(torch.get_autocast_dtype(kind))
+        if self._passes_residuals:
+            settle_passing(self.layernorm_mlp)
         decoder = self.layer_type == "decoder"
         keys = _key_bounds(cu_seqlens_kv, cu_seqlens_kv_padded, max_seqlen_kv)
         own_keys = _key_bounds(cu_seqlens_q, cu_seqlens_q_padded, max_seqlen_q) if decoder else keys

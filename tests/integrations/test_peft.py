@@ -196,3 +196,20 @@ def test_unloading_gives_the_model_back() -> None:
     plain, bare = Net(), model.unload()
     assert isinstance(bare, Net) and type(bare.mlp) is te.LayerNormMLP
     assert_same(parameters(bare), parameters(plain))
+
+
+@pytest.mark.parametrize("target", ["layernorm_qkv", "layernorm_mlp", "proj"])
+def test_parts_of_a_transformer_layer(target: str) -> None:
+    torch.manual_seed(0)
+    layer = te.TransformerLayer(SIZE, WIDE, 4, hidden_dropout=0.0, attention_dropout=0.0)
+    x = torch.randn(8, ROWS // 8, SIZE, device=next(layer.parameters()).device)
+    with te.autocast(recipe=Float8CurrentScaling()):
+        before = layer(x)  # its parts have already returned more than one tensor here
+        model = get_peft_model(torch.nn.Sequential(layer), LoraConfig(r=16, target_modules=[target]))
+        assert torch.equal(model(x), before)  # an adapter starts as nothing
+        model(x).square().sum().backward()
+    adapted = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
+    assert len(adapted) == 2 and all(target in name and "lora_" in name for name in adapted)
+    model.unload()
+    with te.autocast(recipe=Float8CurrentScaling()):
+        assert torch.equal(layer(x), before)

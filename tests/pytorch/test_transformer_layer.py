@@ -12,6 +12,7 @@ from te_dispatch.common.recipe import DelayedScaling, Float8CurrentScaling
 from te_dispatch.pytorch.autocast import autocast
 from te_dispatch.pytorch.dropout_add import DropPath, dropout_add
 from te_dispatch.pytorch.module import GemmModule
+from te_dispatch.pytorch.multi_head_attention import MultiheadAttention
 from te_dispatch.pytorch.rotary import RotaryPositionEmbedding
 from te_dispatch.pytorch.transformer_layer import TransformerLayer
 
@@ -83,7 +84,7 @@ def test_it_equals_torchs_layer() -> None:
 def composed(layer: TransformerLayer, x: torch.Tensor, dropout: float, encoder: torch.Tensor | None) -> torch.Tensor:
     """The layer's formulas around its own parts, with residuals that do not pass through them."""
     for part in layer.modules():
-        if isinstance(part, GemmModule):
+        if isinstance(part, GemmModule | MultiheadAttention):
             part.passes_input = False
 
     def join(outputs: Any, residual: torch.Tensor) -> torch.Tensor:
@@ -97,6 +98,56 @@ def composed(layer: TransformerLayer, x: torch.Tensor, dropout: float, encoder: 
         x = join(layer.inter_attention(x, encoder_output=encoder), x)
     x = join(layer.layernorm_mlp(x), x)
     return x if layer.layernorm is None else layer.layernorm(x)
+
+
+class Wrapped(torch.nn.Module):
+    """In a part's place, as an adapter is, and takes one tensor from it."""
+
+    def __init__(self, part: torch.nn.Module) -> None:
+        super().__init__()
+        self.part = part
+
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return self.part(*args, **kwargs).clone()
+
+
+@pytest.mark.parametrize("kind", ["encoder", "decoder"])
+def test_who_stands_between_a_layer_and_its_parts_sees_one_tensor(kind: str) -> None:
+    layer, x, encoder = build(layer_type=kind), torch.randn(S, B, HIDDEN), torch.randn(7, B, HIDDEN)
+    attentions = [layer.self_attention, layer.inter_attention] if kind == "decoder" else [layer.self_attention]
+    names = ["layernorm_qkv", "layernorm_query"]
+    owners = [*zip(attentions, names), (layer, "layernorm_mlp")]
+
+    def run() -> list[torch.Tensor]:
+        leaf = x.clone().requires_grad_()
+        layer.zero_grad()
+        out = layer(leaf, encoder_output=encoder if kind == "decoder" else None)
+        out.square().sum().backward()
+        assert leaf.grad is not None
+        return [out.detach(), leaf.grad]
+
+    def passing() -> list[bool]:
+        return [getattr(owner, name).passes_input for owner, name in owners]
+
+    plain = run()
+    assert passing() == [True] * len(owners)
+    seen: list[Any] = []
+    handles = [
+        getattr(owner, name).register_forward_hook(lambda module, given, result: seen.append(result))
+        for owner, name in owners
+    ]
+    hooked = run()
+    assert passing() == [False] * len(owners)
+    assert len(seen) == len(owners) and all(isinstance(result, torch.Tensor) for result in seen)
+    for handle in handles:
+        handle.remove()
+    assert all(map(torch.equal, run(), plain)) and passing() == [True] * len(owners)
+    for owner, name in owners:
+        setattr(owner, name, Wrapped(getattr(owner, name)))
+    wrapped = run()
+    for found in (hooked, wrapped):
+        assert torch.equal(found[0], plain[0])
+        torch.testing.assert_close(found[1], plain[1], rtol=1e-5, atol=1e-5)  # added in another order
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
