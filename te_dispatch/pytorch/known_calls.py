@@ -73,6 +73,7 @@ class KnowingModule(ScaledModule):
         Compared is what `_begin`, `_checked_input` and `check_alignment` look at: the tensors' looks, the autocast, the
         policy, and that nothing is compiled, recomputed, checkpointed, cast by torch.autocast or run without gradients.
         """
+        # The compiler must not see what is known: tracing may forget it, and guards on it would fail.
         if is_dynamo_compiling() or not self._known or not unwatched():
             return None
         state, scope, count = thread.state, scopes.capture(), len(tensors)

@@ -242,7 +242,7 @@ class LayerNormLinear(LinearModule):
         bias: torch.Tensor | None,
         parameters: tuple[torch.Tensor, ...],
     ) -> Any:
-        if self.return_layernorm_output or not self._known:
+        if self.return_layernorm_output:
             return None
         gamma, beta = norm_parameters(self)
         options = self._recognized(x, gamma, *[t for t in (beta, weight, bias) if t is not None])

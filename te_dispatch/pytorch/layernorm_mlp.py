@@ -251,7 +251,7 @@ class LayerNormMLP(GemmModule):
         fc2_bias: torch.Tensor | None,
     ) -> Any:
         """As `LinearModule._run_known`."""
-        if self.return_layernorm_output or self.checkpoint or not self._known:
+        if self.return_layernorm_output or self.checkpoint:
             return None
         gamma, beta = norm_parameters(self)
         tensors = (gamma, beta, fc1_weight, fc1_bias, fc2_weight, fc2_bias)

@@ -49,6 +49,16 @@ def test_autocast_inside(name, recipe):
     compare(name, recipe, inside=True)
 
 
+@pytest.mark.parametrize("name", [n for n in MODULES if n not in UNQUANTIZED])
+def test_a_module_that_ran_eagerly_compiles_under_another_recipe(name):
+    """What it knows of its eager calls is forgotten while it is traced: no guard may be on that."""
+    module, eager = build(name), build(name)
+    for before, recipe in (("none", "current"), ("current", "delayed"), ("none", "current")):
+        for one in (module, eager):
+            train(one, RECIPES[before])
+        assert_same(train(eager, RECIPES[recipe]), train(module, RECIPES[recipe], compiler("aot_eager", False)))
+
+
 @interleaved_with_aot_eager
 @pytest.mark.parametrize("order", ["ffbb", "1f1b"])
 @pytest.mark.parametrize("inside", [False, True])
