@@ -111,8 +111,6 @@ class Recipe(RecipeValues):
             return "fp8_dpa=True (attention in FP8); set it to False"
         if self.fp8_mha:
             return "fp8_mha=True (FP8 between attention and its projections); set it to False"
-        if self.backward_override is not None:
-            return f"backward_override={self.backward_override!r}; unset it and NVTE_BACKWARD_OVERRIDE"
         return self._unsupported_cast()
 
     def _check_shared(self, formats: tuple[Format, ...]) -> None:
@@ -156,7 +154,7 @@ class DelayedScaling(Recipe):
             ``(amax (n,), scale (n,), fp8_max (n,), recipe) -> (n,) tensor``.
         reduce_amax: take the maximum over the amax reduction group, so that all ranks scale alike.
         fp8_dpa, fp8_mha: FP8 inside and around attention; not supported yet.
-        backward_override: run the backward differently; not supported yet. Default from NVTE_BACKWARD_OVERRIDE.
+        backward_override: must be None: scales have changed by the backward. Default from NVTE_BACKWARD_OVERRIDE.
     """
 
     margin: int = 0
@@ -186,6 +184,11 @@ class DelayedScaling(Recipe):
             )
         require_bool(self, "reduce_amax")
 
+    def unsupported_knob(self) -> str | None:
+        if self.backward_override is not None:
+            return f"backward_override={self.backward_override!r}; unset it and NVTE_BACKWARD_OVERRIDE"
+        return super().unsupported_knob()
+
 
 def _current(recipe: Float8CurrentScaling) -> QParams:
     return QParams(power_2_scale=recipe.use_power_2_scales)
@@ -202,7 +205,10 @@ class Float8CurrentScaling(Recipe):
         use_power_2_scales: round scales down to powers of two. Default from NVTE_FP8_CURRENT_SCALING_POWER_2_SCALES.
         fp8_format: encodings.
         fp8_gemm_fprop, fp8_gemm_dgrad, fp8_gemm_wgrad: accumulation of the three GEMMs.
-        fp8_dpa, fp8_mha, backward_override: as in `DelayedScaling`.
+        fp8_dpa, fp8_mha: as in `DelayedScaling`.
+        backward_override: what the backward of `Linear` and `LayerNormLinear` multiplies with the gradient as it comes:
+            ``high_precision`` operands as they were before their casts, ``dequantized`` values of the forward's
+            quantized operands; None for the recipe's casts. Default from NVTE_BACKWARD_OVERRIDE.
         fp8_quant_fwd_inp, fp8_quant_fwd_weight, fp8_quant_bwd_grad: how inputs, weights, gradients are cast: as the
             knobs say, or as assigned.
     """
@@ -236,7 +242,7 @@ class MXFP8BlockScaling(Recipe):
     Attributes:
         margin: must be 0: block scales have no history to leave headroom for.
         fp8_format: encodings; E4M3 both ways by default, because block scales make E5M2's range unnecessary.
-        fp8_dpa, fp8_mha, backward_override: as in `DelayedScaling`.
+        fp8_dpa, fp8_mha: as in `DelayedScaling`. backward_override: as in `Float8CurrentScaling`.
         enable_2d_quantization: 32x32 blocks for weights; not supported yet.
     """
 
@@ -277,7 +283,7 @@ class Float8BlockScaling(Recipe):
         x_block_scaling_dim, w_block_scaling_dim, grad_block_scaling_dim: 1 for 1x128 blocks, 2 for 128x128. Two
             operands of one GEMM cannot both have 2.
         fp8_gemm_fprop, fp8_gemm_dgrad, fp8_gemm_wgrad: accumulation; always split, since scales change along k.
-        fp8_dpa, fp8_mha, backward_override: as in `DelayedScaling`.
+        fp8_dpa, fp8_mha: as in `DelayedScaling`. backward_override: as in `Float8CurrentScaling`.
         fp8_quant_fwd_inp, fp8_quant_fwd_weight, fp8_quant_bwd_grad: how inputs, weights, gradients are cast: as the
             knobs say, or as assigned.
     """
@@ -335,7 +341,7 @@ class NVFP4BlockScaling(Recipe):
         fp4_format, fp8_format: of values and of block scales; fixed.
         fp4_quant_fwd_inp, fp4_quant_fwd_weight, fp4_quant_bwd_grad: how inputs, weights, gradients are cast: as the
             knobs say, or as assigned.
-        fp8_dpa, fp8_mha, backward_override: as in `DelayedScaling`.
+        fp8_dpa, fp8_mha: as in `DelayedScaling`. backward_override: as in `Float8CurrentScaling`.
     """
 
     alignment: ClassVar[int] = 32
@@ -397,7 +403,7 @@ class CustomRecipe(Recipe):
     Attributes:
         qfactory: called with a tensor's role, returns its quantizer.
         fp8_format: encodings for whatever the factory leaves open.
-        fp8_dpa, fp8_mha, backward_override: as in `DelayedScaling`.
+        fp8_dpa, fp8_mha: as in `DelayedScaling`. backward_override: as in `Float8CurrentScaling`.
         quantization_alignment: what GEMM dimensions must be multiples of.
     """
 

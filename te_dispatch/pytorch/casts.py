@@ -110,13 +110,17 @@ class Plan:
         root: of a replay: the graph task whose end updates the backward scales (`scale_update.note_backward_cast`).
         weights: of a replay: the quantized weights of the first forward where it had them cached.
         boundary: the casts of what enters and leaves the module quantized; None until a call asks for that.
+        override: what the backward multiplies: None for operands that the recipe casts; ``high_precision`` for the
+            operands before their casts, ``dequantized`` for the values of the forward's quantized operands, with the
+            gradient as it comes.
         aligned: shape of the last input whose dimensions were found to suit the recipe.
         source: of what `evaluation` gives, the plan that it was made of; else the plan itself.
     """
 
     __slots__ = (
         "recipe", "scope", "device", "process_group", "gemms", "forward", "backward", "forward_group",
-        "backward_group", "trainer", "replay", "root", "weights", "boundary", "aligned", "source", "_evaluation",
+        "backward_group", "trainer", "replay", "root", "weights", "boundary", "aligned", "source", "override",
+        "_evaluation",
     )  # fmt: skip
 
     def __init__(
@@ -145,6 +149,7 @@ class Plan:
         self.boundary: Boundary | None = None
         self.aligned: tuple[tuple[int, ...], bool] | None = None
         self.source = self
+        self.override: str | None = recipe.backward_override
         self._evaluation: Plan | None = None
 
     def join(self) -> bool:

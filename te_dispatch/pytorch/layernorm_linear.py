@@ -70,11 +70,13 @@ class _LayerNormLinear(torch.autograd.Function):
             )  # fmt: skip
         else:
             casts = plan.gemms[0]
-            quantizer, usage = snapshot(casts.input, x), casts.input_usage[1 if needs_wgrad else 0]
-            normed = norm_forward(x, gamma, beta, norm, quantizer, usage, options.returns_norm)
+            reads = needs_wgrad and plan.override is None
+            quantizer, usage = snapshot(casts.input, x), casts.input_usage[1 if reads else 0]
+            with_y = options.returns_norm or (needs_wgrad and plan.override == "high_precision")
+            normed = norm_forward(x, gamma, beta, norm, quantizer, usage, with_y)
             assert normed.y_quantized is not None
             out, saved = quantized_product(
-                ctx, options, x, normed.y_quantized, weight, bias, needs_dgrad, needs_wgrad, options.output,
+                ctx, options, x, normed.y, normed.y_quantized, weight, bias, needs_dgrad, needs_wgrad, options.output,
                 lambda scope: NormSteps.of(scope, norm, x, gamma, beta, casts.input, usage),
             )  # fmt: skip
         if trains:
@@ -223,6 +225,7 @@ class LayerNormLinear(LinearModule):
         options.sink = self._weight_sink(self.weight_names, is_first_microbatch)
         # A norm's parameter in another dtype would have to be cast in every call.
         own = gamma is given[0] and beta is given[1] and options.sink is None
+        own = own and (plan is None or plan.override is None)
         if own and is_first_microbatch is None and not returns_norm and output is None and input_grad is None:
             self._learn(options, plan, (x, gamma, beta, weight, bias))
         result = self._run_function(_run_layernorm_linear, plan, x, gamma, beta, weight, bias, options, *parameters)

@@ -213,6 +213,10 @@ class LayerNormMLP(GemmModule):
         plan, record = self._begin(x)
         weights = None
         if plan is not None:
+            if plan.override is not None:
+                raise NotImplementedError(
+                    f"{type(self).__name__}: backward_override={plan.override!r} is not supported yet, only None"
+                )
             check_alignment(type(self).__name__, plan, x, self._sizes, fc1_weight, fc2_weight)
             weights = self._quantized_weights(plan, record, (fc1_weight, fc2_weight), is_first_microbatch)
         options = LayerNormMLPOptions(

@@ -49,8 +49,10 @@ class _Linear(torch.autograd.Function):
             out, saved = plain_product(ctx, options, x, x, weight, bias, needs_dgrad, needs_wgrad)
         else:
             casts = plan.gemms[0]
-            xq = operand(x, casts.input, casts.input_usage[1 if needs_wgrad else 0])
-            out, saved = quantized_product(ctx, options, x, xq, weight, bias, needs_dgrad, needs_wgrad, options.output)
+            xq = operand(x, casts.input, casts.input_usage[1 if needs_wgrad and plan.override is None else 0])
+            out, saved = quantized_product(
+                ctx, options, x, x, xq, weight, bias, needs_dgrad, needs_wgrad, options.output
+            )
         if trains:
             ctx.save_for_backward(*saved)
             note_forward(ctx, options, x, weight, bias)
@@ -191,7 +193,13 @@ class Linear(LinearModule):
             if plan.forward is not None:
                 raise ValueError(f"Linear: save_original_input=True does not go with {type(plan.recipe).__name__}")
             options.saves_input = True
-        elif options.sink is None and is_first_microbatch is None and output is None and input_grad is None:
+        elif (
+            options.sink is None
+            and (plan is None or plan.override is None)
+            and is_first_microbatch is None
+            and output is None
+            and input_grad is None
+        ):
             self._learn(options, plan, (x, weight, bias))
         out = self._run_function(_run_linear, plan, x, weight, bias, options, *parameters)
         return arrived(out[0], out[1:], output) if isinstance(out, tuple) else out

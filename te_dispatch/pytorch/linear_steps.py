@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
+from te_dispatch import ops
 from te_dispatch.core import scopes
 from te_dispatch.numerics.quantized import Quantized
-from te_dispatch.pytorch.boundary import Leaves, operand
+from te_dispatch.pytorch.boundary import Leaves, detached, leaving, operand
 from te_dispatch.pytorch.casts import Plan
 from te_dispatch.pytorch.gemm_steps import (
     Wanted,
@@ -151,6 +152,7 @@ def quantized_product(
     ctx: Any,
     options: LinearOptions,
     inp: torch.Tensor,
+    original: torch.Tensor | None,
     x: Quantized,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
@@ -162,16 +164,27 @@ def quantized_product(
     """As `plain_product`, of x quantized already and the weight quantized here unless the module has it cached.
 
     The result has the dtype of the Function's input `inp`, and is quantized where it `leaves` so.
+
+    Args:
+        original: x before its cast; None where the plan's backward does not read that.
     """
     plan = options.plan
     assert plan is not None
     casts = plan.gemms[0]
-    quantized = weight_operand(casts, weight, options.weight, inp, needs_dgrad)
+    override = plan.override
+    quantized = weight_operand(casts, weight, options.weight, inp, needs_dgrad and override is None)
     out = product(casts, x, quantized, bias, inp.dtype, leaves, inp)
-    # An input that came quantized is kept as it came in either case.
-    kept = inp if options.saves_input and inp.__class__ is not QuantizedTensor else x
-    ctx.x_header, x_parts = keep(kept, casts.wgrad[1][0], needs_wgrad)
-    ctx.w_header, w_parts = keep(quantized, casts.dgrad[1][0], needs_dgrad)
+    x_usage, w_usage = casts.wgrad[1][0], casts.dgrad[1][0]
+    kept_x: Any = x
+    kept_w: Any = quantized
+    if override == "high_precision":
+        kept_x, kept_w = None if original is None else detached(original), detached(weight)
+    elif override is not None:
+        x_usage, w_usage = casts.input_usage[0], casts.weight_usage[0]
+    elif options.saves_input and inp.__class__ is not QuantizedTensor:
+        kept_x = inp  # an input that came quantized is kept as it came
+    ctx.x_header, x_parts = keep(kept_x, x_usage, needs_wgrad)
+    ctx.w_header, w_parts = keep(kept_w, w_usage, needs_dgrad)
     if options.learn is not None:
         steps = None
         if needs_wgrad:
@@ -216,10 +229,18 @@ def product_backward(
     if needs_dgrad or needs_wgrad:
         note_backward(plan, ctx.root, dy)
     x, weight = restored(ctx.x_header, saved[:PARTS]), restored(ctx.w_header, saved[PARTS:])
+    if plan.override is not None:
+        dx, dw, db = product_gradients(None, dy, *(_values(t, ctx.dtypes[0]) for t in (x, weight)), wanted, into=into)
+        return dx if dx is None or leaves is None else leaving(dx, leaves), dw, db
     casts = plan.gemms[0]
     if isinstance(x, torch.Tensor):
         x = operand(x, casts.input, casts.wgrad[1][0], in_backward=True)
     return product_gradients(casts, dy, x, weight, wanted, leaves, into=into)
+
+
+def _values(x: Any, dtype: torch.dtype) -> torch.Tensor | None:
+    """An operand as high-precision products read it."""
+    return ops.dequantize(x, dtype=dtype) if isinstance(x, Quantized) else x
 
 
 def _wanted(dtypes: Any, needs_dgrad: bool, needs_wgrad: bool, needs_bgrad: bool) -> Wanted:

@@ -175,7 +175,7 @@ def test_recipes_compare_by_value() -> None:
     [
         (DelayedScaling(fp8_dpa=True), "fp8_dpa"),
         (Float8CurrentScaling(fp8_mha=True), "fp8_mha"),
-        (Float8BlockScaling(backward_override="high_precision"), "backward_override"),
+        (DelayedScaling(backward_override="high_precision"), "backward_override"),
         (MXFP8BlockScaling(margin=1), "margin"),
         (MXFP8BlockScaling(enable_2d_quantization=True), "enable_2d_quantization"),
         (NVFP4BlockScaling(), "disable_rht=True"),
