@@ -20,7 +20,7 @@ from te_dispatch.common.recipe_parameters import (
     require_bool,
     require_choice,
 )
-from te_dispatch.common.recipe_values import Cast, RecipeValues, lenient
+from te_dispatch.common.recipe_values import Cast, RecipeValues, lenient, warn_without_effect
 
 __all__ = [
     "AmaxAlgorithm",
@@ -240,7 +240,7 @@ class MXFP8BlockScaling(Recipe):
     """OCP microscaling: 32 elements along the contracted dimension share a power-of-two (E8M0) scale.
 
     Attributes:
-        margin: must be 0: block scales have no history to leave headroom for.
+        margin: no effect, in Transformer Engine neither: block scales have no history to leave headroom for.
         fp8_format: encodings; E4M3 both ways by default, because block scales make E5M2's range unnecessary.
         fp8_dpa, fp8_mha: as in `DelayedScaling`. backward_override: as in `Float8CurrentScaling`.
         enable_2d_quantization: 32x32 blocks for weights; not supported yet.
@@ -259,10 +259,12 @@ class MXFP8BlockScaling(Recipe):
     def _check(self) -> None:
         self._check_shared(_TRAINABLE)
         require_bool(self, "enable_2d_quantization")
+        if self.margin != 0:
+            # From the caller of the constructor: through _check, __post_init__ and both constructors.
+            why = "block scales have no history to leave headroom for"
+            warn_without_effect(type(self), "margin", lambda: why, stacklevel=6)
 
     def unsupported_knob(self) -> str | None:
-        if self.margin != 0:
-            return f"margin={self.margin!r}; set it to 0"
         if self.enable_2d_quantization:
             return "enable_2d_quantization=True; set it to False"
         return super().unsupported_knob()

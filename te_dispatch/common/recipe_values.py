@@ -169,13 +169,18 @@ def lenient(kind: type[_Kind]) -> type[_Kind]:
                 value = given.pop(name)
                 if name in _GONE and value == _GONE[name][0]:
                     continue
-                if (kind, name) not in _warned:
-                    _warned.add((kind, name))
-                    warnings.warn(f"{kind.__name__}: {name} has no effect: {_no_effect(kind, name)}", stacklevel=2)
+                warn_without_effect(kind, name, lambda name=name: _no_effect(kind, name))
         make(self, *args, **given)
 
     setattr(kind, "__init__", __init__)  # noqa: B010  # a method is not assigned to
     return kind
+
+
+def warn_without_effect(kind: type, name: str, why: Callable[[], str], stacklevel: int = 3) -> None:
+    """Warn once of an argument of recipes of a class that does nothing; `stacklevel` is that of the recipe's maker."""
+    if (kind, name) not in _warned:
+        _warned.add((kind, name))
+        warnings.warn(f"{kind.__name__}: {name} has no effect: {why()}", stacklevel=stacklevel)
 
 
 def _no_effect(kind: Any, name: str) -> str:

@@ -176,7 +176,6 @@ def test_recipes_compare_by_value() -> None:
         (DelayedScaling(fp8_dpa=True), "fp8_dpa"),
         (Float8CurrentScaling(fp8_mha=True), "fp8_mha"),
         (DelayedScaling(backward_override="high_precision"), "backward_override"),
-        (MXFP8BlockScaling(margin=1), "margin"),
         (MXFP8BlockScaling(enable_2d_quantization=True), "enable_2d_quantization"),
         (NVFP4BlockScaling(), "disable_rht=True"),
         (NVFP4BlockScaling(disable_rht=True), "disable_stochastic_rounding=True"),
@@ -290,3 +289,18 @@ def test_keywords_that_mean_nothing_here_are_warned_of_once_by_name(monkeypatch:
     with pytest.raises(TypeError, match="margin must be an int"):
         DelayedScaling(margin="1", amax_history_length=4)
     assert next(iter(inspect.signature(DelayedScaling).parameters)) == "margin"
+
+
+def test_the_margin_of_mxfp8_changes_nothing_and_says_so_where_the_recipe_is_made(monkeypatch: Any) -> None:
+    monkeypatch.setattr(recipe_values, "_warned", set())
+    with pytest.warns(UserWarning, match="MXFP8BlockScaling: margin has no effect: block scales") as caught:
+        recipe = MXFP8BlockScaling(margin=2)
+        MXFP8BlockScaling(margin=3)
+    assert [one.filename for one in caught] == [__file__]
+    te = pytest.importorskip("te_dispatch.pytorch")
+    torch = pytest.importorskip("torch")
+    layer, x, found = te.Linear(32, 32, device="cpu"), torch.randn(32, 32), []
+    for one in (recipe, MXFP8BlockScaling()):
+        with te.autocast(recipe=one):
+            found.append(layer(x))
+    assert torch.equal(*found)
