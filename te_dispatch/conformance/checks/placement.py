@@ -1,5 +1,6 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""Where results lie, where the contract says so: gradients of packed operands are views of one packed tensor."""
+"""Where results lie, where the contract says so: gradients of packed operands are views of one packed tensor, and a
+record with another layout or one copy more shares what it does not change."""
 
 from __future__ import annotations
 
@@ -26,4 +27,4 @@ def _applies(subject: Subject, space: Space) -> str | None:
     return None if space.placed is not None else "results may lie anywhere"
 
 
-CHECKS = (Check("placement", placement, _applies, 2, None, "where results lie, for operands that are packed"),)
+CHECKS = (Check("placement", placement, _applies, 2, None, "where results lie, where the contract says so"),)

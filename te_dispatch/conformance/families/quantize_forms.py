@@ -8,6 +8,7 @@ below the normal range to where products overflow.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -168,6 +169,19 @@ def _convert_wrongly(values: Values, maker: Maker) -> Arguments:
     return {"x": x, "encoding": other_form(encoding), "overflow": "error", "count": count}
 
 
+def _sharing(*names: str) -> Callable[[Arguments, Mapping[str, torch.Tensor]], str | None]:
+    """`Space.placed`: these tensors of the record that is made are those of the record x."""
+
+    def placed(arguments: Arguments, results: Mapping[str, torch.Tensor]) -> str | None:
+        for name in names:
+            own, made = getattr(arguments["x"], name), results.get(name)
+            if own is not None and made is not None and own.numel() and made.data_ptr() != own.data_ptr():
+                return f"{name} is a copy of x's, and must share its memory"
+        return None
+
+    return placed
+
+
 _SCALINGS = Axis("scaling", ("tensor", "block_1d", "block_2d", "mxfp8", "nvfp4"))
 _FP32_SCALED = Axis("scaling", ("tensor", "block_1d", "block_2d"))
 _SHAPE = Axis(
@@ -208,15 +222,15 @@ register(
     Space(
         "transpose_quantized", "plain",
         (Axis("scaling", ("tensor", "block_2d")), ENCODING, Axis("usage", ("row", "both")), _TWO_D, _NOMINAL),
-        _transpose, moved_bits, widen=False,
+        _transpose, moved_bits, widen=False, placed=_sharing("row_data", "row_scale_inv"),
     ),
     Space(
         "relayout_scales", "plain",
         (
             _SCALINGS, ENCODING, USAGE, _SHAPE, _LAYOUT, Axis("scale_layout", ("other", "canonical")), _NOMINAL,
         ),
-        _relayout, moved_bits, valid=_meaningful, widen=False, forms="scaling",
-        fixed=(_SQUARE_SCALES,),
+        _relayout, moved_bits, valid=_meaningful, widen=False, forms="scaling", fixed=(_SQUARE_SCALES,),
+        placed=_sharing("row_data", "col_data"),
     ),
     Space(
         "convert_encoding", "plain",

@@ -92,10 +92,12 @@ _FORMS = (
     *_of(
         forms, "transpose_quantized", "transpose_quantized",
         leaves_scales_untransposed="adds the column-wise codes of 128x128 tiles with the row-wise order of scales",
+        copies_the_row_wise_record="gives the row-wise codes and scales in memory of their own",
     ),
     *_of(
         forms, "relayout_scales", "relayout_scales",
         leaves_layout_padding="does not write the padding of a scale layout",
+        copies_laid_out_codes="gives the codes in memory of their own",
     ),
     *_of(
         forms, "convert_encoding", "convert_encoding",

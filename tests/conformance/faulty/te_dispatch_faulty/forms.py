@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from te_dispatch.numerics.encodings import encoding as find_encoding
-from te_dispatch.numerics.quantized import CANONICAL_SCALES
+from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized
 from te_dispatch.numerics.quantizers import CurrentQuantizer
 from te_dispatch.ops import alloc
 from te_dispatch_faulty.binding import Call, swapped
@@ -41,6 +41,27 @@ def leaves_scales_untransposed(call: Call) -> Any:
     made = call.sound()
     if made.scaling == "block_2d":
         made.col_scale_inv = made.row_scale_inv.clone().reshape(made.col_scale_inv.shape)
+    return made
+
+
+def _apart(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """A copy in memory from the allocator."""
+    if tensor is None:
+        return None
+    return alloc.empty("out", tuple(tensor.shape), tensor.dtype, tensor.device).copy_(tensor)
+
+
+def copies_the_row_wise_record(call: Call) -> Any:
+    made = call.sound()
+    made.row_data, made.row_scale_inv = _apart(made.row_data), _apart(made.row_scale_inv)
+    return made
+
+
+def copies_laid_out_codes(call: Call) -> Any:
+    sound = call.sound()
+    # A new record: of the same layout the sound one is x itself.
+    made = Quantized(**{name: getattr(sound, name) for name in Quantized.__slots__})
+    made.row_data, made.col_data = _apart(made.row_data), _apart(made.col_data)
     return made
 
 
