@@ -106,14 +106,16 @@ class LinearOptions:
         self, needs: Sequence[bool], at: int, weight: torch.Tensor | None, bias: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, ...]:
         """What a backward returns from `at` on, of the gradients of the whole weight and bias."""
-        trained = self.trained(needs, at)[0]
+        sink = self.sink
+        if sink is not None and not self.trained(needs, at)[0]:
+            sink = None
         if not self.rows:
-            if self.sink is not None and trained:
-                (weight,) = self.sink.returned()
+            if sink is not None:
+                (weight,) = sink.returned()
             return weight, bias, None
         parts: list[torch.Tensor | None] = [None] * len(self.rows)
-        if self.sink is not None and trained:
-            parts = self.sink.returned()
+        if sink is not None:
+            parts = sink.returned()
         elif weight is not None:
             parts = [*weight.split_with_sizes(self.rows)]
         if len(needs) > at + 3 + len(self.rows):
