@@ -103,7 +103,7 @@ class GemmModule(KnowingModule, WeightGradModule, ParallelModule):
             return None, None
         plan = self._current_plan(state, x.device, boundary)
         if plan.forward is not None:
-            if trains():
+            if trains() and (self.training or not regions.phase.declared):
                 self._join(plan)
                 plan.forward_group.dirty = True  # type: ignore[union-attr]
             else:
@@ -176,6 +176,7 @@ class GemmModule(KnowingModule, WeightGradModule, ParallelModule):
             return None
         entry = plan.as_replay()
         for region in targets:
+            region.root = plan.root
             region.record(self, entry)
         return entry
 
@@ -232,11 +233,7 @@ class GemmModule(KnowingModule, WeightGradModule, ParallelModule):
                 scale_update.open_task(task)
             else:
                 plan.root = source.root
-        if not targets:
-            return plan, None
-        for region in targets:
-            region.root = plan.root
-        return plan, self._record(plan, targets)
+        return plan, self._record(plan, targets) if targets else None
 
     def _calibrate(self, index: int, x: torch.Tensor, weight: torch.Tensor) -> None:
         """Record amaxes of a GEMM that runs in high precision."""

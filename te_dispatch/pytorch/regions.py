@@ -55,11 +55,28 @@ class Region:
         return entries[position]
 
 
+class _Phase(threading.local):
+    """Of this thread.
+
+    Attributes:
+        declared: whether it is in a declared checkpoint of FP8 modules. recomputing: whether for the second time.
+        root: of `_DECLARED`.
+    """
+
+    declared = False
+    recomputing = False
+    root: int | None = None
+
+
+phase = _Phase()
+
+
 class _Declared(Region):
     """All checkpoints that `activation_recompute_forward` declares.
 
     Nothing tells which first forward a recomputation belongs to. As in Transformer Engine, those of each module are
-    replayed in the order in which they ran.
+    replayed in the order in which they ran, and only a module in training mode will be recomputed. Each has a root of
+    its own: `root` is that of the one which this thread records, or has replayed last.
     """
 
     __slots__ = ("_queues",)
@@ -68,25 +85,27 @@ class _Declared(Region):
         super().__init__()
         self._queues: WeakKeyDictionary[Any, deque[Any]] = WeakKeyDictionary()
 
+    @property
+    def root(self) -> int | None:  # type: ignore[override]
+        return phase.root
+
+    @root.setter
+    def root(self, value: int | None) -> None:
+        phase.root = value
+
     def record(self, module: Any, entry: Any) -> None:
-        self._queues.setdefault(module, deque()).append(entry)
+        if module.training:
+            self._queues.setdefault(module, deque()).append((self.root, entry))
 
     def replay(self, module: Any, task: int) -> Any | None:
         queue = self._queues.get(module)
-        return queue.popleft() if queue else None
+        if not queue:
+            return None
+        self.root, entry = queue.popleft()
+        return entry
 
 
 _DECLARED = _Declared()
-
-
-class _Phase(threading.local):
-    """Of this thread: whether it is in a declared checkpoint of FP8 modules, and whether in its recomputation."""
-
-    declared = False
-    recomputing = False
-
-
-phase = _Phase()
 
 _ATTRIBUTE = "_te_dispatch_region"
 
@@ -147,8 +166,19 @@ def find() -> tuple[list[Region], Region | None]:
     """(targets, source): the regions in their first forward, and the innermost one being recomputed.
 
     There are several targets where checkpoints nest: each recomputes on its own, so each keeps an entry. Targets
-    below a source are checkpoints inside a recomputed one. Outside any checkpoint there is nothing.
+    below a source are checkpoints inside a recomputed one. Outside any checkpoint there is nothing. What is declared
+    is a region where no frame is that of another: a checkpoint around it runs its first forward again.
     """
+    targets, source = _on_stack()
+    if phase.declared and phase.recomputing:
+        return targets, _DECLARED
+    if phase.declared and not targets:
+        return [_DECLARED], source
+    return targets, source
+
+
+def _on_stack() -> tuple[list[Region], Region | None]:
+    """(targets, source) as the machinery of PyTorch's checkpoints and this project's shows them."""
     targets: list[Region] = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -160,10 +190,6 @@ def find() -> tuple[list[Region], Region | None]:
             if region is not None and region not in targets:
                 targets.append(region)
         frame = frame.f_back
-    if phase.declared:
-        if phase.recomputing:
-            return targets, _DECLARED
-        targets.append(_DECLARED)
     hooked = None if targets else _hooked_region()
     return targets if hooked is None else [hooked], None
 

@@ -82,3 +82,44 @@ def test_what_is_declared_can_be_asked_and_ends() -> None:
         with pytest.raises(ZeroDivisionError), activation_recompute_forward(activation_recompute=True):
             raise ZeroDivisionError
         assert asked() == (False, False)
+
+
+def test_a_declared_checkpoint_in_another_one_leaves_later_steps_as_they_are() -> None:
+    def train(declared: bool, outer: bool, use_reentrant: bool = True) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        recipe, layer, found = DelayedScaling(amax_history_len=1), te.LayerNormMLP(32, 64, device="cpu"), []
+
+        def run(x: torch.Tensor) -> torch.Tensor:
+            return ByHand.apply(layer, recipe, x) if declared else layer(x)
+
+        for i in range(4):
+            x = (torch.randn(16, 32) * (i + 1)).requires_grad_()
+            with te.autocast(recipe=recipe):
+                y = te.checkpoint(run, x, use_reentrant=use_reentrant) if outer and i == 1 else run(x)
+            (y.square().sum() * (i + 1)).backward()
+            found += [y.detach(), x.grad]
+        return [*found, *(p.grad for p in layer.parameters()), layer.get_extra_state()]  # type: ignore[list-item]
+
+    plain = train(False, False)
+    for how in ((False,), (True, True), (True, False)):
+        assert all(map(torch.equal, train(True, *how), plain)), how
+
+
+def test_what_no_backward_follows_is_not_replayed() -> None:
+    def train(evaluates: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        recipe, layer, found = DelayedScaling(amax_history_len=1), te.LayerNormMLP(32, 64, device="cpu"), []
+        for i in range(4):
+            x = (torch.randn(16, 32) * (i + 1)).requires_grad_()
+            if evaluates:
+                layer.eval()
+                with torch.no_grad(), te.autocast(recipe=recipe):
+                    ByHand.apply(layer, recipe, x.detach())
+                layer.train()
+            with te.autocast(recipe=recipe):
+                y = ByHand.apply(layer, recipe, x)
+            y.square().sum().backward()
+            found += [y.detach(), x.grad]
+        return [*found, *(p.grad for p in layer.parameters()), layer.get_extra_state()]  # type: ignore[list-item]
+
+    assert all(map(torch.equal, train(True), train(False)))
