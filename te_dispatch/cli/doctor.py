@@ -77,11 +77,12 @@ def examine(time_limit: float = TIME_LIMIT) -> dict[str, Any]:
         data_of_one["unknown_facts"] = _unknown_facts(backend, answers[backend.name], devices)
         data_of_one["without_companion"] = _without_companion(backend, formats)
     known = Known.of([backend.manifest for backend in backends], OPERATORS)
+    imported, doubled = _transformer_engine()
     data: dict[str, Any] = {
         "python": platform.python_version(),
         "te_dispatch": te_dispatch.__version__,
         "torch": _installed("torch"),
-        "transformer_engine": _transformer_engine(),
+        "transformer_engine": imported,
         "devices": devices,
         "backends": shown,
         "failures": [_failure(failure) for failure in snapshot.failures],
@@ -90,7 +91,7 @@ def examine(time_limit: float = TIME_LIMIT) -> dict[str, Any]:
         "policies": _policies(known),
         "tracebacks": _tracebacks(snapshot, answers),
     }
-    data["problems"] = _problems(data, known)
+    data["problems"] = [*_problems(data, known), *doubled]
     return data
 
 
@@ -160,13 +161,21 @@ def _installed(distribution: str) -> str | None:
         return None
 
 
-def _transformer_engine() -> str:
-    """What ``import transformer_engine`` gives in a process that asks for nothing special."""
+def _transformer_engine() -> tuple[str, list[str]]:
+    """What ``import transformer_engine`` gives in a process that asks for nothing special, and what is wrong there."""
     there = find_transformer_engine()
     if there is None:
-        return "not installed"
+        return "not installed", []
     place, is_ours = there
-    return f"te_dispatch ({place})" if is_ours else f"{_installed('transformer-engine') or 'unknown version'} ({place})"
+    if is_ours:
+        return f"te_dispatch ({place})", []
+    problems = []
+    if _installed(STAND_IN):
+        problems.append(
+            f"Transformer Engine itself ({place}) and {STAND_IN} are both installed: the former is imported, the "
+            "version in the metadata is either's; uninstall one"
+        )
+    return f"{_installed('transformer-engine') or 'unknown version'} ({place})", problems
 
 
 def _backend(backend: InstalledBackend, snapshot: Snapshot, answers: list[Answer]) -> dict[str, Any]:
@@ -245,12 +254,6 @@ def _problems(data: dict[str, Any], known: Known) -> list[str]:
         checking_results(os.environ)
     except PolicyError as error:
         problems.append(f"environment: {error}")
-    there = find_transformer_engine()
-    if there is not None and not there[1] and _installed(STAND_IN):
-        problems.append(
-            f"Transformer Engine itself ({there[0]}) and {STAND_IN} are both installed: the former is imported, the "
-            "version in the metadata is either's; uninstall one"
-        )
     if not data["torch"]:
         problems.append("PyTorch is not installed, and operators take its tensors: pip install torch")
     if not data["backends"]:

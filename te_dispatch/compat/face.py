@@ -16,13 +16,8 @@ def _of(home: str, *names: str) -> dict[str, str]:
     return {name: f"te_dispatch.{home}:{name}" for name in names}
 
 
-_SUPPORT = _of(
+_AVAILABLE = _of(
     "pytorch.support",
-    "check_fp8_block_scaling_support",
-    "check_fp8_support",
-    "check_mxfp8_support",
-    "check_nvfp4_support",
-    "check_recipe_support",
     "get_device_compute_capability",
     "is_bf16_available",
     "is_fp8_available",
@@ -30,11 +25,18 @@ _SUPPORT = _of(
     "is_mxfp8_available",
     "is_nvfp4_available",
 )
-_AUTOCAST = _of("pytorch.autocast", "autocast", "fp8_autocast")
+_AUTOCAST = _of("pytorch.autocast", "autocast", "fp8_autocast", "get_default_recipe")
 _QUANTIZATION = {
-    **_SUPPORT,
+    **_AVAILABLE,
     **_AUTOCAST,
-    **_of("pytorch.autocast", "get_default_recipe"),
+    **_of(
+        "pytorch.support",
+        "check_fp8_block_scaling_support",
+        "check_fp8_support",
+        "check_mxfp8_support",
+        "check_nvfp4_support",
+        "check_recipe_support",
+    ),
     **_of("pytorch.global_state", "FP8GlobalStateManager"),
     "get_default_fp8_recipe": "te_dispatch.pytorch.autocast:get_default_recipe",
 }
@@ -90,17 +92,8 @@ FACE: dict[str, dict[str, str]] = {
         **_CHECKPOINT,
         **_RANDOM,
         **_ROTARY,
-        **_of("pytorch.autocast", "get_default_recipe"),
-        **_of(
-            "pytorch.support",
-            "get_cudnn_version",
-            "get_device_compute_capability",
-            "is_bf16_available",
-            "is_fp8_available",
-            "is_fp8_block_scaling_available",
-            "is_mxfp8_available",
-            "is_nvfp4_available",
-        ),
+        **_AVAILABLE,
+        **_of("pytorch.support", "get_cudnn_version"),
     },
     "transformer_engine.pytorch.quantization": _QUANTIZATION,
     "transformer_engine.pytorch.fp8": _QUANTIZATION,

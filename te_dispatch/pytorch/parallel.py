@@ -26,17 +26,6 @@ CONTEXT_COMMUNICATION = ("p2p", "all_gather", "a2a", "a2a+p2p")
 _KEPT = ("tp_group", "parallel_mode", "set_parallel_mode", "get_rng_state_tracker", "rng_tracker_name", "ub_name")
 
 
-def ranks(group: Any) -> int:
-    """How many ranks a process group has.
-
-    Raises:
-        TypeError: it is none.
-    """
-    if not isinstance(group, torch.distributed.ProcessGroup):
-        raise TypeError(f"must be a torch.distributed.ProcessGroup or None, got {type(group).__name__}")
-    return group.size()
-
-
 def require_one_rank(owner: str, argument: str, group: Any) -> None:
     """Raise unless a group is None or has one rank.
 
@@ -45,12 +34,11 @@ def require_one_rank(owner: str, argument: str, group: Any) -> None:
     """
     if group is None:
         return
-    try:
-        size = ranks(group)
-    except TypeError as error:
-        raise TypeError(f"{owner}: {argument} {error}") from None
-    if size != 1:
-        raise NotImplementedError(f"{owner}: {argument} of {size} ranks is not supported yet, only of one rank")
+    if not isinstance(group, torch.distributed.ProcessGroup):
+        expected = "a torch.distributed.ProcessGroup or None"
+        raise TypeError(f"{owner}: {argument} must be {expected}, got {type(group).__name__}")
+    if group.size() != 1:
+        raise NotImplementedError(f"{owner}: {argument} of {group.size()} ranks is not supported yet, only of one rank")
 
 
 def require_one_tensor_rank(owner: str, tp_group: Any, tp_size: Any) -> None:
