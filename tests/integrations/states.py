@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""What the tests of all frameworks look at: te_dispatch's modules in a model, and their delayed-scaling state."""
+"""What the tests of all frameworks share: the device, te_dispatch's modules in a model, their delayed-scaling state."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import torch
 
 import te_dispatch.pytorch as te
 
+#: Where the tests of one process run. Those of several ranks (`tests/pytorch/ranks.py`) have a GPU each, or none.
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PARTS = ("history", "scale", "scale_amax")
 GEMM_MODULES = (te.Linear, te.LayerNormLinear, te.LayerNormMLP)
 

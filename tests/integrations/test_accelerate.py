@@ -23,7 +23,7 @@ import te_dispatch.pytorch as te
 from te_dispatch.common import recipe, recipe_values
 from tests.pytorch import ranks
 
-from .states import assert_falls, assert_filled, assert_same, parameters, scales
+from .states import DEVICE, assert_falls, assert_filled, assert_same, parameters, scales
 
 SIZE, WIDE, ROWS = 32, 64, 32
 
@@ -38,18 +38,18 @@ def _model() -> torch.nn.Sequential:
     torch.manual_seed(0)
     return torch.nn.Sequential(
         torch.nn.Linear(SIZE, WIDE), torch.nn.GELU(), torch.nn.LayerNorm(WIDE), torch.nn.Linear(WIDE, SIZE)
-    )
+    ).to(DEVICE)
 
 
 def _batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(step)
-    x, y = (torch.randn(ROWS, SIZE, generator=generator) for _ in range(2))
+    x, y = (torch.randn(ROWS, SIZE, generator=generator).to(DEVICE) for _ in range(2))
     return x, y
 
 
 def _prepared(handler: TERecipeKwargs | None = None, **options: Any) -> tuple[Accelerator, torch.nn.Module, Any]:
     handlers = [] if handler is None else [handler]
-    accelerator = Accelerator(cpu=True, mixed_precision="fp8", kwargs_handlers=handlers, **options)
+    accelerator = Accelerator(cpu=DEVICE == "cpu", mixed_precision="fp8", kwargs_handlers=handlers, **options)
     model = _model()
     model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-2))
     return accelerator, model, optimizer
@@ -87,7 +87,7 @@ def test_training_is_te_dispatch_in_the_precision_asked_for() -> None:
             x, y = _batch(0)
             with (
                 te.autocast(enabled=enabled, recipe=recipe.DelayedScaling(amax_history_len=4)),
-                torch.autocast("cpu", torch.bfloat16),
+                torch.autocast(DEVICE, torch.bfloat16),
             ):
                 out = plain(x)
             loss = (out.float() - y).square().mean()
@@ -109,7 +109,7 @@ def test_without_a_handler_te_dispatch_is_found() -> None:
 
 
 def test_layers_with_dimensions_that_fp8_cannot_take_stay_torchs() -> None:
-    Accelerator(cpu=True, mixed_precision="fp8")
+    Accelerator(cpu=DEVICE == "cpu", mixed_precision="fp8")
     model = torch.nn.Sequential(torch.nn.Linear(24, 16), torch.nn.Linear(16, 16))
     convert_model(model)
     # accelerate leaves the later layers of the same container too.
@@ -119,7 +119,7 @@ def test_layers_with_dimensions_that_fp8_cannot_take_stay_torchs() -> None:
 
 @torch.no_grad()
 def test_convert_model_keeps_values() -> None:
-    Accelerator(cpu=True, mixed_precision="fp8")
+    Accelerator(cpu=DEVICE == "cpu", mixed_precision="fp8")
     plain, converted = _model(), _model()
     assert not has_transformer_engine_layers(plain)
     convert_model(converted, _convert_ln=False)
@@ -148,7 +148,7 @@ def test_field_use_autocast_during_eval() -> None:
         with torch.no_grad():
             outputs.append(model(_batch(0)[0]))
             plain = accelerator.unwrap_model(model, keep_fp32_wrapper=False)
-            with torch.autocast("cpu", torch.bfloat16):
+            with torch.autocast(DEVICE, torch.bfloat16):
                 high_precision = plain(_batch(0)[0]).float()
         AcceleratorState._reset_state(reset_partial_state=True)
     assert torch.equal(outputs[0], high_precision)
@@ -237,9 +237,9 @@ def test_field_use_mxfp8_block_scaling() -> None:
         convert_model(plain)
         model.train()
         found = model(_batch(0)[0])
-        with te.autocast(recipe=recipe.MXFP8BlockScaling()), torch.autocast("cpu", torch.bfloat16):
+        with te.autocast(recipe=recipe.MXFP8BlockScaling()), torch.autocast(DEVICE, torch.bfloat16):
             expected = plain(_batch(0)[0])
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(DEVICE, torch.bfloat16):
             high_precision = plain(_batch(0)[0])
     assert torch.equal(found, expected.float())
     assert not torch.equal(found, high_precision.float())
@@ -260,7 +260,7 @@ def test_recipe_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         ("ACCELERATE_FP8_MARGIN", "1"),
     ):
         monkeypatch.setenv(name, value)
-    accelerator = Accelerator(cpu=True)
+    accelerator = Accelerator(cpu=DEVICE == "cpu")
     model = _model()
     model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-2))
     _step(accelerator, model, optimizer, 0)
@@ -350,7 +350,7 @@ def test_gradient_accumulation() -> None:
         x, y = _batch(step)
         with (
             te.autocast(recipe=recipe.DelayedScaling(amax_history_len=4)),
-            torch.autocast("cpu", torch.bfloat16),
+            torch.autocast(DEVICE, torch.bfloat16),
         ):
             out = other(x)
         ((out.float() - y).square().mean() / 2).backward()

@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""PyTorch's DistributedDataParallel, FullyShardedDataParallel and fully_shard, in two processes over gloo.
+"""PyTorch's DistributedDataParallel, FullyShardedDataParallel and fully_shard, in two processes.
 
 What a framework would import is imported by Transformer Engine's name: the ranks inherit where that leads.
 """
@@ -32,7 +32,7 @@ import te_dispatch.pytorch
 from tests.pytorch import ranks
 from tests.pytorch.ranks import WORLD
 
-from .states import assert_falls, assert_filled, assert_same, parameters, scales
+from .states import DEVICE, assert_falls, assert_filled, assert_same, parameters, scales
 
 SIZE, WIDE = 32, 64
 RECIPES = (DelayedScaling(amax_history_len=4), Float8CurrentScaling())
@@ -41,9 +41,9 @@ RECIPES = (DelayedScaling(amax_history_len=4), Float8CurrentScaling())
 def _model(seed: int = 0) -> torch.nn.Sequential:
     torch.manual_seed(seed)
     return torch.nn.Sequential(
-        te.Linear(SIZE, WIDE, device="cpu"),
-        te.TransformerLayer(WIDE, 2 * WIDE, 4, hidden_dropout=0.0, attention_dropout=0.0, device="cpu"),
-        te.LayerNormLinear(WIDE, SIZE, device="cpu"),
+        te.Linear(SIZE, WIDE, device=DEVICE),
+        te.TransformerLayer(WIDE, 2 * WIDE, 4, hidden_dropout=0.0, attention_dropout=0.0, device=DEVICE),
+        te.LayerNormLinear(WIDE, SIZE, device=DEVICE),
     )
 
 
@@ -53,12 +53,12 @@ def _ddp(model: torch.nn.Sequential) -> torch.nn.Module:
 
 def _fsdp1(model: torch.nn.Sequential, use_orig_params: bool = True) -> torch.nn.Module:
     policy = ModuleWrapPolicy({te.TransformerLayer})
-    device = torch.device("cpu")
+    device = torch.device(DEVICE, torch.cuda.current_device() if DEVICE == "cuda" else None)
     return FullyShardedDataParallel(model, auto_wrap_policy=policy, device_id=device, use_orig_params=use_orig_params)
 
 
 def _fsdp2(model: torch.nn.Sequential) -> torch.nn.Module:
-    mesh = init_device_mesh("cpu", (WORLD,))
+    mesh = init_device_mesh(DEVICE, (WORLD,))
     for layer in model:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
@@ -68,7 +68,7 @@ def _fsdp2(model: torch.nn.Sequential) -> torch.nn.Module:
 def _batch(step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     # Ranks differ in magnitude, so that amaxes that were not reduced would differ.
     generator = torch.Generator().manual_seed(10 * step + rank)
-    x, y = (torch.randn(16, 2, SIZE, generator=generator) for _ in range(2))
+    x, y = (torch.randn(16, 2, SIZE, generator=generator).to(DEVICE) for _ in range(2))
     return x * (1 + 3 * rank), y
 
 

@@ -14,30 +14,33 @@ from pathlib import Path
 
 import pytest
 
+from .states import DEVICE
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 
+ON = f"FP8 on {DEVICE}(?::0)?"
+LAUNCH = ("-m", "accelerate.commands.launch", *([] if DEVICE == "cuda" else ["--cpu"]))
 #: Of each run of an example: what it needs, the options before it, the file, and what it prints in the end.
 EXAMPLES = {
-    "accelerate": ("accelerate", (), "accelerate_fp8.py", r"FP8 on cpu: loss [\d.]+ -> [\d.]+"),
+    "accelerate": ("accelerate", (), "accelerate_fp8.py", rf"{ON}: loss [\d.]+ -> [\d.]+"),
     "accelerate launch": (
-        "accelerate", ("-m", "accelerate.commands.launch", "--cpu"), "accelerate_fp8.py",
-        r"FP8 on cpu: loss [\d.]+ -> [\d.]+",
+        "accelerate", LAUNCH, "accelerate_fp8.py", rf"{ON}: loss [\d.]+ -> [\d.]+",
     ),
     "transformers": (
         "transformers", (), "transformers_trainer_fp8.py",
-        r"FP8 on cpu: loss [\d.]+ -> ([\d.]+); resumed at step 10: \1$",
+        rf"{ON}: loss [\d.]+ -> ([\d.]+); resumed at step 10: \1$",
     ),
     "lightning": (
         "lightning", (), "lightning_fp8.py",
-        r"FP8 on cpu: loss after 1, 20 and 40 steps: [\d.]+, [\d.]+, [\d.]+",
+        rf"{ON}: loss after 1, 20 and 40 steps: [\d.]+, [\d.]+, [\d.]+",
     ),
     "megatron": (
-        "megatron.core", (), "megatron_gpt_fp8.py", r"delayed FP8 on cpu: loss [\d.]+ -> [\d.]+",
+        "megatron.core", (), "megatron_gpt_fp8.py", rf"delayed {ON}: loss [\d.]+ -> [\d.]+",
     ),
-    "peft": ("peft", (), "peft_lora_fp8.py", r"FP8 on cpu: loss [\d.]+ -> [\d.]+"),
+    "peft": ("peft", (), "peft_lora_fp8.py", rf"{ON}: loss [\d.]+ -> [\d.]+"),
     "fsdp": (
         "torch", ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"), "fsdp_fp8.py",
-        r"FP8 on 2 x cpu: loss [\d.]+ -> [\d.]+\nloss of the next step: ([\d.]+), of the resumed model: \1$",
+        r"FP8 on 2 x (?:cpu|cuda): loss [\d.]+ -> [\d.]+\nloss of the next step: ([\d.]+), of the resumed model: \1$",
     ),
 }  # fmt: skip
 
@@ -46,11 +49,11 @@ EXAMPLES = {
 def test_example(run: str, tmp_path: Path) -> None:
     needs, options, name, expected = EXAMPLES[run]
     pytest.importorskip(needs)
-    # From another folder, so that te_dispatch is the installed one; without a GPU, so that the losses are the CPU's.
+    # From another folder, so that te_dispatch is the installed one.
     done = subprocess.run(
         [sys.executable, "-m", "te_dispatch.cli", "run", *options, str(REPOSITORY / "examples" / name)],
         cwd=tmp_path,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1"},
+        env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,
         timeout=300,

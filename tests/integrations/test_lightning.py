@@ -18,7 +18,7 @@ from lightning.pytorch.plugins import TransformerEnginePrecision as TrainerPreci
 import te_dispatch.pytorch as te
 from te_dispatch.common.recipe import DelayedScaling, Float8CurrentScaling, Format, Recipe
 
-from .states import assert_falls, assert_filled, assert_same, gemm_modules, parameters, scales
+from .states import DEVICE, assert_falls, assert_filled, assert_same, gemm_modules, parameters, scales
 
 SIZE, WIDE, ROWS = 32, 64, 32
 # The plugin asks PyTorch for an autocast on CUDA, whatever the device, for operations other than FP8's.
@@ -41,7 +41,7 @@ def _seeded(seed: int = 0) -> torch.nn.Sequential:
 
 def _batch(step: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(step)
-    x, y = (torch.randn(ROWS, SIZE, generator=generator) for _ in range(2))
+    x, y = (torch.randn(ROWS, SIZE, generator=generator).to(DEVICE) for _ in range(2))
     return x, y
 
 
@@ -50,7 +50,7 @@ def _batch(step: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _fabric(**options: Any) -> lightning.Fabric:
     options.setdefault("weights_dtype", torch.bfloat16)
-    return lightning.Fabric(accelerator="cpu", devices=1, plugins=FabricPrecision(**options))
+    return lightning.Fabric(accelerator=DEVICE, devices=1, plugins=FabricPrecision(**options))
 
 
 def _set_up(fabric: lightning.Fabric, model: torch.nn.Module) -> tuple[Any, Any]:
@@ -115,7 +115,7 @@ def test_fabric(recipe: Any) -> None:
 
 
 def test_fabric_by_the_name_of_the_precision() -> None:
-    fabric = lightning.Fabric(accelerator="cpu", devices=1, precision="transformer-engine")
+    fabric = lightning.Fabric(accelerator=DEVICE, devices=1, precision="transformer-engine")
     model, optimizer = _set_up(fabric, _seeded())
     losses = [_step(fabric, model, optimizer) for _ in range(10)]
     assert_filled(model.module)
@@ -133,7 +133,7 @@ def test_replace_layers() -> None:
     for replace, expected in ((None, te.Linear), (True, te.Linear), (False, torch.nn.Linear)):
         model = _fabric(replace_layers=replace).setup_module(_seeded())
         assert type(model.module[0]) is expected
-        assert_same(parameters(model.module), parameters(_seeded().to(torch.bfloat16)))
+        assert_same(parameters(model.module), parameters(_seeded().to(DEVICE, torch.bfloat16)))
 
 
 def test_layers_with_dimensions_that_fp8_cannot_take_stay_torchs() -> None:
@@ -214,7 +214,7 @@ def _trainer(where: Path, steps: int, **options: Any) -> lightning.Trainer:
         "precision": "transformer-engine"
     }  # fmt: skip
     return lightning.Trainer(
-        accelerator="cpu", devices=1, max_steps=steps, gradient_clip_val=1.0, logger=False, enable_checkpointing=False,
+        accelerator=DEVICE, devices=1, max_steps=steps, gradient_clip_val=1.0, logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False, default_root_dir=where, **precision,
     )  # fmt: skip
 

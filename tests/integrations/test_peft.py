@@ -17,7 +17,7 @@ from peft.tuners.lora.te import TeLinear
 import te_dispatch.pytorch as te
 from te_dispatch.common.recipe import DelayedScaling, Float8CurrentScaling
 
-from .states import assert_falls, assert_filled, assert_same, parameters, scales
+from .states import DEVICE, assert_falls, assert_filled, assert_same, parameters, scales
 
 SIZE, WIDE, ROWS = 32, 64, 32
 TARGETS = ["linear", "norm_linear", "mlp"]
@@ -42,7 +42,7 @@ def _adapted(r: int = 16) -> PeftModel:
 
 def _batch() -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(3)
-    x, y = (torch.randn(ROWS, SIZE, generator=generator) for _ in range(2))
+    x, y = (torch.randn(ROWS, SIZE, generator=generator).to(DEVICE) for _ in range(2))
     return x, y
 
 
@@ -89,7 +89,7 @@ def test_the_product_is_that_of_the_layer_and_the_adapter(recipe: DelayedScaling
     with torch.no_grad():
         layer.lora_B["default"].weight.normal_()
     x = _batch()[0].requires_grad_()
-    dy = torch.randn(ROWS, WIDE, generator=torch.Generator().manual_seed(4))
+    dy = torch.randn(ROWS, WIDE, generator=torch.Generator().manual_seed(4)).to(DEVICE)
     with te.autocast(recipe=recipe):
         y = model(x)
     y.backward(dy)
@@ -107,7 +107,7 @@ def test_the_product_is_that_of_the_layer_and_the_adapter(recipe: DelayedScaling
 def test_the_projection_of_a_transformer_layer_is_adapted() -> None:
     torch.manual_seed(0)
     plain = te.TransformerLayer(SIZE, WIDE, 4, hidden_dropout=0.0, attention_dropout=0.0)
-    x = torch.randn(16, 2, SIZE)
+    x = torch.randn(16, 2, SIZE, device=DEVICE)
     for _ in range(3):  # what the layer remembers of its calls must not outlast the change
         with te.autocast(recipe=Float8CurrentScaling()):
             before = plain(x)
@@ -176,7 +176,7 @@ def test_peft_refuses_to_merge_and_a_merge_by_hand_gives_the_same() -> None:
     with pytest.raises(ValueError, match="does not support DoRA"):
         get_peft_model(torch.nn.Sequential(te.Linear(SIZE, WIDE)), LoraConfig(target_modules=["0"], use_dora=True))
     layer, merged = model.base_model.model[0], te.Linear(SIZE, WIDE)
-    x = torch.randint(-2, 3, (ROWS, SIZE)).float()
+    x = torch.randint(-2, 3, (ROWS, SIZE), device=DEVICE).float()
     with torch.no_grad():
         # Small whole numbers: every product and sum is exact, in whatever order.
         for parameter in layer.parameters():
@@ -202,7 +202,7 @@ def test_unloading_gives_the_model_back() -> None:
 def test_parts_of_a_transformer_layer(target: str) -> None:
     torch.manual_seed(0)
     layer = te.TransformerLayer(SIZE, WIDE, 4, hidden_dropout=0.0, attention_dropout=0.0)
-    x = torch.randn(8, ROWS // 8, SIZE, device=next(layer.parameters()).device)
+    x = torch.randn(8, ROWS // 8, SIZE, device=DEVICE)
     with te.autocast(recipe=Float8CurrentScaling()):
         before = layer(x)  # its parts have already returned more than one tensor here
         model = get_peft_model(torch.nn.Sequential(layer), LoraConfig(r=16, target_modules=[target]))

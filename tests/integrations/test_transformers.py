@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArgumen
 
 import te_dispatch.pytorch as te
 
-from .states import assert_falls, assert_filled, assert_same, gemm_modules, parameters, scales
+from .states import DEVICE, assert_falls, assert_filled, assert_same, gemm_modules, parameters, scales
 
 VOCABULARY, TOKENS, STEPS = 64, 16, 8
 
@@ -57,7 +57,7 @@ def _data() -> list[dict[str, torch.Tensor]]:
 def _trainer(where: Path, model: LlamaForCausalLM, **options: Any) -> Trainer:
     arguments = TrainingArguments(
         output_dir=str(where),
-        use_cpu=True,
+        use_cpu=DEVICE == "cpu",
         max_steps=STEPS,
         per_device_train_batch_size=4,
         per_device_eval_batch_size=4,
@@ -123,8 +123,8 @@ def test_evaluation_is_in_high_precision(tmp_path: Path) -> None:
     found = trainer.evaluate()["eval_loss"]
     assert_same(scales(trainer.model), before)
     model = trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False).eval()
-    rows = torch.stack([row["input_ids"] for row in _data()[:8]])
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+    rows = torch.stack([row["input_ids"] for row in _data()[:8]]).to(DEVICE)
+    with torch.no_grad(), torch.autocast(DEVICE, torch.bfloat16):
         expected = [model(input_ids=part, labels=part).loss.item() for part in rows.split(4)]
     # The mean over 8 rows, each with the loss of its batch, in float32: 8 roundings by 2^-24.
     assert found == pytest.approx(sum(expected) / 2, rel=8 * 2**-24)

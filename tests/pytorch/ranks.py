@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""Tests that run in two processes over gloo."""
+"""Tests that run in two processes: over NCCL with a GPU each where there are two, else over gloo and without GPUs."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ def run(body: Callable[[int], None], tmp_path: Path) -> None:
     which may be waiting for it in a collective, are killed, and the message has the output of all.
     """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "GLOO_SOCKET_IFNAME": "lo"}
+    if torch.cuda.device_count() < WORLD:
+        environment["CUDA_VISIBLE_DEVICES"] = ""
     named = [inspect.getfile(body), body.__name__, str(tmp_path / "rendezvous")]
     command = [sys.executable, "-X", "faulthandler", __file__, *named]
     logs = [tmp_path / f"rank{rank}.log" for rank in range(WORLD)]
@@ -67,8 +69,12 @@ def _main(file: str, body: str, rendezvous: str, rank: int) -> None:
     sys.modules[package.__name__] = package
     tests = importlib.import_module(f"{package.__name__}.{Path(file).stem}")
     torch.set_num_threads(1)
+    backends = "gloo"
+    if torch.cuda.is_available():
+        torch.cuda.set_device(rank)
+        backends = "cpu:gloo,cuda:nccl"
     patience = timedelta(seconds=PATIENCE)
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=WORLD, timeout=patience)
+    dist.init_process_group(backends, init_method=f"file://{rendezvous}", rank=rank, world_size=WORLD, timeout=patience)
     getattr(tests, body)(rank)
     dist.barrier()
     dist.destroy_process_group()
