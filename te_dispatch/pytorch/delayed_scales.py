@@ -135,8 +135,12 @@ class DelayedScales:
         self._frozen = None
 
     def move(self, device: torch.device) -> None:
-        if device != self.device:
-            self._adopt(self.history.to(device), self.scale.to(device), self.scale_amax.to(device))
+        """Move to `device`, and out of the group, which is of one device."""
+        if device == self.device:
+            return
+        if self.group is not None:
+            self.group.remove(self)
+        self._adopt(self.history.to(device), self.scale.to(device), self.scale_amax.to(device))
 
     def resize(self, length: int) -> None:
         """Remember `length` steps; what is kept is the current row and the newest ones."""

@@ -199,9 +199,12 @@ class ScaledModule(SavedModule):
                 loaded[attribute] = DelayedScales.from_data(saved[key], count, f"{where}, {key}")
             elif key in ("forward", "backward"):  # the others are there where something left the module quantized
                 raise StateError(f"{where} must have {key!r}, got {', '.join(map(str, saved))}")
+        parameter = next(self.parameters(), None)  # none where a wrapper holds them
         for attribute, scales in loaded.items():
             live = getattr(self, attribute)
             if live is None:
+                if parameter is not None and not parameter.is_meta:
+                    scales.move(parameter.device)
                 setattr(self, attribute, scales)
             else:
                 live.load(scales)

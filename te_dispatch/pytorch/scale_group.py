@@ -129,10 +129,17 @@ class ScaleGroup:
             self._states[id(state)] = weakref.ref(state, self.regroup), state.label
             self.regroup()
             if before is not None:
-                before._states.pop(id(state), None)
-                before.regroup()
+                before.remove(state)
             state.updated()  # other updates are counted from here on
             state.group = self  # last: where this is interrupted, the next call does it again
+
+    def remove(self, state: DelayedScales) -> None:
+        """Make a state no member."""
+        with _lock:
+            self._states.pop(id(state), None)
+            self.regroup()
+            state.updated()
+            state.group = None
 
     def update(self) -> None:
         """Reduce the amaxes over the process group, then roll histories and recompute scales."""

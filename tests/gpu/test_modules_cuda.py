@@ -62,6 +62,43 @@ def test_fp8_state_moves_with_the_module_and_ignores_dtype_casts():
         module(torch.randn(32, 64, device="cuda", dtype=torch.bfloat16)).sum().backward()
 
 
+def _step(layer, x, delayed):
+    with te.autocast(recipe=delayed):
+        y = layer(x)
+    y.float().square().sum().backward()
+    return y.detach()
+
+
+def test_scales_of_a_checkpoint_that_was_read_to_the_cpu_are_on_the_gpu_at_once(tmp_path):
+    delayed = recipe.DelayedScaling(amax_history_len=4)
+    saved, loaded, other = (te.Linear(64, 64, params_dtype=torch.bfloat16) for _ in range(3))
+    x = torch.randn(32, 64, device="cuda", dtype=torch.bfloat16)
+    for _ in range(3):
+        _step(saved, x, delayed)
+    torch.save(saved.state_dict(), tmp_path / "checkpoint")
+    loaded.load_state_dict(torch.load(tmp_path / "checkpoint", map_location="cpu"))
+    for direction in ("_forward_scales", "_backward_scales"):
+        state, expected = getattr(loaded, direction), getattr(saved, direction)
+        assert torch.equal(state.history, expected.history) and torch.equal(state.scale, expected.scale)
+    _step(other, x, delayed)  # updates every state of the recipe
+    assert torch.equal(_step(loaded, x, delayed), _step(saved, x, delayed))
+
+
+def test_a_model_that_went_to_the_cpu_does_not_stop_the_training_of_another():
+    delayed = recipe.DelayedScaling(amax_history_len=5)
+    gone, stays = (te.Linear(64, 64, params_dtype=torch.bfloat16) for _ in range(2))
+    x = torch.randn(32, 64, device="cuda", dtype=torch.bfloat16)
+    _step(gone, x, delayed)
+    _step(stays, x, delayed)
+    gone.to("cpu")
+    before = stays._forward_scales.scale.clone()
+    _step(stays, 2 * x, delayed)
+    assert not torch.equal(stays._forward_scales.scale, before)
+    gone.to("cuda")
+    _step(gone, x, delayed)
+    assert gone._forward_scales.group is stays._forward_scales.group
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("name", RECIPES)
 def test_recompute_equals_no_recompute_by_bits(name, reentrant):

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from .states import DEVICE
 
@@ -91,6 +92,8 @@ def restored_environment() -> Iterator[None]:
     yield
     os.environ.clear()
     os.environ.update(saved)
+    if torch.distributed.is_initialized():  # a block that failed
+        torch.distributed.destroy_process_group()
 
 
 @pytest.mark.usefixtures("restored_environment")

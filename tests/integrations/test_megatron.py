@@ -226,8 +226,10 @@ def test_gradient_accumulation_fusion(recipe: str | None) -> None:
 
     plain, fused = gradients(False), gradients(True)
     for name, expected in plain.items():
-        # Three roundings of float32 apart: of each gradient and of the sum.
-        assert (fused[name] - expected).abs().max() <= 4e-7 * expected.abs().max(), name
+        # Three roundings of float32 apart: of each gradient and of the sum. A GPU adds up the products of a row's
+        # BATCH x SEQUENCE terms in an order of its own where it adds to what is there.
+        roundings = 3 if DEVICE == "cpu" else BATCH * SEQUENCE
+        assert (fused[name] - expected).abs().max() <= roundings * 2**-23 * expected.abs().max(), name
 
 
 @pytest.mark.parametrize("recipe", [None, "delayed", "tensorwise"])

@@ -112,6 +112,22 @@ def test_moving_takes_every_tensor_along_and_rebuilds_the_views() -> None:
     assert {t.device.type for t in parts} == {"meta"}
 
 
+def test_a_state_that_moves_leaves_its_group() -> None:
+    """A group updates on one device: a model that trained and went elsewhere is none of its business."""
+    gone, stays = _model(), _model()
+    _step(gone)
+    _step(stays)
+    states = [scales for module in gone for scales in module._live().values()]
+    groups = [scales.group for scales in states]
+    assert all(scales in group.states() for scales, group in zip(states, groups))
+    for scales in states:
+        scales.move(torch.device("meta"))
+    assert not any(scales in group.states() for scales, group in zip(states, groups))
+    before = _tensors(stays)[1].clone()
+    _step(stays, seed=2)  # reads and writes tensors of every member
+    assert not torch.equal(_tensors(stays)[1], before)
+
+
 def test_round_trip_is_bitwise_and_strict(tmp_path: Path) -> None:
     model = _model()
     for seed in range(3):
