@@ -29,6 +29,9 @@ _ELSEWHERE = frozenset((
     "NVTE_UB_WITH_MPI", "NVTE_USE_FAST_MATH", "NVTE_USE_PYTORCH_TRITON", "NVTE_WITH_CUBLASMP", "NVTE_WITH_NCCL_EP",
 ))  # fmt: skip
 
+#: What NVTE_PLUGIN names where Transformer Engine itself is to call this project.
+PLUGIN = "te_dispatch.compat.nvte_plugin"
+
 _WITHOUT_EFFECT = frozenset((
     "NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE", "NVTE_APPLY_QK_LAYER_SCALING", "NVTE_BATCH_MHA_P2P_COMM",
     "NVTE_BIAS_DROPOUT_FUSION", "NVTE_BIAS_GELU_NVFUSION", "NVTE_BWD_LAYERNORM_SM_MARGIN",
@@ -59,6 +62,8 @@ def ignored(environ: Mapping[str, str]) -> dict[str, str]:
     found = {}
     for name in sorted(environ):
         if not name.startswith(_PREFIX) or name in HONOURED or name in _ELSEWHERE or not environ[name].strip():
+            continue
+        if name == "NVTE_PLUGIN" and environ[name] == PLUGIN:
             continue
         if name in _WITHOUT_EFFECT:
             why = _WHY.get(name, "te_dispatch does not act on this variable")
