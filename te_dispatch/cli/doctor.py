@@ -19,6 +19,7 @@ from rich.text import Text
 
 import te_dispatch
 import te_dispatch.ops.declared  # fills OPERATORS
+from te_dispatch.cli import nvte_plugin
 from te_dispatch.cli.console import FOUND, emit, out
 from te_dispatch.cli.probing import TIME_LIMIT, Answer, probes_of, run_probes
 from te_dispatch.compat.alias import STAND_IN
@@ -78,11 +79,14 @@ def examine(time_limit: float = TIME_LIMIT) -> dict[str, Any]:
         data_of_one["without_companion"] = _without_companion(backend, formats)
     known = Known.of([backend.manifest for backend in backends], OPERATORS)
     imported, doubled = _transformer_engine()
+    plugin = nvte_plugin.examine(time_limit)
+    failed = plugin.pop("traceback") if plugin else ""
     data: dict[str, Any] = {
         "python": platform.python_version(),
         "te_dispatch": te_dispatch.__version__,
         "torch": _installed("torch"),
         "transformer_engine": imported,
+        "nvte_plugin": plugin,
         "devices": devices,
         "backends": shown,
         "failures": [_failure(failure) for failure in snapshot.failures],
@@ -91,7 +95,9 @@ def examine(time_limit: float = TIME_LIMIT) -> dict[str, Any]:
         "policies": _policies(known),
         "tracebacks": _tracebacks(snapshot, answers),
     }
+    data["tracebacks"] += [{"of": f"NVTE_PLUGIN={nvte_plugin.PLUGIN}", "traceback": failed}] if failed else []
     data["problems"] = [*_problems(data, known), *doubled]
+    data["problems"] += [plugin["problem"]] if plugin and plugin["problem"] else []
     return data
 
 
@@ -268,6 +274,8 @@ def _show(data: dict[str, Any], console: Console) -> None:
     torch = data["torch"] or "not installed"
     console.print(f"Python {data['python']}, te_dispatch {data['te_dispatch']}, torch {torch}")
     console.print(Text(f"import transformer_engine: {data['transformer_engine']}\n"))
+    if data["nvte_plugin"]:
+        nvte_plugin.show(data["nvte_plugin"], console)
     _show_devices(data["devices"], console)
     _show_backends(data["backends"], console)
     if data["environment"]:
