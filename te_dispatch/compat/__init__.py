@@ -3,8 +3,9 @@
 
 `as_transformer_engine` in `alias` puts the folder ``import_path`` on `sys.path`. It holds a module `transformer_engine`
 and the metadata of a distribution of that name, which is also all that the distribution in compat/transformer_engine
-installs. `face` is the table of the modules and names that are offered.
+installs. `face` is the table of the modules and names that are offered. `nvte_plugin` is something else: operators
+inside an installed Transformer Engine.
 
-This package imports the standard library alone; what a name stands for is imported when it is asked for. Nothing in
-`te_dispatch` but the command imports this package.
+This package imports the standard library alone; what a name stands for, and the adapters of `nvte_plugin`, are imported
+when they are asked for. Nothing in `te_dispatch` but the command imports this package.
 """

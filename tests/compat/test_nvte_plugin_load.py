@@ -6,9 +6,11 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import logging
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -260,3 +262,11 @@ def test_the_variable_is_not_called_one_without_effect() -> None:
     assert nvte_plugin.__name__ == PLUGIN == nvte_variables.PLUGIN
     assert nvte_variables.ignored({"NVTE_PLUGIN": PLUGIN}) == {}
     assert list(nvte_variables.ignored({"NVTE_PLUGIN": "other.plugin"})) == ["NVTE_PLUGIN"]
+
+
+def test_the_page_lists_what_is_served() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "nvte_plugin.md").read_text()
+    table = page.split("## What is served", 1)[1].split("What differs", 1)[0]
+    assert f"{len(manifest.SERVED)} of {len(manifest.MANIFEST)} functions" in table
+    rows = [row.split("|")[1] for row in table.splitlines() if row.startswith("| `")]
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == set(manifest.SERVED)

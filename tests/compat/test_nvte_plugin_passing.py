@@ -58,6 +58,7 @@ def _passed_on_calls(tex: Any) -> dict[str, list[tuple[Any, ...]]]:
     calls["compute_amax"] = [(sub, w), (codes, w)]
     update = "fused_amax_and_scale_update_after_reduction"
     calls[update] = [(w, [x], [w], "max", e4m3, 0.5), (w, [x], [w], "max", f32, 0)]
+    calls["dequantize"] = [(x, f32), (object(), f32), (object(), e4m3)]
     calls["fp8_transpose"] = [(sub, e4m3), (codes, f32)]
     return calls
 

@@ -184,3 +184,70 @@ def test_a_weight_gradient_in_fp32_with_that_of_a_bias_in_bf16(tex: Any) -> None
     close(out, dy.double().t() @ x.double())
     close(db, dy.double().sum(0))
     assert served(tex) == {"generic_gemm"}
+
+
+class Float8TensorStorage:
+    """What Transformer Engine's class of this name holds."""
+
+    __module__ = "transformer_engine.pytorch.tensor.storage.float8_tensor_storage"
+
+    def __init__(self, tex: Any, x: torch.Tensor, scale: float, copies: str, e5m2: bool = False) -> None:
+        codes = (x * scale).to(torch.float8_e5m2 if e5m2 else torch.float8_e4m3fn)
+        self.values = codes.float() / scale
+        data = codes.view(torch.uint8)
+        self._data = data if "row" in copies else None
+        self._transpose = data.movedim(-1, 0).contiguous() if "column" in copies else None
+        self._transpose_invalid = self._transpose is None
+        self._scale_inv = torch.tensor([1 / scale])
+        self._fp8_dtype = tex.DType.kFloat8E5M2 if e5m2 else tex.DType.kFloat8E4M3
+        self._dtype = torch.bfloat16
+
+
+@pytest.mark.parametrize("copies", ["row", "column", "row and column"])
+def test_reading_fp8(tex: Any, copies: str) -> None:
+    x = Float8TensorStorage(tex, random(2, 3, 16), 4.0, copies)
+    assert torch.equal(tex.dequantize(x, tex.DType.kFloat32), x.values)
+    assert torch.equal(tex.dequantize(x, tex.DType.kBFloat16), x.values.bfloat16())
+    assert served(tex) == {"dequantize"}
+
+
+def test_products_of_fp8(tex: Any) -> None:
+    """The copies of each operand are those that Transformer Engine makes for products of one kind."""
+
+    def fp8(*shape: int, copies: str, e5m2: bool = False) -> Float8TensorStorage:
+        return Float8TensorStorage(tex, random(*shape), 2.0, copies, e5m2)
+
+    bf16 = tex.DType.kBFloat16
+    x, w = fp8(2, 16, 32, copies="row"), fp8(48, 32, copies="row")
+    bias = random(48).bfloat16()
+    y = _product(tex, w, True, x, False, None, out_dtype=bf16, bias=bias)[0]
+    assert y.dtype == torch.bfloat16 and y.shape == (2, 16, 48)
+    close(y, F.linear(x.values.double(), w.values.double(), bias.double()))
+    w, dy = fp8(48, 32, copies="column"), fp8(2, 16, 48, copies="row", e5m2=True)
+    close(
+        _product(tex, w, False, dy, False, None, out_dtype=bf16, grad=True)[0], dy.values.double() @ w.values.double()
+    )
+    x, dy = fp8(16, 32, copies="column"), fp8(16, 48, copies="column", e5m2=True)
+    main_grad = torch.ones(48, 32)
+    assert _product(tex, x, False, dy, True, main_grad, grad=True, accumulate=True)[0] is main_grad
+    close(main_grad, 1 + dy.values.double().t() @ x.values.double())
+    assert served(tex) == {"generic_gemm"}
+
+
+def test_products_of_fp8_without_the_copy_that_is_read_are_passed_on(tex: Any) -> None:
+    x, w = (Float8TensorStorage(tex, random(16, 16), 2.0, copies) for copies in ("row", "column"))
+    x._transpose, x._transpose_invalid = x._data.t().contiguous(), True
+    assert _product(tex, w, True, x, False, None) == ("native", "generic_gemm")
+    assert _product(tex, w, False, x, True, None) == ("native", "generic_gemm")
+    assert _product(tex, x, True, x, False, None, gelu=True) == ("native", "generic_gemm")
+    assert _product(tex, x, True, random(16, 16), False, None) == ("native", "generic_gemm")
+    x._fp8_dtype = tex.DType.kByte
+    assert tex.dequantize(x, tex.DType.kFloat32) == ("native", "dequantize")
+    reasons = tex.__te_dispatch__.calls()
+    assert set(reasons["generic_gemm"]["passed_on"]) == {
+        "an operand without its row-wise copy in NT",
+        "an operand without its column-wise copy in TN",
+        "GELU or the gradient of a bias in FP8",
+        "a Tensor",
+    }
+    assert not tex.__te_dispatch__.served

@@ -146,6 +146,15 @@ MultiTensorApply(1024)(multi_tensor_adam, flag, [[g], [p], [m], [v]], 0.1, 0.9, 
 assert_close(p, torch.full((5,), 0.9))
 assert_close(MultiTensorApply(1024)(multi_tensor_l2norm, flag, [[g]], False)[0], torch.tensor([5.0]).sqrt())
 
+codes = [torch.randn(16, 32).to(torch.float8_e4m3fn) for _ in range(2)]
+a, b = (te.Float8TensorStorage(data=c.view(torch.uint8), fp8_scale_inv=torch.tensor([0.5]),
+                               fp8_dtype=te.DType.kFloat8E4M3, fake_dtype=torch.float32) for c in codes)
+assert_close(tex.dequantize(a, te.DType.kFloat32), codes[0].float() * 0.5)
+out, *_ = tex.generic_gemm(a, True, b, False, None, None, te.DType.kFloat32, None, te.DType.kBFloat16, False, None,
+                           False, torch.empty(4), 4, False, True, comm_overlap=None, comm_type=None,
+                           extra_output=None, bulk_overlap=False, alpha=1.0, beta=0.0)
+assert_close(out, codes[1].float() @ codes[0].float().t() * 0.25)
+
 calls = nvte_plugin.calls()
 assert not any(count["passed_on"] for count in calls.values()), calls
 print("served", *sorted(calls))
@@ -177,12 +186,20 @@ except Exception as error:
     assert "NvtePluginError" in done.stderr.strip().splitlines()[-1] and "no such library" in done.stderr
 
 
-def test_a_misspelt_plugin_is_found_by_the_proof(wheel: Path) -> None:
+@pytest.mark.parametrize("warnings", [{}, {"PYTHONWARNINGS": "error:NVTE_PLUGIN"}], ids=["default", "error"])
+def test_a_misspelt_plugin_is_found(wheel: Path, warnings: dict[str, str]) -> None:
+    """By the proof, or by Python where the warning is asked to be an error."""
     code = """
 import transformer_engine.pytorch
+print("imported")
 from te_dispatch.compat import nvte_plugin
 nvte_plugin.verify()
 """
-    done = _run(code, NVTE_PLUGIN="te_dispatch.compat.nvte_plugn")
-    assert done.returncode == 1 and "plugin loading failed" in done.stderr
-    assert done.stderr.strip().splitlines()[-1].startswith("RuntimeError: the functions of te_dispatch are not in use")
+    done = _run(code, NVTE_PLUGIN="te_dispatch.compat.nvte_plugn", **warnings)
+    last = done.stderr.strip().splitlines()[-1]
+    assert done.returncode == 1
+    if warnings:
+        assert not done.stdout and last.startswith("RuntimeWarning: NVTE_PLUGIN=te_dispatch.compat.nvte_plugn but")
+    else:
+        assert done.stdout == "imported\n" and "plugin loading failed" in done.stderr
+        assert last.startswith("RuntimeError: the functions of te_dispatch are not in use")

@@ -10,7 +10,7 @@ are served call operators, all else stays native.
 `seam`             the module that takes the native one's place
 `passing`          when an adapter leaves a call to the native function
 the other modules  the adapters, by family: `activations`, `norms`, `softmaxes`, `rope`, `experts`, `multi_tensor`,
-                   `scales`, `products`
+                   `scales`, `products`; `records` reads FP8 tensors
 `proof`            whether the functions in use are these
 =================  ================================================================================================
 

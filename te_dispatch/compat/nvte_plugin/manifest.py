@@ -95,18 +95,20 @@ SERVED: dict[str, Served] = {
     "fp8_transpose": Served(
         "scales", "transpose_quantized", f"{_NOT_PLAIN}; a tensor to write to; dtypes other than E4M3 and E5M2"
     ),
+    "dequantize": Served("scales", "dequantize", "tensors of scalings other than one FP8 scale a tensor"),
     "generic_gemm": Served(
         "products",
         "gemm",
-        "quantized operands or output; two operands of different dtypes; overlapped communication; GELU in a "
-        "gradient; beta that is neither the default nor what accumulate means; a bias gradient of a wider dtype",
+        "operands of scalings other than one FP8 scale a tensor, or without the copy that the bound product reads; a "
+        "quantized output; two operands of different dtypes; overlapped communication; GELU in a gradient; GELU or a "
+        "bias's gradient in FP8; a beta that is not what accumulate means; a bias gradient of a wider dtype",
     ),
 }  # fmt: skip
 
 #: The reason -> the functions.
 _REASONS: dict[str, tuple[str, ...]] = {
     "makes, reads or fills its own quantized tensors": (
-        "bgrad_group_quantize", "bgrad_quantize", "create_empty_quantized_tensor", "dequantize", "group_dequantize",
+        "bgrad_group_quantize", "bgrad_quantize", "create_empty_quantized_tensor", "group_dequantize",
         "group_quantize", "group_requantize_inplace", "multi_tensor_quantize", "nvfp4_group_quantize_with_amax",
         "nvfp4_quantize_with_amax", "quantize", "split_quantize",
     ),

@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""Magnitudes, the update of delayed scales, and transposing FP8 codes."""
+"""Magnitudes, the update of delayed scales, transposing FP8 codes and reading them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from te_dispatch import ops
-from te_dispatch.compat.nvte_plugin.passing import floats, fp8_format, plain, require
+from te_dispatch.compat.nvte_plugin.passing import floats, fp8_format, plain, require, torch_dtype
+from te_dispatch.compat.nvte_plugin.records import record
 from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized
 
 
@@ -60,8 +61,14 @@ def fp8_transpose(input: Any, dtype: Any, *, out: Any) -> torch.Tensor:
     return transposed.view(shape[-1], *shape[:-1])
 
 
+def dequantize(input: Any, otype: Any) -> torch.Tensor:
+    dtype = torch_dtype(otype)
+    return ops.dequantize(record(input), dtype=dtype)
+
+
 ADAPTERS: dict[str, Callable[..., Any]] = {
     "compute_amax": compute_amax,
     "fused_amax_and_scale_update_after_reduction": fused_amax_and_scale_update_after_reduction,
     "fp8_transpose": fp8_transpose,
+    "dequantize": dequantize,
 }
