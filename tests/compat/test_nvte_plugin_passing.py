@@ -42,6 +42,10 @@ def _passed_on_calls(tex: Any) -> dict[str, list[tuple[Any, ...]]]:
     calls["rmsnorm_fwd"] = [(x, w, 1e-5, *rest, False) for rest in norm]
     calls["layernorm_bwd"] = [(x, x, mean, mean, w, 4, False), (sub, x, mean, mean, w, 0, False)]
     calls["rmsnorm_bwd"] = [(x, x, mean, w, 4, False), (sub, x, mean, w, 0, False)]
+    for name, arguments in (("rmsnorm_fwd", (1e-5, None, None, f32)), ("layernorm_fwd", (None, 1e-5, None, None, f32))):
+        calls[name].append((x, w.half(), *arguments, 0, False))
+    calls["layernorm_fwd"].append((x, w, w.half(), 1e-5, None, None, f32, 0, False))
+    calls["rmsnorm_bwd"].append((x, x, mean, w.half(), 0, False))
     calls["rmsnorm_bwd_add"] = [(x, x, x, mean, w, 4, False), (x, x, sub, mean, w, 0, False)]
     for name in ("fused_rope_forward", "fused_rope_backward"):
         other = tex.NVTE_QKV_Format.NVTE_BHSD
@@ -58,6 +62,7 @@ def _passed_on_calls(tex: Any) -> dict[str, list[tuple[Any, ...]]]:
     calls["compute_amax"] = [(sub, w), (codes, w)]
     update = "fused_amax_and_scale_update_after_reduction"
     calls[update] = [(w, [x], [w], "max", e4m3, 0.5), (w, [x], [w], "max", f32, 0)]
+    calls[update] += [(w, [x], [w], "mean", e4m3, 0), (w, [], [], "max", e4m3, 0)]
     calls["dequantize"] = [(x, f32), (object(), f32), (object(), e4m3)]
     calls["fp8_transpose"] = [(sub, e4m3), (codes, f32)]
     return calls

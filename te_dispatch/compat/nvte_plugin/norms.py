@@ -12,8 +12,10 @@ from te_dispatch import ops
 from te_dispatch.compat.nvte_plugin.passing import floats, high_precision, require, torch_dtype
 
 
-def _matrix(x: torch.Tensor, sm_margin: int) -> None:
+def _matrix(x: torch.Tensor, weights: tuple[torch.Tensor, ...], sm_margin: int) -> None:
     require(x.dim() == 2, f"an input of {x.dim()} dimensions")
+    for weight in weights:
+        require(weight.dtype in (x.dtype, torch.float32), f"a weight of {weight.dtype} for an input of {x.dtype}")
     require(sm_margin == 0, "an sm_margin")
 
 
@@ -35,8 +37,9 @@ def layernorm_fwd(
     zero_centered_gamma: bool,
 ) -> list[Any]:
     dtype = _output(ln_out, quantizer, otype)
-    floats(input, weight, *(() if bias is None else (bias,)))
-    _matrix(input, sm_margin)
+    weights = (weight,) if bias is None else (weight, bias)
+    floats(input, *weights)
+    _matrix(input, weights, sm_margin)
     y, _, _, mean, rstd = ops.layernorm_fwd(
         input, weight, bias, eps=eps, zero_centered_gamma=zero_centered_gamma, out_dtype=dtype
     )
@@ -47,7 +50,7 @@ def layernorm_bwd(
     dz: Any, x: Any, mu: Any, rsigma: Any, gamma: Any, sm_margin: int, zero_centered_gamma: bool
 ) -> list[Any]:
     floats(dz, x, mu, rsigma, gamma)
-    _matrix(x, sm_margin)
+    _matrix(x, (gamma,), sm_margin)
     return list(ops.layernorm_bwd(dz, x, gamma, mu, rsigma, zero_centered_gamma=zero_centered_gamma))
 
 
@@ -63,14 +66,14 @@ def rmsnorm_fwd(
 ) -> list[Any]:
     dtype = _output(ln_out, quantizer, otype)
     floats(input, weight)
-    _matrix(input, sm_margin)
+    _matrix(input, (weight,), sm_margin)
     result = ops.rmsnorm_fwd(input, weight, eps=eps, zero_centered_gamma=zero_centered_gamma, out_dtype=dtype)
     return [result.y, None, result.rstd]
 
 
 def rmsnorm_bwd(dz: Any, x: Any, rsigma: Any, gamma: Any, sm_margin: int, zero_centered_gamma: bool) -> list[Any]:
     floats(dz, x, rsigma, gamma)
-    _matrix(x, sm_margin)
+    _matrix(x, (gamma,), sm_margin)
     result = ops.rmsnorm_bwd(dz, x, gamma, rsigma, zero_centered_gamma=zero_centered_gamma)
     return [result.dx, result.dgamma]
 
@@ -79,7 +82,7 @@ def rmsnorm_bwd_add(
     dz: Any, x: Any, add: Any, rsigma: Any, gamma: Any, sm_margin: int, zero_centered_gamma: bool
 ) -> list[Any]:
     floats(dz, x, add, rsigma, gamma)
-    _matrix(x, sm_margin)
+    _matrix(x, (gamma,), sm_margin)
     result = ops.rmsnorm_bwd(dz, x, gamma, rsigma, zero_centered_gamma=zero_centered_gamma, add=add)
     return [result.dx, result.dgamma]
 

@@ -41,8 +41,9 @@ def plain(*tensors: Any) -> None:
 
 def floats(*tensors: Any) -> None:
     """Pass on anything but plain tensors of float32, bfloat16 or float16."""
-    plain(*tensors)
     for tensor in tensors:
+        if type(tensor) not in _PLAIN:
+            raise PassOn(f"a {type(tensor).__name__}")
         if tensor.dtype not in FLOATS:
             raise PassOn(f"a tensor of {tensor.dtype}")
 

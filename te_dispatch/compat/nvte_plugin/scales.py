@@ -32,6 +32,7 @@ def fused_amax_and_scale_update_after_reduction(
     _, largest = fp8_format(fp8_dtype)
     plain(amax_reduction_buffer, *amax_histories, *scales)
     require(float(margin).is_integer(), f"the margin {margin}")
+    require(amax_compute_algo in ("max", "most_recent"), f"the algorithm {amax_compute_algo!r}")
     require(len(amax_histories) > 0, "no history")
     counts = [history.shape[1] for history in amax_histories]
     for history, reduced in zip(amax_histories, amax_reduction_buffer.split(counts)):
