@@ -189,6 +189,24 @@ class DelayedScales:
             "margin": self.margin,
         }
 
+    def values(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Scales, histories and the amaxes that made the scales."""
+        return self.scale, self.history, self.scale_amax
+
+    def assign(self, values: Sequence[torch.Tensor] | None) -> None:
+        """Write other `values` in place; None for those of a state that nothing was cast with.
+
+        Through .data, as `operands` says.
+        """
+        mine = [tensor.data for tensor in self.values()]
+        if values is None:
+            for tensor, fill in zip(mine, (1.0, 0.0, 0.0)):
+                tensor.fill_(fill)
+        else:
+            for tensor, value in zip(mine, values):
+                tensor.copy_(value)
+        self.updated()
+
     def load(self, other: DelayedScales) -> None:
         """Take another's values: in place where shapes agree, so that captured graphs keep their addresses."""
         theirs = (other.history, other.scale, other.scale_amax)

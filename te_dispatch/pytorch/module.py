@@ -32,6 +32,7 @@ from te_dispatch.pytorch.known_calls import LOOKS, KnowingModule
 from te_dispatch.pytorch.parallel import ParallelModule
 from te_dispatch.pytorch.quantized_tensor import plain
 from te_dispatch.pytorch.scoped import autocast_off
+from te_dispatch.pytorch.state_views import StateViews
 from te_dispatch.pytorch.weight_grads import WeightGradModule
 
 _current_graph_task = torch._C._current_graph_task_id
@@ -60,7 +61,7 @@ class TracedPlans:
     """
 
 
-class GemmModule(KnowingModule, WeightGradModule, ParallelModule):
+class GemmModule(KnowingModule, WeightGradModule, ParallelModule, StateViews):
     """Base of `Linear`, `LayerNormLinear` and `LayerNormMLP`."""
 
     #: Whether the module's Function multiplies with a `QuantizedTensor` as it is; others are given its values.

@@ -1,0 +1,148 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""What modules tell frameworks of their quantization is what they do."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+import te_dispatch.pytorch as te
+from te_dispatch.common.recipe import DelayedScaling, Float8CurrentScaling
+
+RECIPE = DelayedScaling(amax_history_len=3)
+
+BUILDERS: dict[str, Any] = {
+    "Linear": lambda: te.Linear(32, 32, device="cpu", params_dtype=torch.float32),
+    "LayerNormLinear": lambda: te.LayerNormLinear(32, 32, device="cpu", params_dtype=torch.float32),
+    "LayerNormMLP": lambda: te.LayerNormMLP(32, 32, device="cpu", params_dtype=torch.float32),
+}
+
+
+@pytest.fixture(params=BUILDERS)
+def module(request: pytest.FixtureRequest) -> Any:
+    torch.manual_seed(0)
+    return BUILDERS[request.param]()
+
+
+def step(module: Any, x: torch.Tensor, recipe: Any = RECIPE, **options: Any) -> torch.Tensor:
+    with te.autocast(recipe=recipe):
+        out = module(x, **options)
+    (out.dequantize() if isinstance(out, te.QuantizedTensor) else out).square().sum().backward()
+    return out.detach()
+
+
+def test_metadata_is_that_of_the_last_quantized_call(module: Any) -> None:
+    assert dict(module.fp8_meta) == {} and not module.fp8_initialized and not module.primary_weights_in_fp8
+    module(torch.randn(16, 32))
+    assert not module.fp8_initialized
+    for recipe in (Float8CurrentScaling(), RECIPE):
+        step(module, torch.randn(16, 32), recipe)
+        assert module.fp8_initialized and not module.primary_weights_in_fp8
+        assert dict(module.fp8_meta) == {"recipe": recipe, "fp8_group": None, "num_gemms": module.gemm_count}
+    module(torch.randn(16, 32))
+    assert module.fp8_meta["recipe"] == RECIPE and "recipe" in repr(module.fp8_meta)
+
+
+def test_metadata_is_read_only_and_says_what_it_has(module: Any) -> None:
+    with pytest.raises(KeyError, match="nothing before the module's first quantized call"):
+        module.fp8_meta["recipe"]
+    step(module, torch.randn(16, 32))
+    with pytest.raises(KeyError, match="'fp8_max_fwd', it has 'recipe', 'fp8_group', 'num_gemms'"):
+        module.fp8_meta["fp8_max_fwd"]
+    with pytest.raises(KeyError, match="get_fp8_meta_tensors"):
+        module.fp8_meta["scaling_fwd"]
+    with pytest.raises(NotImplementedError, match="fp8_meta\\['recipe'\\] cannot be assigned"):
+        module.fp8_meta["recipe"] = Float8CurrentScaling()
+    assert "scaling_bwd" not in module.fp8_meta
+
+
+def test_what_calls_need_is_made_without_a_call(module: Any) -> None:
+    module.init_fp8_metadata(module.gemm_count)
+    assert not module.fp8_initialized
+    for autocast in ({"enabled": False}, {"enabled": True}, {"enabled": False, "calibrating": True}):
+        module.fp8_initialized = False
+        with te.autocast(recipe=RECIPE, **autocast):
+            module.init_fp8_metadata(num_gemms=module.gemm_count)
+        assert module.fp8_initialized == any(autocast.values())
+    with pytest.raises(ValueError, match=f"num_gemms must be {module.gemm_count}, got 3"):
+        module.init_fp8_metadata(3)
+
+
+def test_making_it_anew_changes_no_result(module: Any) -> None:
+    inputs = [torch.randn(16, 32) * (1 + i) for i in range(3)]
+    other = copy.deepcopy(module)
+    for x in inputs:
+        expected = step(other, x)
+        module.fp8_initialized = False
+        assert not module.fp8_initialized
+        assert torch.equal(step(module, x), expected)
+    module.fp8_initialized = True
+    module.fp8_initialized = False
+    with pytest.raises(ValueError, match="fp8_initialized becomes True by a call"):
+        module.fp8_initialized = True
+
+
+def test_steps_that_are_reset_leave_no_trace(module: Any) -> None:
+    fresh = copy.deepcopy(module)
+    assert module.get_fp8_meta_tensors() is None
+    module.reset_fp8_meta_tensors()
+    options = {"fp8_output": True} if isinstance(module, te.Linear) else {}
+    for scale in (100.0, 1.0, 30.0):
+        step(module, scale * torch.randn(16, 32), **options)
+    module.reset_fp8_meta_tensors()
+    for scale, history, made_of in module.get_fp8_meta_tensors().values():
+        assert (scale == 1).all() and not history.any() and not made_of.any()
+    module.zero_grad()
+    inputs = [torch.randn(16, 32) * (1 + i) for i in range(3)]
+    for x in inputs:
+        assert torch.equal(step(module, x, **options), step(fresh, x, **options))
+    assert torch.equal(module.get_extra_state(), fresh.get_extra_state())
+
+
+def test_tensors_are_copies_that_can_be_written_back(module: Any) -> None:
+    for _ in range(2):
+        step(module, torch.randn(16, 32))
+    kept, state = module.get_fp8_meta_tensors(), module.get_extra_state().clone()
+    assert list(kept) == ["scaling_fwd", "scaling_bwd"]
+    count = module.gemm_count
+    for name, number in (("scaling_fwd", 2 * count), ("scaling_bwd", count)):
+        assert [tuple(tensor.shape) for tensor in kept[name]] == [(number,), (3, number), (number,)]
+        assert not torch.equal(kept[name][0], torch.ones(number)) and kept[name][1].any()
+    module.get_fp8_meta_tensors()["scaling_fwd"][0].zero_()  # a copy
+    assert torch.equal(module.get_extra_state(), state)
+    step(module, 50 * torch.randn(16, 32))
+    assert not torch.equal(module.get_extra_state(), state)
+    module.reset_fp8_meta_tensors(kept)
+    assert torch.equal(module.get_extra_state(), state)
+    module.reset_fp8_meta_tensors()
+    changed = module.get_extra_state().clone()
+    with pytest.raises(KeyError, match="has no 'scaling_bwd', it has 'scaling_fwd'"):
+        module.reset_fp8_meta_tensors({"scaling_fwd": kept["scaling_fwd"]})
+    with pytest.raises(ValueError, match=r"fp8_meta_tensors\['scaling_bwd'\] must be tensors of shapes"):
+        module.reset_fp8_meta_tensors({**kept, "scaling_bwd": kept["scaling_bwd"][:2]})
+    assert torch.equal(module.get_extra_state(), changed)
+
+
+def test_a_reset_holds_for_a_recomputation_that_comes_later(module: Any) -> None:
+    """A recomputation takes the scales of its first forward: those that were written."""
+    step(module, 20 * torch.randn(16, 32))
+    module.reset_fp8_meta_tensors()
+    module.zero_grad()
+    fresh, x = copy.deepcopy(module), torch.randn(16, 32)
+    with te.autocast(recipe=RECIPE):
+        te.checkpoint(module, x, use_reentrant=False).square().sum().backward()
+    step(fresh, x)
+    for own, other in zip(module.parameters(), fresh.parameters()):
+        assert torch.equal(own.grad, other.grad)
+    assert torch.equal(module.get_extra_state(), fresh.get_extra_state())
+
+
+def test_attributes_are_set(module: Any) -> None:
+    module.fast_setattr("sequence_parallel", True)
+    module.module_setattr("ub_name", "qkv")
+    assert module.sequence_parallel is True and module.ub_name == "qkv"
+    with pytest.raises(AttributeError):
+        module.fast_setattr("fp8_meta", {})
