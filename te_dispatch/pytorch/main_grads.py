@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from te_dispatch.ops.results import Gemm
+from te_dispatch.pytorch.arguments import resolve_device
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -86,10 +87,24 @@ class MainGrads:
         if not hasattr(weight, "grad_added_to_main_grad"):
             return None
         weight.grad_added_to_main_grad = True
-        key = weight.shape, weight.dtype, weight.device
-        found = _dummies.get(key)
-        if found is None:
-            found = _dummies[key] = torch.zeros(weight.shape, dtype=weight.dtype, device=weight.device)
-        elif getattr(weight, "zero_out_wgrad", False):
-            found.zero_()
-        return found.detach()
+        return _dummy(weight.shape, weight.dtype, weight.device, getattr(weight, "zero_out_wgrad", False))
+
+
+def _dummy(shape: torch.Size, dtype: torch.dtype, device: torch.device, zero: bool) -> torch.Tensor:
+    key = shape, dtype, device
+    found = _dummies.get(key)
+    if found is None:
+        found = _dummies[key] = torch.zeros(shape, dtype=dtype, device=device)
+    elif zero:
+        found.zero_()
+    return found.detach()
+
+
+def get_dummy_wgrad(shape: Sequence[int], dtype: torch.dtype, zero: bool = False) -> torch.Tensor:
+    """What autograd is given in place of a weight's gradient that went to ``main_grad``, on the current device.
+
+    Args:
+        shape: of the weight.
+        zero: whether it must hold zeros. It is one tensor for each shape and dtype, which other users may have written.
+    """
+    return _dummy(torch.Size(shape), dtype, resolve_device(None), zero)

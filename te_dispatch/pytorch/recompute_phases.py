@@ -38,6 +38,14 @@ class activation_recompute_forward(ContextDecorator):  # Transformer Engine's na
         phase.declared, phase.recomputing = self._before.pop()
 
 
+def get_activation_recompute_contexts() -> tuple[activation_recompute_forward, activation_recompute_forward]:
+    """Contexts for a checkpoint's first forward and for its recomputation.
+
+    Also what ``torch.utils.checkpoint.checkpoint(context_fn=...)`` takes, whose modules here need no such contexts.
+    """
+    return activation_recompute_forward(True, False), activation_recompute_forward(True, True)
+
+
 def is_fp8_activation_recompute_enabled() -> bool:
     """Whether FP8 modules called now belong to a checkpoint that `activation_recompute_forward` declares."""
     return phase.declared

@@ -15,6 +15,24 @@ from te_dispatch.pytorch.arguments import resolve_device
 DEFAULT_STATE = "model-parallel-rng"
 
 
+#: The states of the tracker that was last given some.
+_registered: dict[str, torch.Tensor] = {}
+
+
+def get_all_rng_states() -> dict[str, torch.Tensor]:
+    """The states by name of the tracker that was last given some, as they are now; empty before the first.
+
+    What `set_all_rng_states` was given counts as such a tracker's.
+    """
+    return _registered
+
+
+def set_all_rng_states(states: dict[str, torch.Tensor]) -> None:
+    """Have `get_all_rng_states` return `states`, for trackers of other programs. No tracker's states change."""
+    global _registered
+    _registered = states
+
+
 class RngStatesTracker:
     """Named states of the current device's random number generator: of the accelerator, or of the CPU without one.
 
@@ -36,6 +54,7 @@ class RngStatesTracker:
     def set_states(self, states: Mapping[str, torch.Tensor]) -> None:
         """Have these states instead of all others."""
         self._states = dict(states)
+        set_all_rng_states(self._states)
 
     def add(self, name: str, seed: int) -> None:
         """Add the state that a generator has after ``manual_seed(seed)``.
@@ -50,6 +69,7 @@ class RngStatesTracker:
         self._seeds.add(seed)
         generator = torch.Generator(resolve_device(None))
         self._states[name] = generator.manual_seed(seed).get_state()
+        set_all_rng_states(self._states)
 
     @contextmanager
     def fork(self, name: str = DEFAULT_STATE) -> Iterator[None]:

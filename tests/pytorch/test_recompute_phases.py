@@ -12,6 +12,7 @@ import te_dispatch.pytorch as te
 from te_dispatch.common.recipe import DelayedScaling, Float8CurrentScaling
 from te_dispatch.pytorch.recompute_phases import (
     activation_recompute_forward,
+    get_activation_recompute_contexts,
     in_fp8_activation_recompute_phase,
     is_fp8_activation_recompute_enabled,
 )
@@ -123,3 +124,33 @@ def test_what_no_backward_follows_is_not_replayed() -> None:
         return [*found, *(p.grad for p in layer.parameters()), layer.get_extra_state()]  # type: ignore[list-item]
 
     assert all(map(torch.equal, train(True), train(False)))
+
+
+@pytest.mark.parametrize("recipe", [DelayedScaling(amax_history_len=3), Float8CurrentScaling()])
+def test_contexts_for_a_checkpoint_of_torch_change_no_bit(recipe: Any) -> None:
+    def trained(checkpointed: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        layer = te.LayerNormMLP(32, 64, device="cpu")
+        for _ in range(3):
+            x = torch.randn(16, 32, requires_grad=True) * 3
+            with te.autocast(recipe=recipe):
+                if checkpointed:
+                    options: Any = {"use_reentrant": False, "context_fn": get_activation_recompute_contexts}
+                    y = torch.utils.checkpoint.checkpoint(layer, x, **options)
+                else:
+                    y = layer(x)
+            y.square().sum().backward()
+        return [*(p.grad for p in layer.parameters()), layer.get_extra_state()]  # type: ignore[list-item]
+
+    for mine, plain in zip(trained(True), trained(False), strict=True):
+        assert torch.equal(mine, plain)
+
+
+def test_contexts_declare_their_phases() -> None:
+    first, again = get_activation_recompute_contexts()
+    with te.autocast(recipe=Float8CurrentScaling()):
+        with first:
+            assert is_fp8_activation_recompute_enabled() and not in_fp8_activation_recompute_phase()
+        with again:
+            assert is_fp8_activation_recompute_enabled() and in_fp8_activation_recompute_phase()
+    assert not is_fp8_activation_recompute_enabled()

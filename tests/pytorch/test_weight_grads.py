@@ -12,6 +12,7 @@ import torch
 import te_dispatch
 import te_dispatch.pytorch as te
 from te_dispatch.common.recipe import DelayedScaling, Float8BlockScaling, Float8CurrentScaling
+from te_dispatch.pytorch.main_grads import get_dummy_wgrad
 
 HIDDEN, FFN, ROWS = 64, 128, 32
 
@@ -216,3 +217,13 @@ def test_postponed_products_run_under_the_policy_of_their_backward() -> None:
     seen.clear()
     layer.backward_dw()
     assert seen == [("gemm", "reference.gemm")]
+
+
+def test_the_gradient_in_place_of_one_is_shared_and_zeroed_on_demand() -> None:
+    first = get_dummy_wgrad([3, 5], torch.bfloat16)
+    assert first.shape == (3, 5) and first.dtype == torch.bfloat16 and not first.requires_grad
+    first.fill_(2)
+    assert get_dummy_wgrad((3, 5), torch.bfloat16).data_ptr() == first.data_ptr()
+    assert get_dummy_wgrad([3, 5], torch.float32).data_ptr() != first.data_ptr()
+    assert first.eq(2).all()
+    assert get_dummy_wgrad([3, 5], torch.bfloat16, zero=True).eq(0).all()
