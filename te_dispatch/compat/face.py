@@ -36,12 +36,15 @@ _QUANTIZATION = {
         "check_mxfp8_support",
         "check_nvfp4_support",
         "check_recipe_support",
+        "get_align_size_for_quantization",
+        "get_fp8_max",
+        "get_fp8_torch_dtype",
     ),
     **_of("pytorch.global_state", "FP8GlobalStateManager"),
     "get_default_fp8_recipe": "te_dispatch.pytorch.autocast:get_default_recipe",
 }
 _ROTARY = _of("pytorch.rotary", "RotaryPositionEmbedding")
-_ROPE = {**_ROTARY, **_of("pytorch.rotary", "apply_rotary_pos_emb")}
+_ROPE = {**_ROTARY, **_of("pytorch.rotary", "apply_fused_qkv_rotary_pos_emb", "apply_rotary_pos_emb")}
 _DOT_PRODUCT = _of("pytorch.attention", "DotProductAttention")
 _MULTI_HEAD = _of("pytorch.multi_head_attention", "MultiheadAttention")
 _LINEAR = _of("pytorch.linear", "Linear")
@@ -54,17 +57,55 @@ _UNPADDING = _of("pytorch.padding", "Fp8Unpadding")
 _MODULES = {
     **_LINEAR, **_LAYERNORM_LINEAR, **_LAYERNORM_MLP, **_LAYERNORM, **_RMSNORM, **_PADDING, **_UNPADDING,
 }  # fmt: skip
-_BASE = {"TransformerEngineBaseModule": "te_dispatch.pytorch.module:GemmModule"}
+_BASE = {
+    "TransformerEngineBaseModule": "te_dispatch.pytorch.module:GemmModule",
+    **_of("pytorch.main_grads", "get_dummy_wgrad"),
+}
 _LAYER = _of("pytorch.transformer_layer", "TransformerLayer")
 _TENSOR = _of("pytorch.quantized_tensor", "QuantizedTensor")
 _CHECKPOINT = _of("pytorch.checkpoint", "checkpoint")
 _RECOMPUTE = _of(
     "pytorch.recompute_phases",
     "activation_recompute_forward",
+    "get_activation_recompute_contexts",
     "in_fp8_activation_recompute_phase",
     "is_fp8_activation_recompute_enabled",
 )
 _RANDOM = {"CudaRNGStatesTracker": "te_dispatch.pytorch.rng_tracker:RngStatesTracker"}
+_COLLECTIVES = _of(
+    "pytorch.distributed",
+    "allreduce",
+    "gather_along_first_dim",
+    "gather_split_1d_tensor",
+    "get_distributed_rank",
+    "get_distributed_world_size",
+    "initialize_affine_weight_gpu",
+    "reduce_scatter_along_first_dim",
+    "set_tensor_model_parallel_attributes",
+    "split_tensor_into_1d_equal_chunks",
+)
+_GLU = _of("pytorch.splitting", "deinterleave_glu_tensor", "interleave_glu_tensor")
+_UTILS = {
+    **_GLU,
+    **_of("pytorch.attention_masks", "attention_mask_func"),
+    **_of("pytorch.gemm_steps", "cast_if_needed"),
+    **_of(
+        "pytorch.init_methods",
+        "get_default_init_method",
+        "init_method_constant",
+        "init_method_normal",
+        "scaled_init_method_normal",
+    ),
+    **_of("pytorch.nvtx", "get_nvtx_range_context", "nvtx_range_pop", "nvtx_range_push"),
+    **_of("pytorch.splitting", "SplitAlongDim", "divide", "ensure_divisibility", "split_tensor_along_dim"),
+    **_of(
+        "pytorch.support",
+        "get_cudnn_version",
+        "get_device_compute_capability",
+        "is_bf16_available",
+        "is_bf16_compatible",
+    ),
+}
 
 FACE: dict[str, dict[str, str]] = {
     "transformer_engine": {},
@@ -93,11 +134,45 @@ FACE: dict[str, dict[str, str]] = {
         **_RANDOM,
         **_ROTARY,
         **_AVAILABLE,
+        **_GLU,
         **_of("pytorch.support", "get_cudnn_version"),
     },
     "transformer_engine.pytorch.quantization": _QUANTIZATION,
     "transformer_engine.pytorch.fp8": _QUANTIZATION,
-    "transformer_engine.pytorch.distributed": {**_CHECKPOINT, **_RANDOM, **_RECOMPUTE},
+    "transformer_engine.pytorch.constants": _of(
+        "pytorch.constants",
+        "AttnBiasTypes",
+        "AttnMaskTypes",
+        "AttnTypes",
+        "GemmParallelModes",
+        "LayerTypes",
+        "MXFP8_BLOCK_SCALING_SIZE",
+        "NVFP4_BLOCK_SCALING_SIZE",
+        "dist_group_type",
+    ),
+    "transformer_engine.pytorch.distributed": {
+        **_CHECKPOINT,
+        **_RANDOM,
+        **_RECOMPUTE,
+        **_COLLECTIVES,
+        **_of("pytorch.rng_tracker", "get_all_rng_states", "set_all_rng_states"),
+    },
+    "transformer_engine.pytorch.jit": _of(
+        "pytorch.jit",
+        "bgrad_dgelu_fused",
+        "bias_dropout_add",
+        "bias_dropout_add_fused_inference",
+        "bias_dropout_add_fused_train",
+        "bias_gelu_fused",
+        "get_bias_dropout_add",
+        "jit_fuser",
+        "lazy_compile",
+        "no_torch_dynamo",
+        "set_jit_fusion_options",
+        "warmup_jit_bias_dropout_add",
+        "warmup_jit_bias_dropout_add_all_dtypes",
+    ),
+    "transformer_engine.pytorch.utils": _UTILS,
     "transformer_engine.pytorch.transformer": _LAYER,
     "transformer_engine.pytorch.attention": {
         **_DOT_PRODUCT,

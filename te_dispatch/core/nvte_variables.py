@@ -53,6 +53,7 @@ _WITHOUT_EFFECT = frozenset((
 _WHY = {
     "NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE": "checkpoints are read without running what is in them",
     "NVTE_APPLY_QK_LAYER_SCALING": "logits are fp32 numbers here, so none overflows",
+    "NVTE_NVTX_ENABLED": "modules mark no ranges; nvtx_range_push and its kin read it for those that callers mark",
 }
 _PREFIX = "NVTE_"
 

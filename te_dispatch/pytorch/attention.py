@@ -37,6 +37,7 @@ from te_dispatch.pytorch.attention_masks import (
     canonical_window,
     starts_bottom_right,
 )
+from te_dispatch.pytorch.constants import AttnTypes
 from te_dispatch.pytorch.known_calls import LOOKS, unwatched
 from te_dispatch.pytorch.module_state import SavedModule
 from te_dispatch.pytorch.parallel import ContextParallelModule, forked, require_one_context_rank
@@ -126,7 +127,7 @@ class DotProductAttention(SavedModule, ContextParallelModule):
         # Ranks that divide the sequence have different tokens, and may drop by the same random numbers.
         self._dropout_tracker = None if sequence_parallel else get_rng_state_tracker
         require_choice("qkv_format", qkv_format, LAYOUTS)
-        require_choice("attention_type", attention_type, ("self", "cross"))
+        require_choice("attention_type", attention_type, AttnTypes)
         require_choice("softmax_type", softmax_type, SOFTMAX_TYPES)
         require_probability("attention_dropout", attention_dropout)
         if num_attention_heads < 1:

@@ -188,3 +188,12 @@ def spelled_out_alibi(
         slopes = alibi_slopes_of(heads, extent.device)
     slopes = slopes.view(1, heads, 1, 1) if slopes.dim() == 1 else slopes.view(slopes.shape[0], heads, 1, 1)
     return (extent.distances(bottom_right).abs() * -slopes.float()).to(dtype)
+
+
+def attention_mask_func(attention_scores: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+    """Write -10000 where the mask is True, in place, and return the scores.
+
+    Args:
+        attention_scores: floating point. attention_mask: bool, broadcast to the scores.
+    """
+    return attention_scores.masked_fill_(attention_mask, -10000.0)

@@ -38,6 +38,12 @@ def as_dtype(x: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
     return x if x is None or x.dtype == dtype else x.to(dtype)
 
 
+def cast_if_needed(tensor: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
+    """A tensor in another dtype, differentiable even under ``torch.no_grad()``; itself where it has that dtype."""
+    with torch.enable_grad():
+        return as_dtype(tensor, dtype)
+
+
 #: Which gradients of a product x W^T + bias to compute: the dtypes of x's, the weight's and the bias's, None for those
 #: not wanted.
 Wanted = tuple["torch.dtype | None", "torch.dtype | None", "torch.dtype | None"]

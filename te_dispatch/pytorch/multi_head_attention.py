@@ -21,6 +21,7 @@ from te_dispatch.pytorch.arguments import (
 )
 from te_dispatch.pytorch.attention import DotProductAttention
 from te_dispatch.pytorch.attention_lowering import AttentionMask
+from te_dispatch.pytorch.constants import AttnTypes
 from te_dispatch.pytorch.layernorm_linear import LayerNormLinear
 from te_dispatch.pytorch.linear import Linear
 from te_dispatch.pytorch.module import settle_passing
@@ -141,7 +142,7 @@ class MultiheadAttention(ContextParallelModule):
         super().__init__()
         reject_unsupported("MultiheadAttention", given, PARALLEL_DEFAULTS)
         self._keep_parallel(given)
-        require_choice("attention_type", attention_type, ("self", "cross"))
+        require_choice("attention_type", attention_type, AttnTypes)
         require_choice("qkv_format", qkv_format, LAYOUTS)
         self.kv_channels = _head_width(hidden_size, num_attention_heads, kv_channels)
         core_attention = DotProductAttention(

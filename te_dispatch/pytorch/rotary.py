@@ -199,3 +199,53 @@ def apply_rotary_pos_emb(
     options = RopeOptions(tensor_format, interleaved)
     arguments = t, freqs, options, cu_seqlens, start_positions
     return outside_autocast(_run_rope, *arguments)  # type: ignore[no-any-return]
+
+
+def apply_fused_qkv_rotary_pos_emb(
+    qkv: torch.Tensor,
+    q_freqs: torch.Tensor,
+    k_freqs: torch.Tensor,
+    qkv_split_arg_list: list[int],
+    tensor_format: str = "sbhd",
+    start_positions: torch.Tensor | None = None,
+    interleaved: bool = False,
+    cu_seqlens: torch.Tensor | None = None,
+    cp_size: int = 1,
+    cp_rank: int = 0,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Divide what a projection gave into queries, keys and values, and rotate the first two by their positions' angles.
+
+    Differentiable. It is `apply_rotary_pos_emb` of both: no operator does all at once yet.
+
+    Args:
+        qkv: (s, b, g, n + d + e) or (b, s, g, n + d + e), as `tensor_format` says: for each of g groups its queries,
+            n / d heads of d features, then a key of d features and a value of e.
+        q_freqs, k_freqs: the angles of queries and of keys, as in `apply_rotary_pos_emb`.
+        qkv_split_arg_list: n, d and e.
+        tensor_format: ``sbhd`` or ``bshd``.
+        start_positions, interleaved, cp_size, cp_rank: as in `apply_rotary_pos_emb`.
+        cu_seqlens: no effect, as in Transformer Engine: ``thd`` is not supported.
+
+    Returns:
+        Queries (.., .., g * n / d, d), keys (.., .., g, d) and values (.., .., g, e), contiguous.
+
+    Raises:
+        ValueError: shapes that do not fit. NotImplementedError: cp_size or cp_rank.
+    """
+    require_choice("tensor_format", tensor_format, ("sbhd", "bshd"))
+    require_tensor("qkv", qkv)
+    sizes = list(qkv_split_arg_list)
+    if len(sizes) != 3 or min(sizes) < 1 or sizes[0] % sizes[1]:
+        raise ValueError(
+            "qkv_split_arg_list must be the features of queries, keys and values, with those of queries divisible by "
+            f"those of keys, got {qkv_split_arg_list}"
+        )
+    if qkv.dim() != 4 or qkv.shape[-1] != sum(sizes):
+        raise ValueError(f"qkv must have 4 dimensions, the last of {sum(sizes)}, got shape {tuple(qkv.shape)}")
+    query, key, value = plain(qkv).split(sizes, dim=-1)
+    query = query.reshape(*query.shape[:2], -1, sizes[1])
+    rotated = (
+        apply_rotary_pos_emb(part, freqs, tensor_format, start_positions, interleaved, cp_size=cp_size, cp_rank=cp_rank)
+        for part, freqs in ((query, q_freqs), (key, k_freqs))
+    )
+    return (*rotated, value.contiguous())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from te_dispatch import ops
 from te_dispatch.common.recipe import (
     DelayedScaling,
     Float8BlockScaling,
@@ -21,7 +22,7 @@ from te_dispatch.core import scopes
 from te_dispatch.core.facts import CallFacts
 from te_dispatch.core.operator import OPERATORS
 from te_dispatch.core.resolve import resolve
-from te_dispatch.numerics.encodings import device_encoding
+from te_dispatch.numerics.encodings import ENCODINGS, device_encoding
 from te_dispatch.pytorch.arguments import resolve_device
 from te_dispatch.pytorch.autocast import require_usable
 from te_dispatch.pytorch.casts import device_encodings
@@ -32,9 +33,13 @@ __all__ = [
     "check_mxfp8_support",
     "check_nvfp4_support",
     "check_recipe_support",
+    "get_align_size_for_quantization",
     "get_cudnn_version",
     "get_device_compute_capability",
+    "get_fp8_max",
+    "get_fp8_torch_dtype",
     "is_bf16_available",
+    "is_bf16_compatible",
     "is_fp8_available",
     "is_fp8_block_scaling_available",
     "is_mxfp8_available",
@@ -129,6 +134,44 @@ def is_nvfp4_available(return_reason: bool = False) -> bool | tuple[bool, str]:
 def is_bf16_available(return_reason: bool = False) -> bool | tuple[bool, str]:
     """Whether bf16 can be used on the current device: every backend here computes in it."""
     return _answer((True, ""), return_reason)
+
+
+def is_bf16_compatible() -> bool:
+    """`is_bf16_available`."""
+    return True
+
+
+def get_align_size_for_quantization(recipe: Recipe) -> int:
+    """What the rows of each part of a grouped input are padded to under a recipe."""
+    return recipe.row_alignment()
+
+
+def get_fp8_torch_dtype(fp8_recipe: Recipe, fprop_tensor: bool = True) -> torch.dtype:
+    """The dtype that a recipe casts to on the current device, such as float8_e4m3fn or float8_e4m3fnuz.
+
+    Args:
+        fprop_tensor: True for inputs and weights, False for gradients.
+
+    Raises:
+        ValueError: a recipe of 4 bits.
+    """
+    return getattr(torch, f"float8_{_fp8_encoding('get_fp8_torch_dtype', fp8_recipe, fprop_tensor)}")  # type: ignore[no-any-return]
+
+
+def get_fp8_max(fp8_recipe: Recipe, fprop_tensor: bool = True) -> float:
+    """Where a recipe's casts saturate on the current device, under the policy in force.
+
+    Arguments and errors are those of `get_fp8_torch_dtype`.
+    """
+    encoding = ENCODINGS[_fp8_encoding("get_fp8_max", fp8_recipe, fprop_tensor)]
+    return encoding.common_max if ops.policy_numerics().fp8_portability == "common" else encoding.max
+
+
+def _fp8_encoding(function: str, recipe: Recipe, forward: bool) -> str:
+    if recipe.nvfp4():
+        raise ValueError(f"{function}: {type(recipe).__name__} casts to 4 bits")
+    family = recipe.fp8_format.fwd if forward else recipe.fp8_format.bwd
+    return device_encoding(family, device_encodings(resolve_device(None)))
 
 
 def get_device_compute_capability() -> tuple[int, int]:

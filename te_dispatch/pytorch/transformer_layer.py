@@ -20,6 +20,7 @@ from te_dispatch.pytorch.arguments import (
     require_probability,
 )
 from te_dispatch.pytorch.attention_lowering import AttentionMask
+from te_dispatch.pytorch.constants import LayerTypes
 from te_dispatch.pytorch.dropout_add import DropPath, dropout_add
 from te_dispatch.pytorch.layernorm_mlp import LayerNormMLP
 from te_dispatch.pytorch.module import settle_passing
@@ -309,7 +310,7 @@ class TransformerLayer(ContextParallelModule):
 def _check_arguments(given: Mapping[str, Any]) -> None:
     """Refuse what the constructor cannot do, or not together."""
     reject_unsupported("TransformerLayer", given, _UNSUPPORTED_INIT)
-    require_choice("layer_type", given["layer_type"], ("encoder", "decoder"))
+    require_choice("layer_type", given["layer_type"], LayerTypes)
     require_choice("attn_input_format", given["attn_input_format"], LAYOUTS)
     require_probability("hidden_dropout", given["hidden_dropout"])
     post, last = given["apply_residual_connection_post_layernorm"], given["output_layernorm"]

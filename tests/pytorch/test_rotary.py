@@ -8,7 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from te_dispatch.pytorch.rotary import RotaryPositionEmbedding, apply_rotary_pos_emb
+from te_dispatch.pytorch.rotary import (
+    RotaryPositionEmbedding,
+    apply_fused_qkv_rotary_pos_emb,
+    apply_rotary_pos_emb,
+)
 
 from .bounds import Bounded
 
@@ -131,3 +135,47 @@ def test_the_result_is_contiguous_whatever_the_input(layout: str) -> None:
     assert torch.equal(y, apply_rotary_pos_emb(dense, freqs, layout))
     y.view(-1).sum().backward()
     assert given.grad is not None
+
+
+# -- queries, keys and values at once -----------------------------------------------------------------------------
+
+GROUPS, VALUE = 2, 6
+
+
+@pytest.mark.parametrize("layout", ["sbhd", "bshd"])
+@pytest.mark.parametrize("start", [False, True])
+def test_queries_and_keys_of_a_projection_are_rotated(layout: str, start: bool) -> None:
+    torch.manual_seed(0)
+    sizes = [2 * D, D, VALUE]
+    shape = (S, B) if layout == "sbhd" else (B, S)
+    qkv = torch.randn(*shape, GROUPS, sum(sizes), dtype=torch.float64).float().requires_grad_()
+    q_freqs, k_freqs = RotaryPositionEmbedding(D)(2 * S), RotaryPositionEmbedding(D, rotary_base=500.0)(2 * S)
+    options: Any = {"start_positions": torch.tensor([2, 5], dtype=torch.int32)} if start else {}
+    q, k, v = apply_fused_qkv_rotary_pos_emb(qkv, q_freqs, k_freqs, sizes, layout, **options)
+    assert (q.shape, k.shape, v.shape) == ((*shape, 4, D), (*shape, GROUPS, D), (*shape, GROUPS, VALUE))
+    heads = [qkv[:, :, group, D * head : D * (head + 1)] for group in range(GROUPS) for head in range(2)]
+    assert torch.equal(q, apply_rotary_pos_emb(torch.stack(heads, 2), q_freqs, layout, **options))
+    assert torch.equal(k, apply_rotary_pos_emb(qkv[..., 2 * D : 3 * D], k_freqs, layout, **options))
+    assert torch.equal(v, qkv[..., 3 * D :]) and all(part.is_contiguous() for part in (q, k, v))
+    # Rotations keep lengths, so that the gradient of half the squares is the input.
+    (sum(part.square().sum() for part in (q, k, v)) / 2).backward()
+    torch.testing.assert_close(qkv.grad, qkv.detach(), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"tensor_format": "thd"}, ValueError, "tensor_format must be one of 'sbhd', 'bshd', got 'thd'"),
+        ({"qkv_split_arg_list": [16, 8]}, ValueError, "qkv_split_arg_list must be the features of"),
+        ({"qkv_split_arg_list": [12, 8, 12]}, ValueError, "divisible by those of keys, got \\[12, 8, 12\\]"),
+        ({"qkv_split_arg_list": [16, 8, 6]}, ValueError, "qkv must have 4 dimensions, the last of 30"),
+        ({"cp_size": 2}, NotImplementedError, "cp_size=2"),
+        ({"q_freqs": torch.zeros(2, 1, 1, 8)}, ValueError, "freqs must cover 7 positions"),
+        ({"k_freqs": torch.zeros(2, 1, 1, 8)}, ValueError, "freqs must cover 7 positions"),
+    ],
+)
+def test_a_projection_that_does_not_fit(change: dict[str, Any], error: type[Exception], words: str) -> None:
+    freqs = RotaryPositionEmbedding(D)(S)
+    given = {"qkv": torch.randn(S, B, 2, 32), "q_freqs": freqs, "k_freqs": freqs, "qkv_split_arg_list": [16, 8, 8]}
+    with pytest.raises(error, match=words):
+        apply_fused_qkv_rotary_pos_emb(**{**given, **change})

@@ -14,10 +14,13 @@ from te_dispatch.common.recipe import (
     DelayedScaling,
     Float8BlockScaling,
     Float8CurrentScaling,
+    Format,
     MXFP8BlockScaling,
     NVFP4BlockScaling,
     Recipe,
 )
+from te_dispatch.core import scopes
+from te_dispatch.core.policy import Numerics, Policy
 from te_dispatch.pytorch import support
 
 USABLE_NVFP4 = NVFP4BlockScaling(disable_rht=True, disable_stochastic_rounding=True)
@@ -56,6 +59,7 @@ def test_a_recipe_that_asks_for_more_than_there_is_is_not_supported() -> None:
 
 
 def test_bf16_is_available() -> None:
+    assert support.is_bf16_compatible() is True
     assert te.is_bf16_available() is True and te.is_bf16_available(return_reason=True) == (True, "")
 
 
@@ -83,3 +87,41 @@ def test_autocast_is_what_its_block_is_given() -> None:
         assert given is made
     with te.fp8_autocast(enabled=False) as given:
         assert isinstance(given, te.autocast)
+
+
+@pytest.mark.parametrize(
+    ("encodings", "forward", "backward"),
+    [
+        ((), torch.float8_e4m3fn, torch.float8_e5m2),
+        (("e4m3fnuz", "e5m2fnuz"), torch.float8_e4m3fnuz, torch.float8_e5m2fnuz),
+    ],
+)
+def test_the_dtype_of_casts_is_the_devices_own(
+    encodings: Any, forward: torch.dtype, backward: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(support, "device_encodings", lambda device: encodings)
+    for recipe in (DelayedScaling(), Float8CurrentScaling(fp8_format=Format.HYBRID)):
+        found = [support.get_fp8_torch_dtype(recipe, fprop_tensor) for fprop_tensor in (True, False)]
+        assert found == [forward, backward]
+        assert [support.get_fp8_max(recipe, way) for way in (True, False)] == [torch.finfo(d).max for d in found]
+    assert support.get_fp8_torch_dtype(MXFP8BlockScaling(), fprop_tensor=False) == forward
+    for ask in (support.get_fp8_torch_dtype, support.get_fp8_max):
+        with pytest.raises(ValueError, match=f"{ask.__name__}: NVFP4BlockScaling casts to 4 bits"):
+            ask(USABLE_NVFP4)
+
+
+def test_casts_that_all_devices_share_saturate_where_all_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(support, "device_encodings", lambda device: ("e4m3fnuz", "e5m2fnuz"))
+    with scopes.policy(Policy(name="common", numerics=Numerics(fp8_portability="common"))):
+        assert support.get_fp8_max(DelayedScaling()) == 224.0
+
+
+@pytest.mark.parametrize(
+    ("recipe", "rows"),
+    [(DelayedScaling(), 16), (MXFP8BlockScaling(), 32), (USABLE_NVFP4, 128), (Float8BlockScaling(), 16)],
+)
+def test_rows_are_padded_as_a_recipe_needs(recipe: Recipe, rows: int) -> None:
+    assert support.get_align_size_for_quantization(recipe) == rows
+    with te.autocast(recipe=recipe):
+        padded, counts = te.Fp8Padding(1)(torch.randn(3, 32), [3])
+    assert padded.shape[0] == counts[0] == rows

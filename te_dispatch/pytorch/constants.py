@@ -1,0 +1,49 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""The values that arguments of modules may have, under Transformer Engine's names.
+
+Its tables of a native module's enumerations (`TE_DType`, `FP8FwdTensorIdx` and the like) are not here, because nothing
+here takes such values.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from te_dispatch.numerics.quantizers import BLOCK
+from te_dispatch.pytorch.attention_lowering import BIAS_TYPES
+from te_dispatch.pytorch.attention_masks import MASK_TYPES
+from te_dispatch.pytorch.parallel import PARALLEL_MODES
+
+__all__ = [
+    "MXFP8_BLOCK_SCALING_SIZE",
+    "NVFP4_BLOCK_SCALING_SIZE",
+    "AttnBiasTypes",
+    "AttnMaskTypes",
+    "AttnTypes",
+    "GemmParallelModes",
+    "LayerTypes",
+    "dist_group_type",
+]
+
+#: ``attn_mask_type``; `DotProductAttention` takes other spellings of them, too.
+AttnMaskTypes = MASK_TYPES
+
+#: ``core_attention_bias_type``.
+AttnBiasTypes = tuple(BIAS_TYPES)
+
+#: ``attention_type``.
+AttnTypes = ("self", "cross")
+
+#: ``layer_type``.
+LayerTypes = ("encoder", "decoder")
+
+#: ``parallel_mode``.
+GemmParallelModes = PARALLEL_MODES
+
+#: What ``tp_group`` must be an instance of.
+if torch.distributed.is_available():
+    dist_group_type = torch.distributed.ProcessGroup
+
+#: How many elements share a scale in MXFP8 and in NVFP4.
+MXFP8_BLOCK_SCALING_SIZE = BLOCK["mxfp8"]
+NVFP4_BLOCK_SCALING_SIZE = BLOCK["nvfp4"]

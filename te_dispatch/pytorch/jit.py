@@ -1,0 +1,198 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Decorators about compilation, and the elementwise functions that Transformer Engine fuses with PyTorch's compiler.
+
+The dropouts here run the operators of the dispatch, which need no compiler, and the activations PyTorch's kernels.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from te_dispatch.pytorch.arguments import resolve_device
+from te_dispatch.pytorch.dropout_add import dropout_add
+from te_dispatch.pytorch.scoped import outside_autocast
+
+__all__ = [
+    "bgrad_dgelu_fused",
+    "bias_dropout_add",
+    "bias_dropout_add_fused_inference",
+    "bias_dropout_add_fused_train",
+    "bias_gelu_fused",
+    "get_bias_dropout_add",
+    "jit_fuser",
+    "lazy_compile",
+    "no_torch_dynamo",
+    "set_jit_fusion_options",
+    "warmup_jit_bias_dropout_add",
+    "warmup_jit_bias_dropout_add_all_dtypes",
+]
+
+Function = Callable[..., Any]
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def lazy_compile(func: Function) -> Function:
+    """`torch.compile(func)`, made at the first call. Inside a compiled program it is `func` itself."""
+    compiled: list[Function] = []
+
+    @functools.wraps(func)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return func(*args, **kwargs)
+        if not compiled:
+            compiled.append(torch.compile(func))
+        return compiled[0](*args, **kwargs)
+
+    return wrapper
+
+
+#: The decorator of functions to be fused.
+jit_fuser = lazy_compile
+
+
+def no_torch_dynamo(
+    recursive: bool = True, when: Callable[[dict[str, Any]], str | None] | None = None
+) -> Callable[[Function], Function]:
+    """A decorator that keeps torch.compile out of a function, as `torch.compiler.disable` does.
+
+    Args:
+        recursive: keep it out of what the function calls, too.
+        when: decides for each call in a compiled program. It takes the arguments that were passed, by name, and returns
+            why the call cannot be compiled, which a warning then says, or None to compile it.
+
+    Raises:
+        TypeError: `when` of a function with ``*args``, whose values have no names.
+    """
+
+    def decorate(func: Function) -> Function:
+        if when is None:
+            return torch.compiler.disable(func, recursive=recursive)  # type: ignore[no-any-return, no-untyped-call]
+        parameters = inspect.signature(func).parameters.values()
+        if any(parameter.kind is inspect.Parameter.VAR_POSITIONAL for parameter in parameters):
+            raise TypeError(f"no_torch_dynamo: when needs arguments with names, but {func.__name__} takes *args")
+        names = [parameter.name for parameter in parameters]
+
+        def left_out(reason: str, *args: Any, **kwargs: Any) -> Any:
+            warnings.warn(f"{func.__name__} runs outside of the compiled program: {reason}", stacklevel=2)
+            return func(*args, **kwargs)
+
+        left_out = torch.compiler.disable(left_out, recursive=recursive)  # type: ignore[no-untyped-call]
+
+        @functools.wraps(func)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if not torch.compiler.is_compiling():
+                return func(*args, **kwargs)
+            reason = when({**dict(zip(names, args)), **kwargs})
+            return func(*args, **kwargs) if reason is None else left_out(reason, *args, **kwargs)
+
+        return wrapper
+
+    return decorate
+
+
+def set_jit_fusion_options() -> None:
+    """Nothing: the options are of PyTorch's compilers before 2.2, which nothing here uses."""
+
+
+def bias_dropout_add(
+    x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, prob: float, training: bool
+) -> torch.Tensor:
+    """residual + dropout(x + bias).
+
+    Args:
+        x, residual: (..., K); where their dtypes differ, the residual's counts. bias: broadcast to x.
+        prob: probability of dropping in training.
+    """
+    return dropout_add(x + bias, residual, prob if training else 0.0)
+
+
+def get_bias_dropout_add(training: bool) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]:
+    """`bias_dropout_add` without its last argument."""
+    return functools.partial(bias_dropout_add, training=training)
+
+
+def bias_dropout_add_fused_train(
+    x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, prob: float
+) -> torch.Tensor:
+    """`bias_dropout_add` of training, with gradients even under ``torch.no_grad()`` and outside of torch.autocast."""
+    with torch.enable_grad():
+        return outside_autocast(bias_dropout_add, x, bias, residual, prob, True)  # type: ignore[no-any-return]
+
+
+def bias_dropout_add_fused_inference(
+    x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, prob: float
+) -> torch.Tensor:
+    """`bias_dropout_add` without dropout, outside of torch.autocast."""
+    return outside_autocast(bias_dropout_add, x, bias, residual, prob, False)  # type: ignore[no-any-return]
+
+
+def warmup_jit_bias_dropout_add(hidden_size: int, dtype: torch.dtype, seq_length: int, micro_batch_size: int) -> None:
+    """Run `bias_dropout_add_fused_train` and its backward once, so that kernels are chosen and compiled.
+
+    Args:
+        hidden_size, seq_length, micro_batch_size, dtype: of the activations, which are
+            (seq_length, micro_batch_size, hidden_size) on the current device.
+
+    Random states are as before afterwards.
+    """
+    device = resolve_device(None)
+    shape: tuple[int, ...] = (seq_length, micro_batch_size, hidden_size)
+    options: dict[str, Any] = {"dtype": dtype, "device": device}
+    accelerators = [] if device.type == "cpu" else [device]
+    with torch.random.fork_rng(accelerators, device_type=device.type):
+        x = torch.rand(shape, requires_grad=True, **options)
+        residual = torch.rand(shape, requires_grad=True, **options)
+        bias = torch.rand(hidden_size, requires_grad=True, **options)
+        out = bias_dropout_add_fused_train(x, bias, residual, 0.1)
+        torch.autograd.grad(out, (x, bias, residual), torch.ones_like(out))
+
+
+def warmup_jit_bias_dropout_add_all_dtypes(hidden_size: int, seq_length: int, micro_batch_size: int) -> None:
+    """`warmup_jit_bias_dropout_add` in float32, bfloat16 and float16."""
+    for dtype in _DTYPES:
+        warmup_jit_bias_dropout_add(hidden_size, dtype, seq_length, micro_batch_size)
+
+
+def bias_gelu_fused(inp: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """gelu(inp + bias) in the tanh approximation (Hendrycks and Gimpel, 2016), outside of torch.autocast.
+
+    Args:
+        inp: (..., K). bias: (K,); None or empty for none.
+    """
+    return outside_autocast(_bias_gelu, inp, bias)  # type: ignore[no-any-return]
+
+
+def bgrad_dgelu_fused(
+    grad_output: torch.Tensor, inp: torch.Tensor, bias: torch.Tensor | None
+) -> tuple[torch.Tensor | None, torch.Tensor]:
+    """The gradients of `bias_gelu_fused` for a matrix, outside of torch.autocast.
+
+    Args:
+        grad_output, inp: (M, K). bias: (K,); None or empty for none.
+
+    Returns:
+        The bias's gradient (K,), None without a bias; the input's (M, K).
+    """
+    return outside_autocast(_bias_gelu_gradients, grad_output, inp, bias)  # type: ignore[no-any-return]
+
+
+def _with_bias(inp: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return inp if bias is None or not bias.numel() else inp + bias
+
+
+def _bias_gelu(inp: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return torch.nn.functional.gelu(_with_bias(inp, bias), approximate="tanh")
+
+
+def _bias_gelu_gradients(
+    grad_output: torch.Tensor, inp: torch.Tensor, bias: torch.Tensor | None
+) -> tuple[torch.Tensor | None, torch.Tensor]:
+    gradient = torch.ops.aten.gelu_backward(grad_output, _with_bias(inp, bias), approximate="tanh")
+    return (None if bias is None or not bias.numel() else gradient.sum(0)), gradient

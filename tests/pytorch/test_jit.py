@@ -1,0 +1,152 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Decorators about compilation, and the elementwise functions beside them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from te_dispatch.pytorch import jit
+
+K = 64
+
+
+def operands(dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    return torch.randn(4, K, dtype=dtype), torch.randn(K, dtype=dtype), torch.randn(4, K, dtype=dtype)
+
+
+# -- dropout ------------------------------------------------------------------------------------------------------
+
+
+def test_without_dropout_it_is_a_sum() -> None:
+    x, bias, residual = operands(torch.float32)
+    expected = residual + (x + bias)
+    for result in (
+        jit.bias_dropout_add(x, bias, residual, 0.5, False),
+        jit.get_bias_dropout_add(False)(x, bias, residual, 0.5),
+        jit.bias_dropout_add_fused_inference(x, bias, residual, 0.5),
+        jit.bias_dropout_add_fused_train(x, bias, residual, 0.0),
+    ):
+        torch.testing.assert_close(result, expected)
+
+
+@pytest.mark.parametrize("function", [jit.get_bias_dropout_add(True), jit.bias_dropout_add_fused_train])
+def test_dropout_keeps_some_and_scales_them_with_gradients(function: Any) -> None:
+    x, bias, residual = (tensor.requires_grad_() for tensor in operands(torch.float32))
+    out = function(x, bias, residual, 0.5)
+    dropped = (out - residual).detach()
+    kept = dropped != 0
+    assert 0 < int(kept.sum()) < kept.numel()
+    torch.testing.assert_close(dropped, torch.where(kept, 2 * (x + bias), 0).detach(), atol=1e-5, rtol=1e-5)
+    out.backward(torch.ones_like(out))
+    assert torch.equal(x.grad, 2.0 * kept) and torch.equal(bias.grad, 2.0 * kept.sum(0))
+    assert torch.equal(residual.grad, torch.ones_like(residual))
+
+
+def test_training_has_gradients_under_no_grad_and_ignores_autocast() -> None:
+    x, bias, residual = (tensor.requires_grad_() for tensor in operands(torch.float32))
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        out = jit.bias_dropout_add_fused_train(x, bias, residual, 0.1)
+        inference = jit.bias_dropout_add_fused_inference(x, bias, residual, 0.1)
+    assert out.requires_grad and out.dtype == torch.float32
+    assert not inference.requires_grad and inference.dtype == torch.float32
+
+
+def test_warming_up_leaves_random_states_alone() -> None:
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    jit.warmup_jit_bias_dropout_add_all_dtypes(K, 4, 2)
+    assert torch.equal(torch.get_rng_state(), before)
+    jit.bias_dropout_add_fused_train(*operands(torch.float32), 0.1)
+    assert not torch.equal(torch.get_rng_state(), before)
+
+
+# -- gelu ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_gelu_and_its_gradients(with_bias: bool) -> None:
+    x, bias, grad = operands()
+    given = bias if with_bias else torch.empty(0, dtype=torch.float64)
+    shifted = x + bias if with_bias else x
+    cubic = (2 / torch.pi) ** 0.5 * (shifted + 0.044715 * shifted**3)
+    torch.testing.assert_close(jit.bias_gelu_fused(x, given), 0.5 * shifted * (1 + torch.tanh(cubic)))
+    x.requires_grad_()
+    bias.requires_grad_()
+    jit.bias_gelu_fused(x, bias if with_bias else None).backward(grad)
+    dbias, dx = jit.bgrad_dgelu_fused(grad, x.detach(), given.detach())
+    torch.testing.assert_close(dx, x.grad)
+    if with_bias:
+        torch.testing.assert_close(dbias, bias.grad)
+    else:
+        assert dbias is None
+
+
+# -- decorators ---------------------------------------------------------------------------------------------------
+
+
+def compiled(function: Any, **options: Any) -> Any:
+    torch._dynamo.reset()
+    return torch.compile(function, backend="eager", **options)
+
+
+def test_a_function_is_compiled_at_its_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+
+    def compile(function: Any) -> Any:
+        made.append(function)
+        return lambda x: function(x) + 1
+
+    monkeypatch.setattr(torch, "compile", compile)
+
+    @jit.jit_fuser
+    def twice(x: Any) -> Any:
+        """Its documentation."""
+        return 2 * x
+
+    assert made == [] and twice.__name__ == "twice" and twice.__doc__ == "Its documentation."
+    assert [twice(1), twice(2)] == [3, 5] and len(made) == 1
+
+
+def test_a_function_to_be_fused_is_inlined_in_a_compiled_program() -> None:
+    fused = jit.lazy_compile(lambda x: 2 * x)
+    assert compiled(lambda x: fused(x) + 1, fullgraph=True)(torch.ones(2)).tolist() == [3.0, 3.0]
+
+
+def seen_by_compiler(decorated: Any, *args: Any, **kwargs: Any) -> bool:
+    """Whether a compiled caller holds the decorated function's steps."""
+    try:
+        compiled(lambda x: decorated(x, *args, **kwargs) + 1, fullgraph=True)(torch.ones(2))
+    except torch._dynamo.exc.Unsupported:
+        return False
+    return True
+
+
+def test_the_compiler_is_kept_out() -> None:
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+    assert seen_by_compiler(double)
+    for recursive in (True, False):
+        apart = jit.no_torch_dynamo(recursive=recursive)(double)
+        assert not seen_by_compiler(apart) and apart(torch.ones(1)).item() == 2
+
+
+def test_the_compiler_is_kept_out_of_the_calls_that_a_function_names() -> None:
+    def reason(call: dict[str, Any]) -> str | None:
+        return "big" if call.get("size", 0) > 2 else None
+
+    @jit.no_torch_dynamo(when=reason)
+    def double(x: torch.Tensor, size: int = 0) -> torch.Tensor:
+        return 2 * x
+
+    assert seen_by_compiler(double) and seen_by_compiler(double, 2) and not seen_by_compiler(double, 3)
+    assert not seen_by_compiler(double, size=3)
+    with pytest.warns(UserWarning, match="double runs outside of the compiled program: big"):
+        assert compiled(lambda x: double(x, 3) + 1)(torch.ones(1)).item() == 3
+    assert double(torch.ones(1), 3).item() == 2
+    with pytest.raises(TypeError, match=r"takes \*args"):
+        jit.no_torch_dynamo(when=reason)(lambda *args: None)
