@@ -79,6 +79,7 @@ class ParallelModule(torch.nn.Module):
         tracker = given["get_rng_state_tracker"]
         if tracker is not None and not callable(tracker):
             raise TypeError(f"{owner}: get_rng_state_tracker must be a function that gives a tracker, got {tracker!r}")
+        self.sequence_parallel = False  # whatever a subclass has set before it called this constructor
         for name in _KEPT:
             if given.get(name):
                 setattr(self, name, given[name])

@@ -57,6 +57,18 @@ def test_a_group_of_one_rank_is_kept_and_can_be_set_later(name: str, alone: Any)
     assert {part.tp_group for part in module.modules() if hasattr(part, "tp_group")} == {alone}
 
 
+def test_what_a_subclass_sets_before_the_constructor_does_not_count() -> None:
+    class Row(te.Linear):
+        """As GPT-NeoX writes its wrappers."""
+
+        def __init__(self) -> None:
+            self.sequence_parallel = True
+            super().__init__(HIDDEN, FFN, sequence_parallel=True, parallel_mode="row", device="cpu")
+
+    layer = Row()
+    assert layer.sequence_parallel is False and marks(layer.bias) == GATHERED
+
+
 @pytest.mark.parametrize("name", BUILDERS)
 def test_several_ranks_and_other_objects_are_refused(name: str, pair: Any) -> None:
     build = BUILDERS[name]
