@@ -190,10 +190,10 @@ class LayerNormLinear(LinearModule):
         reset_norm_parameters(self, self.zero_centered_gamma)
 
     def reset_parameters(self, defer_init: bool = False) -> None:
-        """Initialize all parameters; nothing with `defer_init`."""
+        """Initialize all parameters; nothing with `defer_init`. Those on the meta device move to the current one."""
+        super().reset_parameters(defer_init)
         if not defer_init:
             self.reset_layer_norm_parameters()
-        super().reset_parameters(defer_init)
 
     def extra_repr(self) -> str:
         return (

@@ -26,6 +26,7 @@ from te_dispatch.pytorch.parameters import (
     check_alignment,
     default_init,
     empty_result,
+    materialize,
     parameter,
     parameter_factory,
     require_size,
@@ -156,9 +157,10 @@ class LayerNormMLP(GemmModule):
         reset_norm_parameters(self, self.zero_centered_gamma)
 
     def reset_parameters(self, defer_init: bool = False) -> None:
-        """Initialize all parameters; nothing with `defer_init`."""
+        """Initialize all parameters; nothing with `defer_init`. Those on the meta device move to the current one."""
         if defer_init:
             return
+        materialize(self)
         self.reset_layer_norm_parameters()
         with torch.no_grad():
             for dim, (init, weight) in enumerate(zip(self._init_methods, (self.fc1_weight, self.fc2_weight))):

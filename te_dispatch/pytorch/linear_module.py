@@ -20,6 +20,8 @@ from te_dispatch.pytorch.parameters import (
     check_alignment,
     default_init,
     joined,
+    lay_together,
+    materialize,
     parameter,
     require_size,
     split_sizes,
@@ -83,9 +85,12 @@ class LinearModule(GemmModule):
         self._keep_gradients(given, self.weight_names)
 
     def reset_parameters(self, defer_init: bool = False) -> None:
-        """Initialize all parameters; nothing with `defer_init`."""
+        """Initialize all parameters; nothing with `defer_init`. Those on the meta device move to the current one."""
         if defer_init:
             return
+        if materialize(self):
+            lay_together(self, self.weight_names)
+            lay_together(self, self.bias_names)
         row = self.parallel_mode == "row"
         with torch.no_grad():
             for name in self.weight_names:

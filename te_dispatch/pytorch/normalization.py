@@ -16,6 +16,7 @@ from te_dispatch.pytorch.functions import applied
 from te_dispatch.pytorch.module_state import SavedModule
 from te_dispatch.pytorch.norm_steps import NormOptions, norm_backward, norm_forward
 from te_dispatch.pytorch.parallel import mark_sequence_parallel
+from te_dispatch.pytorch.parameters import materialize
 from te_dispatch.pytorch.quantized_tensor import plain
 from te_dispatch.pytorch.scoped import in_forward_scope, outside_autocast
 
@@ -99,8 +100,10 @@ class _Norm(SavedModule):
         return f"{shape}, eps={self.eps}, zero_centered_gamma={self.zero_centered_gamma}"
 
     def reset_parameters(self, defer_init: bool | None = None) -> None:
-        """Set the factor to 1 (parameter 0 if it is zero-centered). On the meta device nothing is written."""
+        """Set the factor to 1 (parameter 0 if it is zero-centered); nothing with `defer_init`. Parameters on the meta
+        device move to the current one."""
         if not defer_init:
+            materialize(self)
             torch.nn.init.constant_(self.weight, 0.0 if self.zero_centered_gamma else 1.0)
             self._mark(self.weight)
 

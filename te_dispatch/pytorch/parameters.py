@@ -38,6 +38,23 @@ def parameter_factory(device: torch.device | str | int | None, dtype: torch.dtyp
     return {"device": resolve_device(device), "dtype": dtype or torch.get_default_dtype()}
 
 
+def materialize(module: torch.nn.Module) -> bool:
+    """Give a module whose parameters are on the meta device uninitialized ones on the current accelerator or the CPU.
+
+    Called by `reset_parameters`, which fills them. The first call for a module, its constructor's, leaves them: what is
+    made on the meta device stays there until the user asks.
+
+    Returns:
+        Whether there were any.
+    """
+    made = module.__dict__.get("_constructed", False)
+    module._constructed = True  # type: ignore[assignment]
+    if not made or not any(parameter.is_meta for parameter in module.parameters(recurse=False)):
+        return False
+    module.to_empty(device=resolve_device(None), recurse=False)
+    return True
+
+
 def check_alignment(
     module_name: str, plan: Plan, inp: torch.Tensor, features: Mapping[str, int], *weights: torch.Tensor
 ) -> None:
@@ -129,6 +146,15 @@ def add_split_parameters(
         for name, part in zip(names, () if whole is None else whole.split(rows)):
             module.register_parameter(name, torch.nn.Parameter(part))
     return weights, biases
+
+
+def lay_together(module: torch.nn.Module, names: Sequence[str]) -> None:
+    """Have the parameters `names` of a module lie one after the other in one memory, as `Rows` reads them in place."""
+    parts = [parameter(module, name) for name in names]
+    if len(parts) > 1 and all(type(part) in PLAIN for part in parts):
+        whole = torch.cat([part.detach() for part in parts])
+        for part, rows in zip(parts, whole.split([part.shape[0] for part in parts])):
+            part.data = rows
 
 
 def parameter(module: torch.nn.Module, name: str) -> torch.Tensor:
