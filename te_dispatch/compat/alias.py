@@ -77,12 +77,16 @@ def furnish(namespace: dict[str, Any]) -> None:
 
 
 def _absent(name: str) -> type:
-    """A class to inherit from and to import, which cannot be called."""
+    """A class to import, to inherit from and to test instances with, which cannot be called.
+
+    It has a `forward`, which Automodel wraps when it first makes a linear layer.
+    """
 
     def refuse(self: Any, *_: Any, **__: Any) -> None:
         raise NotImplementedError(f"{name} is not there yet; {ORIGIN}")
 
-    return type(name.rpartition(".")[2], (), {"__init__": refuse, "__doc__": f"{name}, which is not there yet."})
+    members = {"__init__": refuse, "forward": refuse, "__doc__": f"{name}, which is not there yet."}
+    return type(name.rpartition(".")[2], (), members)
 
 
 def serve() -> None:

@@ -179,6 +179,7 @@ FACE: dict[str, dict[str, str]] = {
         **_MULTI_HEAD,
         **_ROTARY,
     },
+    "transformer_engine.pytorch.attention.inference": {},
     "transformer_engine.pytorch.attention.rope": _ROPE,
     "transformer_engine.pytorch.attention.dot_product_attention": _DOT_PRODUCT,
     "transformer_engine.pytorch.attention.multi_head_attention": _MULTI_HEAD,
@@ -190,6 +191,7 @@ FACE: dict[str, dict[str, str]] = {
     "transformer_engine.pytorch.module.layernorm": _LAYERNORM,
     "transformer_engine.pytorch.module.rmsnorm": _RMSNORM,
     "transformer_engine.pytorch.module.fp8_padding": _PADDING,
+    "transformer_engine.pytorch.module.grouped_linear": {},
     "transformer_engine.pytorch.module.fp8_unpadding": _UNPADDING,
     "transformer_engine.pytorch.ops": {},
     "transformer_engine.pytorch.router": {},
@@ -198,9 +200,14 @@ FACE: dict[str, dict[str, str]] = {
     "transformer_engine.pytorch.quantized_tensor": _TENSOR,
 }
 
-#: Names without which Megatron does not import, although most models never use them: they raise where they are used.
+#: Names without which Megatron, Automodel or BioNeMo do not import, although most of their models never use them: they
+#: raise where they are used.
 ABSENT: dict[str, frozenset[str]] = {
-    "transformer_engine.pytorch": frozenset({"GroupedLinear"}),
+    "transformer_engine.pytorch": frozenset({"GroupedLinear", "InferenceParams"}),
+    "transformer_engine.pytorch.attention": frozenset({"InferenceParams"}),
+    "transformer_engine.pytorch.attention.inference": frozenset({"InferenceParams", "PagedKVCacheManager"}),
+    "transformer_engine.pytorch.module": frozenset({"GroupedLinear"}),
+    "transformer_engine.pytorch.module.grouped_linear": frozenset({"GroupedLinear"}),
     "transformer_engine.pytorch.ops": frozenset(
         {
             *("AllReduce", "BasicLinear", "Bias", "FusibleOperation", "GEGLU", "GELU", "LayerNorm", "ReGLU", "ReLU"),
