@@ -62,6 +62,7 @@ _BASE = {
     **_of("pytorch.main_grads", "get_dummy_wgrad"),
 }
 _LAYER = _of("pytorch.transformer_layer", "TransformerLayer")
+_ONNX = _of("pytorch.export", "onnx_export")
 _TENSOR = _of("pytorch.quantized_tensor", "QuantizedTensor")
 _CHECKPOINT = _of("pytorch.checkpoint", "checkpoint")
 _RECOMPUTE = _of(
@@ -133,6 +134,7 @@ FACE: dict[str, dict[str, str]] = {
         **_CHECKPOINT,
         **_RANDOM,
         **_ROTARY,
+        **_ONNX,
         **_AVAILABLE,
         **_GLU,
         **_of("pytorch.support", "get_cudnn_version"),
@@ -156,6 +158,10 @@ FACE: dict[str, dict[str, str]] = {
         **_RECOMPUTE,
         **_COLLECTIVES,
         **_of("pytorch.rng_tracker", "get_all_rng_states", "set_all_rng_states"),
+    },
+    "transformer_engine.pytorch.export": {
+        **_ONNX,
+        **_of("pytorch.export", "is_in_onnx_export_mode", "te_translation_table"),
     },
     "transformer_engine.pytorch.jit": _of(
         "pytorch.jit",

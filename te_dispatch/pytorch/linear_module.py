@@ -11,6 +11,7 @@ import torch
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.pytorch.boundary import Leaves
 from te_dispatch.pytorch.casts import Plan
+from te_dispatch.pytorch.export.mode import is_in_onnx_export_mode
 from te_dispatch.pytorch.module import GemmModule
 from te_dispatch.pytorch.parallel import mark_divided, mark_sequence_parallel
 from te_dispatch.pytorch.parameters import (
@@ -32,6 +33,10 @@ from te_dispatch.pytorch.quantized_tensor import plain
 _COMPILED_GRADIENT = (
     "fp8_grad=True is not supported in a compiled region: while tracing, the class of a gradient is taken to be that "
     "of the output it belongs to; leave fp8_grad or torch.compile away"
+)
+
+_OUTPUT_IN_ONNX = (
+    "onnx_export: fp8_output=True is not supported, only fp8_output=False: ONNX has no tensors that carry their scales"
 )
 
 
@@ -200,6 +205,8 @@ class LinearModule(GemmModule):
         """How the output and the input's gradient leave the module: quantized where asked, under a plan."""
         if plan is None or not (fp8_output or fp8_grad):
             return None, None
+        if fp8_output and torch.compiler.is_exporting() and is_in_onnx_export_mode():
+            raise NotImplementedError(_OUTPUT_IN_ONNX)
         if fp8_grad and torch.compiler.is_compiling():
             raise NotImplementedError(_COMPILED_GRADIENT)
         boundary, trains = plan.boundary, torch.is_grad_enabled()

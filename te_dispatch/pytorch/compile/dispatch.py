@@ -31,6 +31,7 @@ from te_dispatch.core.tables import Atom, atom_expression
 from te_dispatch.pytorch.compile import hook
 from te_dispatch.pytorch.compile.asking import Answers, Lacking, decide
 from te_dispatch.pytorch.compile.launch import Opaque, make_opaque
+from te_dispatch.pytorch.export.mode import is_in_onnx_export_mode
 
 #: Opaque whatever their traits: as tensor code, inductor computes wrong scales (docs/torch_compile.md).
 _ALWAYS_OPAQUE = frozenset(("update_delayed_scales",))
@@ -43,6 +44,10 @@ _SHARED_MIRROR = (
     "tasks apart; compile in another thread, or use te_dispatch.set_policy instead of scopes"
 )
 
+_NOT_BY_DYNAMO = (
+    "onnx_export: this graph is made by dynamo, which records no operators of ONNX; give torch.onnx.export the module, "
+    "or what torch.export.export makes of it with strict=False"
+)
 
 #: Answers of `_inlined_on`.
 EVERY_DEVICE, CPU, NO_DEVICE = "every", "cpu", "none"
@@ -133,6 +138,8 @@ def _ask(
     Raises:
         NoImplementation: nothing is left; the message is the decision's table.
     """
+    if is_in_onnx_export_mode():
+        raise DispatchError(_NOT_BY_DYNAMO)
     operator = OPERATORS[name]
     bindings = MANAGER.tokens[token]
     known: Answers = {_atoms[reader]: value for reader, value in answers}

@@ -22,6 +22,8 @@ from te_dispatch.core.operator import Operator
 from te_dispatch.core.scopes import MANAGER
 from te_dispatch.pytorch.compile.asking import Answers, Lacking
 from te_dispatch.pytorch.compile.dispatch import choose, hidden, read
+from te_dispatch.pytorch.export.lowering import lowered
+from te_dispatch.pytorch.export.mode import is_in_onnx_export_mode
 
 
 def call(operator: Operator, args: tuple[Any, ...]) -> Any:
@@ -58,5 +60,6 @@ def call(operator: Operator, args: tuple[Any, ...]) -> Any:
 def _recorded(dispatcher: Dispatcher, accepted: Accepted) -> Callable[..., Any]:
     """A `Part` for graphs: recorded step by step, or as one call."""
     if "plain_torch" in accepted.traits:
-        return MANAGER.bound(dispatcher.operator, accepted.id)
+        bound = MANAGER.bound(dispatcher.operator, accepted.id)
+        return lowered(dispatcher.operator, bound) if is_in_onnx_export_mode() else bound
     return hidden(dispatcher.operator, accepted).trace
