@@ -9,7 +9,6 @@ import torch
 
 from te_dispatch import ops
 from te_dispatch.core import scopes
-from te_dispatch.pytorch.arguments import require_probability
 from te_dispatch.pytorch.compile import returned
 from te_dispatch.pytorch.functions import applied
 from te_dispatch.pytorch.quantized_tensor import plain
@@ -64,12 +63,14 @@ def dropout_add(x: torch.Tensor, residual: torch.Tensor | None, dropout_p: float
 class DropPath(torch.nn.Module):
     """Stochastic depth (Huang et al., 2016): in training, x is zeroed for a sequence with probability `drop_prob`.
 
-    Kept sequences are scaled by 1 / (1 - drop_prob).
+    Kept sequences are scaled by 1 / (1 - drop_prob); with a probability of 1 none is kept and all are zeros, where
+    Transformer Engine's are NaN.
     """
 
     def __init__(self, drop_prob: float) -> None:
         super().__init__()
-        require_probability("drop_path_rate", drop_prob)
+        if not 0.0 <= drop_prob <= 1.0:
+            raise ValueError(f"drop_path_rate must be at least 0 and at most 1, got {drop_prob!r}")
         self.drop_prob = drop_prob
 
     def extra_repr(self) -> str:
@@ -80,11 +81,12 @@ class DropPath(torch.nn.Module):
         if not self.training or self.drop_prob == 0.0:
             return x
         keep = 1.0 - self.drop_prob
+        divisor = keep or 1.0
         if layout != "thd":
             shape = (1, x.shape[1], 1) if layout == "sbhd" else (x.shape[0], 1, 1)
-            return x * (torch.empty(shape, dtype=x.dtype, device=x.device).bernoulli_(keep) / keep)
+            return x * (torch.empty(shape, dtype=x.dtype, device=x.device).bernoulli_(keep) / divisor)
         if cu_seqlens is None:
             raise ValueError("drop_path_rate with attn_input_format='thd' needs cu_seqlens_q, got None")
-        kept = torch.empty(cu_seqlens.numel(), dtype=x.dtype, device=x.device).bernoulli_(keep) / keep
+        kept = torch.empty(cu_seqlens.numel(), dtype=x.dtype, device=x.device).bernoulli_(keep) / divisor
         tokens = torch.arange(x.shape[0], dtype=cu_seqlens.dtype, device=x.device)
         return x * kept[torch.searchsorted(cu_seqlens, tokens, right=True) - 1].unsqueeze(-1)

@@ -259,6 +259,20 @@ def test_drop_path_in_a_layer() -> None:
     assert torch.equal(layer.eval()(x), build().eval()(x))
 
 
+@pytest.mark.parametrize("layout", ["sbhd", "bshd", "thd"])
+def test_a_drop_path_rate_of_one_skips_every_sequence(layout: str) -> None:
+    """A rate that Transformer Engine takes; the gradients are zeros, too."""
+    layer = build(drop_path_rate=1.0, attn_input_format=layout, self_attn_mask_type="padding_causal")
+    shape = {"sbhd": (S, B), "bshd": (B, S), "thd": (B * S,)}[layout]
+    x = torch.randn(*shape, HIDDEN, requires_grad=True)
+    bounds = torch.arange(0, (B + 1) * S, S, dtype=torch.int32)
+    out = layer(x, cu_seqlens_q=bounds, cu_seqlens_kv=bounds, max_seqlen_q=S, max_seqlen_kv=S)
+    assert torch.equal(out, x)
+    out.sum().backward()
+    assert torch.equal(x.grad, torch.ones_like(x))
+    assert all(torch.equal(p.grad, torch.zeros_like(p)) for p in layer.parameters())
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_training_reduces_the_loss(dtype: torch.dtype) -> None:
     layer = build(params_dtype=dtype, hidden_dropout=0.1, attention_dropout=0.1)
@@ -341,6 +355,8 @@ def test_errors_name_the_argument() -> None:
         build(hidden_dropout=1.5)
     with pytest.raises(ValueError, match="drop_path_rate must be"):
         build(drop_path_rate=-0.1)
+    with pytest.raises(ValueError, match="drop_path_rate must be"):
+        build(drop_path_rate=1.1)
     with pytest.raises(ValueError, match="encoder_output must be a tensor"):
         build(layer_type="decoder")(x)
     with pytest.raises(ValueError, match="normalization must be"):
