@@ -14,6 +14,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+pytestmark = pytest.mark.slow
+
 TOOL = Path(__file__).resolve().parents[2] / "tools" / "transformer_engine_tests"
 
 NO_GPU = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
@@ -50,6 +52,9 @@ def test_derived():
 
 def test_attribute():
     native.function.name
+
+def test_given():
+    os.environ.get(te.VARIABLE)
 
 def test_assigned():
     te.table["key"] = 1
@@ -200,6 +205,7 @@ def outcomes(tmp_path_factory):
         ("test_class", {"needs": 1}, ["transformer_engine.pytorch.GroupedLinear"]),
         ("test_derived", {"needs": 1}, ["transformer_engine.pytorch.MadeUpQuantizer"]),
         ("test_attribute", {"needs": 1}, ["transformer_engine_torch.function"]),
+        ("test_given", {"needs": 1}, ["transformer_engine.pytorch.VARIABLE"]),
         ("test_assigned", {"needs": 1}, ["transformer_engine.pytorch.table"]),
         ("test_decorated", {"needs": 1}, ["transformer_engine.pytorch.made.up.decorator"]),
         ("test_swallowed", {"needs": 1}, ["transformer_engine.pytorch.made_up"]),
@@ -226,12 +232,16 @@ def test_a_sample_is_counted_and_always_the_same(outcomes):
     assert row["cases"] == 40 and sum(outcome(row).values()) == 8
     again, _ = run(folder, "test_outcomes.py", "--cases", "8", "--", "-k", "test_many")
     assert again["files"]["test_outcomes.py"]["TestGroup::test_many"] == row
+    few, table = run(folder, "test_outcomes.py", "--cases", "8", "--", "-k", "test_many and (10 or 20) or test_class")
+    row = few["files"]["test_outcomes.py"]["TestGroup::test_many"]
+    assert row["cases"] == 40 and outcome(row) == {"passed": 2}, "drawn from what is selected"
+    assert "| test_outcomes.py | 2 | 3 | " in table and "\nNot run: `test_passes_or_needs`, " in table
 
 
 def test_the_table_shows_counts_and_reasons(outcomes):
     lines = outcomes[1].splitlines()
     assert lines[0].startswith("Tests of ours, 20") and "PyTorch" in lines[0]
-    assert "| test_outcomes.py | 18 | 26 | " in outcomes[1]
+    assert "| test_outcomes.py | 19 | 27 | " in outcomes[1]
     assert r"| `test_fails` | 1 | 0 | 1 | 0 | 0 | 0 | failed: AssertionError: the width \| is (1) |" in lines
     assert any(line.startswith("| `TestGroup::test_many` | 8 of 40 | ") for line in lines)
     widths = {

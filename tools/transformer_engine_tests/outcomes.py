@@ -27,12 +27,17 @@ _NO_CUDA = ("not compiled with CUDA", "requires CUDA support", "no NVIDIA driver
 #: What torch.compile makes of a NotImplementedError.
 _COMPILED = re.compile(r"raised exception NotImplementedError\(['\"](.+)['\"]\)")
 
+#: What a function of C says that was given a `Placeholder`.
+_GIVEN = re.compile(r"Placeholder of ([\w.]+)")
+
 
 def classify(error: BaseException) -> tuple[str, str]:
     """The outcome of a case that raised `error`, and its reason in one line."""
     for cause in _chain(error):
         if isinstance(cause, MissingName):
             return "needs", cause.name
+        if given := _GIVEN.search(str(cause)):
+            return "needs", given[1]
         if refused := _COMPILED.search(str(cause)):
             return "not supported", refused[1]
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
@@ -65,13 +70,13 @@ class Outcomes:
     def _write(self, function: str, outcome: str, case: str = "", reason: str = "") -> None:
         self._file.write(json.dumps({"function": function, "case": case, "outcome": outcome, "reason": reason}) + "\n")
 
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        cases: dict[str, list[pytest.Item]] = defaultdict(list)
-        for item in items:
-            cases[_function(item)].append(item)
-        kept = set()
-        for function, found in cases.items():
+    @pytest.hookimpl(wrapper=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None, None, None]:
+        for function, found in _by_function(items).items():
             self._write(function, "collected", case=str(len(found)))
+        yield  # ``-k`` and its like deselect
+        kept = set()
+        for function, found in _by_function(items).items():
             some = min(len(found), self._limit or len(found))
             kept.update(random.Random(function).sample(found, some))
         items[:] = [item for item in items if item in kept]
@@ -108,6 +113,13 @@ class Outcomes:
             elif report.skipped:
                 self._worst = ("skipped", _skipped(report))
         return report
+
+
+def _by_function(items: list[pytest.Item]) -> dict[str, list[pytest.Item]]:
+    cases: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        cases[_function(item)].append(item)
+    return cases
 
 
 def _function(item: pytest.Item) -> str:

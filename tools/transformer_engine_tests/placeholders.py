@@ -43,6 +43,10 @@ class Placeholder:
     #: Whether a test is running, in which every use raises, or a file is being imported.
     in_test = False
 
+    def __new__(cls, name: str) -> Placeholder:
+        """Of a type of its own, which messages such as "str expected, not ..." name."""
+        return super().__new__(type(f"Placeholder of {name}", (Placeholder,), {}))
+
     def __init__(self, name: str) -> None:
         self.__dict__[_NAME] = name
 

@@ -17,7 +17,7 @@ _QUOTED, _LENGTH = 3, 110
 def read(path: Path, exit_code: int) -> dict[str, dict[str, Any]]:
     """The functions of one file of tests by name, from the lines of `outcomes.Outcomes`.
 
-    ``cases`` is how many cases pytest selected of a function; those that ran are counted by outcome.
+    ``cases`` is how many cases a function has; those that ran are counted by outcome.
     """
     functions: dict[str, dict[str, Any]] = {}
     started = None
@@ -51,13 +51,17 @@ def markdown(report: dict[str, Any]) -> str:
     of = f"{report['of']}, " if report["of"] else ""
     lines = [f"{of}{report['date']}, {report['machine']}.", "", _head("file", "functions", "cases run")]
     for file, functions in report["files"].items():
-        rows = functions.values()
+        rows = [row for row in functions.values() if _ran(row)]
         lines.append(_row(file, len(rows), sum(map(_ran, rows)), *(sum(r[kind] for r in rows) for kind in OUTCOMES)))
     for file, functions in report["files"].items():
         lines += ["", f"### {file}", "", _head("function", "cases run", end=("why not",))]
         for name, row in functions.items():
+            if not _ran(row):
+                continue
             ran = f"{_ran(row)} of {row['cases']}" if _ran(row) < row["cases"] else _ran(row)
             lines.append(_row(f"`{name}`", ran, *(row[kind] for kind in OUTCOMES), _reasons(row["reasons"])))
+        if left := [f"`{name}`" for name, row in functions.items() if not _ran(row)]:
+            lines += ["", f"Not run: {', '.join(left)}."]
     return "\n".join(lines) + "\n"
 
 
