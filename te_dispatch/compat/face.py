@@ -26,9 +26,11 @@ _AVAILABLE = _of(
     "is_nvfp4_available",
 )
 _AUTOCAST = _of("pytorch.autocast", "autocast", "fp8_autocast", "get_default_recipe")
+_MODEL_INIT = _of("pytorch.model_init", "fp8_model_init", "quantized_model_init")
 _QUANTIZATION = {
     **_AVAILABLE,
     **_AUTOCAST,
+    **_MODEL_INIT,
     **_of(
         "pytorch.support",
         "check_fp8_block_scaling_support",
@@ -131,6 +133,7 @@ FACE: dict[str, dict[str, str]] = {
         **_LAYER,
         **_TENSOR,
         **_AUTOCAST,
+        **_MODEL_INIT,
         **_CHECKPOINT,
         **_RANDOM,
         **_ROTARY,

@@ -11,6 +11,7 @@ from te_dispatch.pytorch.export import onnx_export
 from te_dispatch.pytorch.layernorm_linear import LayerNormLinear
 from te_dispatch.pytorch.layernorm_mlp import LayerNormMLP
 from te_dispatch.pytorch.linear import Linear
+from te_dispatch.pytorch.model_init import fp8_model_init, quantized_model_init
 from te_dispatch.pytorch.multi_head_attention import MultiheadAttention
 from te_dispatch.pytorch.normalization import LayerNorm, RMSNorm
 from te_dispatch.pytorch.padding import Fp8Padding, Fp8Unpadding
@@ -46,6 +47,7 @@ __all__ = [
     "autocast",
     "checkpoint",
     "fp8_autocast",
+    "fp8_model_init",
     "get_cudnn_version",
     "get_default_recipe",
     "get_device_compute_capability",
@@ -55,4 +57,5 @@ __all__ = [
     "is_mxfp8_available",
     "is_nvfp4_available",
     "onnx_export",
+    "quantized_model_init",
 ]
