@@ -61,6 +61,12 @@ class Maker:
         assert isinstance(result, Quantized)
         return result
 
+    def laid_out(self, x: Quantized, scale_layout: str) -> Quantized:
+        """The same record with its scales in another layout, moved by the reference."""
+        result = self.reference("relayout_scales").call({"x": x, "scale_layout": scale_layout})
+        assert isinstance(result, Quantized)
+        return result
+
     def reference(self, operator: str) -> Subject:
         """The reference's implementation of an operator, e.g. to make a backward's operands with its forward."""
         return subjects(self.manager, OPERATORS[operator], torch.device("cpu"), REFERENCE)[0]
@@ -77,5 +83,10 @@ class Sketch(Maker):
 
     def quantized(self, x: torch.Tensor, quantizer: Quantizer, usage: str = "both") -> Quantized:
         result = OPERATORS["quantize"].shape(x, quantizer, usage=usage)
+        assert isinstance(result, Quantized)
+        return result
+
+    def laid_out(self, x: Quantized, scale_layout: str) -> Quantized:
+        result = OPERATORS["relayout_scales"].shape(x, scale_layout=scale_layout)
         assert isinstance(result, Quantized)
         return result

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import math
 import random
 from collections.abc import Iterator, Sequence
 
@@ -138,6 +139,7 @@ class SpacePlan:
                 if check.of_forms and not smoke:
                     chosen += of_forms(self.space, self._claimed[one.id], chosen)
                     chosen += self._deeper(one, chosen)
+                    chosen += self._of_operands(one, chosen)
                 yield from self._noted(check, one, chosen)
 
     def _chosen(self, check: checks.Check, one: Subject, count: int) -> list[Case]:
@@ -171,6 +173,24 @@ class SpacePlan:
         most = max(map(rank, chosen), default=0)
         deeper = [case for case in self._claimed[one.id] if rank(case) > most]
         return sorted(deeper, key=functools.partial(_unusual, self.space))[:1]
+
+    def _of_operands(self, one: Subject, chosen: Sequence[Case]) -> list[Case]:
+        """The plainest case with each parameter that has a tensor, or one of several elements, in none of the chosen
+        but in some case that is claimed: what is optional lies in memory, too."""
+        if self.space.sampled:
+            return []
+
+        def given(case: Case) -> set[tuple[str, bool]]:
+            operands = self._claims.operands(case.values).items()
+            return {(name, several) for name, x in operands for several in {False, math.prod(x.shape or (0,)) > 1}}
+
+        seen = {one for case in chosen for one in given(case)}
+        found: list[Case] = []
+        for case in sorted(self._claimed[one.id], key=functools.partial(_unusual, self.space)):
+            if given(case) - seen:
+                found.append(case)
+                seen |= given(case)
+        return found
 
     def _of_all(self, check: checks.Check, able: Sequence[Subject]) -> Iterator[Unit]:
         order: dict[Case, list[Subject]] = {}

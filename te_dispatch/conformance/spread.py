@@ -193,8 +193,8 @@ def spread(arguments: Mapping[str, Any]) -> Spread:
 
 
 def read_like_queries(call: Spread, x: Any) -> torch.Tensor:
-    """The output's gradient, or the output, as (b, h, s_q, d_v)."""
-    return call.queries.read(_rows(x))
+    """The output's gradient, or the output, as (b, h, s_q, d_v): 0 in rows that see nothing, whatever they hold."""
+    return torch.where(call.sees.unsqueeze(-1), call.queries.read(_rows(x)), 0.0)
 
 
 def _positions(queries: Side, keys: Side) -> tuple[torch.Tensor, torch.Tensor]:

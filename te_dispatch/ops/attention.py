@@ -10,11 +10,12 @@ For query row i and key j of one head, with scale c (`softmax_scale`, default 1/
                                                exp(softmax_offset_h) (``learnable``)
     o_i  = sum_j drop(p_ij) v_j
 
-A fully masked row gives output 0, log-sum-exp -Inf and gradient 0. Masked means: beyond a sequence's length
-(``padding`` masks), j > i + offset (causal ones), outside the window, or True in `attn_mask`. Rows of a thd tensor that
-belong to no sequence are fully masked. A row that is not, but whose logits are all -Inf, gives the same; with a softmax
-offset its log-sum-exp may be the offset instead, which is all that its denominator holds. offset is 0, or len_kv -
-len_q for the bottom-right forms. Sources: Vaswani et al. 2017; Press et al. 2022 (ALiBi); Dao 2023 (lse).
+A fully masked row gives output 0, log-sum-exp -Inf and gradient 0, and adds nothing to any other gradient, whatever
+`dout` holds there. Masked means: beyond a sequence's length (``padding`` masks), j > i + offset (causal ones), outside
+the window, or True in `attn_mask`. Rows of a thd tensor that belong to no sequence are fully masked. A row that is not,
+but whose logits are all -Inf, gives the same; with a softmax offset its log-sum-exp may be the offset instead, which is
+all that its denominator holds. offset is 0, or len_kv - len_q for the bottom-right forms. Sources: Vaswani et al. 2017;
+Press et al. 2022 (ALiBi); Dao 2023 (lse).
 """
 
 from __future__ import annotations
@@ -227,7 +228,7 @@ def attention_fwd(
             implementation drops the same elements for the same rng_state.
         deterministic: the backward must be bitwise reproducible.
         inference: no backward will follow: `lse` and `saved` may be None.
-        with_max_logit: also return the largest unmasked z per head.
+        with_max_logit: also return the largest unmasked z per head, NaN where one of them is NaN.
         s_quantizer, out_quantizer: FP8 attention: cast of p, and of the output. A tiled kernel may cast e^(z - m), with
             m the largest logit so far, and divide by the sum afterwards.
         out_dtype: None for q's (nominal) dtype.

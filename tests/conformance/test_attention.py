@@ -40,6 +40,8 @@ CASES = (
     case_of("attention_fwd", "paged", kv_lengths="given"),
 )
 BACKWARD_CASES = (
+    case_of("attention_bwd", "masked", mask="arbitrary", attn_mask="b1qk", hole="nan"),
+    case_of("attention_bwd", "packed", packing="2hd", layout="thd", heads="4/2", gaps="some"),
     case_of("attention_bwd", "plain", mask="causal", dtype="bf16"),
     case_of("attention_bwd", "scored", bias="pre_scale", dbias="yes", softmax="learnable"),
     case_of("attention_bwd", "ragged", gaps="some", bias="post_scale", dbias="yes"),

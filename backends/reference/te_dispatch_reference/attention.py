@@ -20,7 +20,7 @@ from te_dispatch.ops.checks import attention as checks
 from te_dispatch.ops.results import AttentionBackward, AttentionForward, Saved
 from te_dispatch_reference import ATTENTION_FORMAT, casts, host
 from te_dispatch_reference.host import F64
-from te_dispatch_reference.scores import Call, Scores, cast_values, check, operands, scores_of, valid
+from te_dispatch_reference.scores import Call, Scores, cast_values, check, operands, scores_of
 
 
 def _lse_rows(call: Call, lse: F64, n: int) -> F64:
@@ -152,8 +152,8 @@ def attention_bwd(
     )  # fmt: skip
     queries, keys, values = operands(call, q, k, v)
     grads = casts.values_of(dout, "dout")
-    rows = valid([grads[index] for index in call.query.tokens], call.query)
     scores = [scores_of(call, n, qs, ks) for n, (qs, ks) in enumerate(zip(queries, keys, strict=True))]
+    rows = [_seeing(s, part) for s, part in zip(scores, [grads[index] for index in call.query.tokens], strict=True)]
     weights = cast_values([s.p * s.keep for s in scores], s_quantizer)
     dz = [_score_gradient(s, do, vs) for s, do, vs in zip(scores, rows, values, strict=True)]
     dproduct = cast_values([_through_bias_and_cap(call, s, d) for s, d in zip(scores, dz, strict=True)], dp_quantizer)
@@ -176,6 +176,13 @@ def attention_bwd(
         doffset = host.result("dsoftmax_offset", _offset_gradient(call, scores, rows, values), torch.float32, device)
     results = _packed([dq, dk, dv], [q, k, v], packing, dqkv_quantizer)
     return AttentionBackward(results[0], results[1], results[2], dbias, doffset)
+
+
+def _seeing(s: Scores, do: F64) -> F64:
+    """The output's gradient (rows, h, d), 0 in rows that see nothing: it may be NaN there, and 0 times NaN would
+    spread."""
+    blind = (s.z == -np.inf).all(-1).T
+    return np.where(blind[..., None], 0.0, do)
 
 
 def _probability_gradient(s: Scores, do: F64, vs: F64) -> F64:

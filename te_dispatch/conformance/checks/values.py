@@ -50,7 +50,7 @@ def _call(trial: Trial, poison: int) -> tuple[Any, Arguments]:
     whole = {path: tensor.detach().clone() for path, tensor in tensors(dict(arguments))}
     with GuardedMemory(poison) as memory:
         arguments = _guarded(trial, arguments, memory)
-        versions = _versions(arguments)
+        versions, places = _versions(arguments), _places(arguments)
         expected_form = trial.subject.operator.shape(**_all(trial, arguments))
         try:
             with Uninitialized() as watched:
@@ -67,6 +67,9 @@ def _call(trial: Trial, poison: int) -> tuple[Any, Arguments]:
     difference = differing_form(result, expected_form)
     if difference is not None:
         raise Failure(f"not what the shape function says: {difference}")
+    replaced = [path for path, place in _places(arguments).items() if place != places.get(path)]
+    if replaced:
+        raise Failure(f"{replaced[0]} is another tensor than the caller's, who sees nothing of what is written there")
     changed = changed_inputs(before, arguments)
     if changed:
         raise Failure(f"inputs were changed: {', '.join(changed)}")
@@ -172,6 +175,14 @@ def fingerprints(trial: Trial, arguments: Mapping[str, Any]) -> dict[str, torch.
 def _versions(arguments: Mapping[str, Any]) -> dict[str, int]:
     """PyTorch's count of the writes to each tensor among the arguments."""
     return {path: tensor._version for path, tensor in tensors(dict(arguments)) if not tensor.is_inference()}
+
+
+def _places(arguments: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+    """Where in memory each tensor among the arguments lies: members of records and quantizers, too."""
+    return {
+        path: (tensor.data_ptr(), tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
+        for path, tensor in tensors(dict(arguments))
+    }
 
 
 def _unnumbered(path: str) -> str:

@@ -57,7 +57,10 @@ INFERENCE = Axis("inference", ("no", "yes"))
 MAX_LOGIT = Axis("max_logit", ("no", "yes"))
 OUT = Axis("out", ("same", "fp32", "bf16"))
 PACKING = Axis("packing", PACKINGS)
+#: Keys as long as queries; padding masks of dense layouts have spaces of their own.
 PACKED_SHAPE = Axis("shape", ("2x16x16", "1x17x17", "3x1x1"))
+_PACKED_LENGTHS = Axis("lengths", ("5+3+8", "17+0+15"))
+_SHARED_HEADS = "4/2"
 
 
 def masked(values: Values) -> bool:
@@ -66,13 +69,15 @@ def masked(values: Values) -> bool:
         return False
     if not values["mask"].startswith("padding") and values["valid"] != "full":
         return False
-    return values["hole"] == "number" or values["valid"] != "full"
+    return values["hole"] == "number" or values["valid"] != "full" or values["mask"] == "arbitrary"
 
 
 def propagating(values: Values) -> bool:
-    """Where everything is seen, a NaN reaches every result that depends on it. What a mask hides may be weighed with 0,
-    and a maximum with NaN is anything."""
-    return values["values"] not in inputs.NAN_IN or (values["mask"] == "none" and values.get("max_logit") != "yes")
+    """Where everything is seen, a NaN reaches every result that depends on it. What a mask hides may be weighed with 0.
+    A NaN among the logits is asked of who gives their maximum."""
+    if values["values"] not in inputs.NAN_IN:
+        return True
+    return values["mask"] == "none" and (values["values"] != "nan_k" or values.get("max_logit", "no") == "yes")
 
 
 def ragged(values: Values) -> bool:
@@ -88,8 +93,12 @@ def biased(values: Values) -> bool:
 
 
 def stackable(values: Values) -> bool:
-    """Keys as long as queries, as `PACKED_SHAPE` has them; padding masks have spaces of their own."""
-    return values["mask"] in ("none", "causal")
+    """One value of an axis that says nothing about this layout is enough. Heads share keys where q lies apart."""
+    thd = values["layout"] == "thd"
+    for axis in (PACKED_SHAPE,) if thd else (_PACKED_LENGTHS, GAPS, LONGEST):
+        if values[axis.name] != axis.values[0]:
+            return False
+    return values["heads"] != _SHARED_HEADS or values["packing"] in ("2hd", "h2d")
 
 
 def castable(values: Values) -> bool:
@@ -125,8 +134,8 @@ SCORED = (
     DTYPE,
 )  # fmt: skip
 STACKED = (
-    PACKING, DENSE, PACKED_SHAPE, Axis("mask", ("none", "causal")), Axis("heads", ("2/2", "3/3")), DTYPE,
-    Axis("dims", ("16/16", "5/5")),
+    PACKING, LAYOUT, PACKED_SHAPE, _PACKED_LENGTHS, GAPS, LONGEST, Axis("mask", ("none", "causal")),
+    Axis("heads", ("2/2", "3/3", _SHARED_HEADS)), DTYPE, Axis("dims", ("16/16", "5/5")),
 )  # fmt: skip
 #: One tensor as q, k and v, and as k and v.
 SAME = (

@@ -100,11 +100,12 @@ _DROPPED = (
     Axis("mask", ("none", "causal", "padding", "padding_causal_bottom_right")), Axis("valid", ("full", "ragged")),
     Axis("shape", ("2x33x40", "1x129x127", "3x16x16")), Axis("heads", ("4/2", "2/2", "6/3")),
     Axis("dims", ("16/16", "64/24")), Axis("bias", ("none", "post_scale")), Axis("bias_shape", ("11",)),
-    Axis("bias_dtype", ("fp32",)), fwd.WINDOW,
+    Axis("bias_dtype", ("fp32",)), fwd.WINDOW, fwd.SOFTMAX,
 )  # fmt: skip
 _DROPPED_RAGGED = (
     Axis("lengths", ("17+40+9", "33+1+0")), Axis("layout", ("thd",)), Axis("dropout", ("0.25", "0.5")), fwd.GAPS,
-    fwd.LONGEST, Axis("mask", ("padding", "padding_causal")), fwd.KEYS, Axis("heads", ("4/2", "2/2")), fwd.DTYPE,
+    fwd.LONGEST, Axis("mask", ("padding", "padding_causal")), fwd.KEYS, Axis("heads", ("4/2", "2/2")), fwd.SOFTMAX,
+    fwd.DTYPE,
 )  # fmt: skip
 
 

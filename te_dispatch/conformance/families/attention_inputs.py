@@ -11,8 +11,9 @@ does not have takes its default here.
 | valid | of a padded batch: ``full``, ``ragged``, ``zero`` (the first sequence has no key, the last no query) |
 | heads | query heads / key heads; dims: head dimension of q and k / of v |
 | values | of q and k: a kind of `te_dispatch.conformance.inputs`, or ``large``: logits in the hundreds |
-| | or ``nan_v``: normal, with NaN in the last element of v |
-| hole | what lies where no sequence is: ``number``, ``nan`` or ``inf`` |
+| | or ``nan_v``, ``nan_k``: normal, with NaN in the last element of v, or of k |
+| hole | what lies where no sequence is, and in the output's gradient where rows see nothing: ``number``, ``nan`` |
+| | or ``inf`` |
 | bias_values | ``normal``, or ``minus_inf``: with entries, and most of a row or its first tile, -Inf |
 | same | one tensor as q, k and v (``qkv``), or as k and v (``kv``) |
 | operands | ``plain``, or a cast of q, k, v and of the output's gradient: ``delayed``, ``current``, ``mxfp8``, ... |
@@ -29,6 +30,7 @@ import torch
 from te_dispatch.conformance.families.quantize import counts, quantizer_of
 from te_dispatch.conformance.maker import DTYPES, Maker
 from te_dispatch.conformance.space import Arguments, Values
+from te_dispatch.conformance.spread import spread
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.numerics.quantizers import CurrentQuantizer, Quantizer
 from te_dispatch.ops.attention import lse_shape, out_shape
@@ -39,9 +41,9 @@ _LARGE = 6.0
 _GAP = 3
 _MISSING = -1
 
-#: A kind of values -> the operand that holds a NaN. Not q or k: maxima of logits may leave NaN out, and PyTorch's own
-#: kernel for CPUs takes a row of nothing but NaN for one without keys.
-NAN_IN = {"nan_v": "v"}
+#: A kind of values -> the operand that holds a NaN. Not q: PyTorch's own kernel for CPUs takes a row of nothing but NaN
+#: for one without keys.
+NAN_IN = {"nan_v": "v", "nan_k": "k"}
 #: packing -> which operands are packed, and the axis, from the end, of the packed tensor that they are stacked on.
 PACKED = {"3hd": ("qkv", -3), "h3d": ("qkv", -2), "2hd": ("kv", -3), "h2d": ("kv", -2)}
 
@@ -96,6 +98,16 @@ def _holed(x: torch.Tensor, inside: torch.Tensor, values: Values) -> torch.Tenso
     return x
 
 
+def _blind(dout: torch.Tensor, made: Arguments, values: Values) -> torch.Tensor:
+    """The output's gradient, with what lies in a hole in the rows of sequences that see no key, too."""
+    if values.get("hole", "number") == "number":
+        return dout
+    call = spread(made)
+    shown = call.sees.expand(call.q.shape[:-1]).unsqueeze(-1)
+    seeing = call.queries.write(shown.to(torch.float32), 1.0).reshape(*dout.shape[:-1], 1) > 0
+    return torch.where(seeing, dout, float(values["hole"]))
+
+
 def _sequences(values: Values, queries: list[int], keys: list[int]) -> Arguments:
     found: Arguments = {}
     thd = values.get("layout") == "thd"
@@ -114,7 +126,7 @@ def _operands(values: Values, maker: Maker, queries: list[int], keys: list[int],
     of_q, of_kv = _inside(values, queries, extents[0]), _inside(values, keys, extents[1])
     kind = values.get("values", "normal")
     if "packing" in values:
-        return _packed(values, maker, of_q, of_kv, heads, dim)
+        return _packed(values, maker, of_q, of_kv, (heads, groups), dim)
     if values.get("same", "none") != "none":
         x, other = (_filled(maker, (*of_q.shape, heads, dim), values, kind) for _ in range(2))
         return {"q": x if values["same"] == "qkv" else other, "k": x, "v": x}
@@ -132,10 +144,13 @@ def _of_v(kind: str) -> str:
     return "normal" if kind == "large" or kind in NAN_IN else kind
 
 
-def _packed(values: Values, maker: Maker, of_q: torch.Tensor, of_kv: torch.Tensor, heads: int, dim: int) -> Arguments:
+def _packed(
+    values: Values, maker: Maker, of_q: torch.Tensor, of_kv: torch.Tensor, of_heads: tuple[int, int], dim: int
+) -> Arguments:
     """q, k, v, or k and v, as views of one tensor."""
     names, axis = PACKED[values["packing"]]
-    size = [heads, dim]
+    heads, groups = of_heads
+    size = [groups, dim]
     size.insert(len(size) + 1 + axis, len(names))
     whole = _filled(maker, (*of_kv.shape, *size), values, values.get("values", "normal"))
     made: Arguments = dict(zip(names, _holed(whole, of_kv, values).unbind(axis)))
@@ -275,6 +290,7 @@ def backward(values: Values, maker: Maker) -> Arguments:
     dout = maker.tensor(*shape).to(dtype)
     queries, _, extents = _lengths(values, Maker(maker.case, maker.manager))
     dout = _holed(dout, _inside(values, queries, extents[0]), values)
+    dout = _blind(dout, made, values)
     cast = values.get("operands", "plain")
     out: Any = torch.zeros(shape, dtype=dtype)
     if values.get("out_cast", "none") != "none":

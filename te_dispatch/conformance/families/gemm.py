@@ -34,6 +34,8 @@ SHAPES = (
 )  # fmt: skip
 _SMOKE_SHAPES = ("31x37x41", "129x127x129", "8x16x0")
 BIAS = ("none", "same", "fp32")
+#: Behind the name of a cast: its scales are then tiled.
+SWIZZLED = "_swizzled"
 #: Kinds whose sums stay finite in fp32. The contract says nothing of sums that overflow on their way.
 _FINITE = ("normal", "spread", "outlier", "one_sign", "denormal", "zeros", "cancelling", "tile_scales", "exact")
 

@@ -9,6 +9,7 @@ from te_dispatch.conformance.families.gemm import (
     BIAS,
     LAYOUT,
     OUT_DTYPE,
+    SWIZZLED,
     add_epilogue,
     add_options,
     epilogue_valid,
@@ -37,6 +38,7 @@ PAIRS = ("e4m3fn+e4m3fn", "e4m3fn+e5m2", "e5m2+e4m3fn", "e4m3fnuz+e4m3fnuz", "e5
 SCALINGS = (
     "current+current", "delayed+current", "block_1d+block_1d", "block_1d+block_2d", "block_2d+block_1d",
     "block_1d_laid_out+block_1d_laid_out", "block_1d_laid_out+block_2d_laid_out", "mxfp8+mxfp8", "nvfp4+nvfp4",
+    "mxfp8_swizzled+mxfp8_swizzled", "nvfp4_swizzled+nvfp4_swizzled",
 )  # fmt: skip
 
 
@@ -44,11 +46,12 @@ def _record(
     x: torch.Tensor, cast: str, encoding: str, copies: str, operand: str, layout: str, maker: Maker
 ) -> Quantized:
     """x cast by the reference, with the copy that is read by default, with both, or with the other one alone."""
-    quantizer = quantizer_of(cast, encoding, scale=16.0)
+    quantizer = quantizer_of(cast.removesuffix(SWIZZLED), encoding, scale=16.0)
     usage = operand_format(layout, operand, quantizer.scaling)[0]
     if copies == "other":
         usage = "row" if usage == "column" else "column"
-    return maker.quantized(x, quantizer, "both" if copies == "both" else usage)
+    made = maker.quantized(x, quantizer, "both" if copies == "both" else usage)
+    return maker.laid_out(made, "swizzled_32x4x4") if cast.endswith(SWIZZLED) else made
 
 
 def _clear_scales(x: Quantized) -> None:
@@ -81,6 +84,8 @@ def _records(values: Values, maker: Maker) -> Arguments:
 
 _records_valid = every(
     lambda values: not values["scaling"].startswith("nvfp4") or values["encodings"] == PAIRS[0],
+    # Where scales lie has nothing to do with what codes mean.
+    lambda values: not values["scaling"].endswith(SWIZZLED) or values["encodings"] == PAIRS[0],
     # A block's two copies hold different values: only where one is there does the contract say what is multiplied.
     lambda values: values["copies"] != "both" or values["scaling"] in ("current+current", "delayed+current"),
     epilogue_valid,
@@ -135,7 +140,7 @@ _STEPS = tuple(
     for accumulation in ("default", "split")
     for shape in ("48x32x64", "32x48x528", "16x32x1040", "32x16x4112")
 )  # fmt: skip
-#: Every block scaling in every layout, where taking the scale of another block shows.
+#: Every block scaling in every layout, where taking the scale of another block, or of another tile of them, shows.
 _SCALED = tuple(
     {"scaling": scaling, "layout": layout, "shape": "144x272x272", "values": "tile_scales", "copies": "read"}
     for scaling in SCALINGS
@@ -146,6 +151,7 @@ _ALONE = tuple(
     {"scaling": scaling, "cast": "none", "epilogue": "none", "values": "normal", "out": "new", "bias": "none",
      "alpha": "1", "out_dtype": "same", **option}
     for scaling in SCALINGS
+    if not scaling.endswith(SWIZZLED)
     for option in ({"alpha": "-0.5"}, {"bias": "same"}, {"out": "added"}, {"out_dtype": "fp32"})
 )  # fmt: skip
 

@@ -10,7 +10,7 @@ import torch
 
 from te_dispatch.conformance.bounds import gemm as bounds
 from te_dispatch.conformance.bounds.known import within
-from te_dispatch.conformance.families.gemm import inner_size, mode_of, operand_shapes, product
+from te_dispatch.conformance.families.gemm import SWIZZLED, inner_size, mode_of, operand_shapes, product
 from te_dispatch.conformance.families.quantize import counts, quantizer_of
 from te_dispatch.conformance.maker import DTYPES, Maker
 from te_dispatch.conformance.rules import Rule
@@ -52,9 +52,11 @@ def _make(values: Values, maker: Maker) -> Arguments:
 
 
 def _record(x: torch.Tensor, values: Values, name: str, maker: Maker) -> Quantized:
-    quantizer = quantizer_of(values["cast"], "e4m3fn" if name == "a" else values["b_encoding"])
+    cast = values["cast"]
+    quantizer = quantizer_of(cast.removesuffix(SWIZZLED), "e4m3fn" if name == "a" else values["b_encoding"])
     usage = operand_format(values["layout"], name, quantizer.scaling)[0]
-    return maker.quantized(x, quantizer, "both" if quantizer.scaling == "tensor" else usage)
+    made = maker.quantized(x, quantizer, "both" if quantizer.scaling == "tensor" else usage)
+    return maker.laid_out(made, "swizzled_32x4x4") if cast.endswith(SWIZZLED) else made
 
 
 def _rows_of(x: torch.Tensor | Quantized, start: int, end: int) -> torch.Tensor | Quantized:
@@ -120,6 +122,11 @@ _DTYPE = Axis("dtype", ("bf16", "fp32", "fp16"))
 _LAYOUT = Axis("layout", LAYOUTS)
 _SPLITS = Axis("splits", ("list", "host", "device"))
 
+#: Several tiles of scales both ways.
+_TILED = tuple(
+    {"cast": f"mxfp8{SWIZZLED}", "layout": layout, "rows": "129", "columns": "128x272", "values": "tile_scales"}
+    for layout in LAYOUTS
+)
 #: A gradient of a weight that met no rows is 0, whatever its memory held.
 _WRITTEN = (("layout", "rows", "out"),)
 
@@ -138,7 +145,7 @@ register(
             _COLUMNS,
             _LAYOUT,
             _SPLITS,
-            Axis("cast", ("current", "delayed", "block_1d", "mxfp8")),
+            Axis("cast", ("current", "delayed", "block_1d", "mxfp8", f"mxfp8{SWIZZLED}")),
             Axis("b_encoding", ("e4m3fn", "e5m2")),
             Axis("accumulation", ("default", "split", "fast")),
             *_REST,
@@ -149,5 +156,6 @@ register(
         forms="cast",
         turned=_TURNED,
         together=_WRITTEN,
+        fixed=_TILED,
     ),
 )  # fmt: skip

@@ -22,8 +22,9 @@ from te_dispatch.numerics.quantizers import Quantizer
 
 #: Flags other than 1 and 0, and their values: all but -0 are set.
 _FLAGS = {"flag_half": 0.5, "flag_minus": -1.0, "flag_tiny": 1e-38, "flag_nan": torch.nan, "flag_minus_zero": -0.0}
-#: Where the result goes: fresh memory; a record with just the copies asked for; one with both copies, of which a row-
-#: or column-wise cast leaves one alone; and that one under a flag that is 0, or not 0.
+#: Where the result goes: fresh memory; a record with just the copies asked for; one with both copies, each with scales
+#: in memory of their own, of which a row- or column-wise cast leaves one alone; and that one under a flag that is 0, or
+#: not 0.
 _OUT = Axis("out", ("fresh", "exact", "both", "flag_clear", "flag_set"), once=tuple(_FLAGS))
 #: The amax that is handed in: the tensor's own, one that is too small for it, and those without a scale.
 _AMAX = Axis("amax", ("none", "own", "small", "tiny", "zero", "inf", "nan"))
@@ -37,7 +38,9 @@ def _call(values: Values, maker: Maker, quantizer: Quantizer, spare: Quantizer) 
     if values["out"] != "fresh":
         before = maker.tensor(*x.shape, dtype=values["dtype"])
         usage = values["usage"] if values["out"] == "exact" else "both"
-        arguments["out"] = maker.quantized(before, spare, usage)
+        out = arguments["out"] = maker.quantized(before, spare, usage)
+        if values["out"] != "exact" and out.col_scale_inv is out.row_scale_inv is not None:
+            out.col_scale_inv = out.row_scale_inv.clone()
     if values["out"].startswith("flag"):
         flag = {"flag_set": 1.0, "flag_clear": 0.0, **_FLAGS}[values["out"]]
         arguments["noop_flag"] = torch.full((1,), flag)

@@ -92,9 +92,7 @@ def _record(values: Values, maker: Maker, **changes: Any) -> Quantized:
     layout = values.get("layout", CANONICAL_SCALES)
     if layout == CANONICAL_SCALES:
         return record
-    moved = maker.reference("relayout_scales").call({"x": record, "scale_layout": _layout(values["scaling"], layout)})
-    assert isinstance(moved, Quantized)
-    return moved
+    return maker.laid_out(record, _layout(values["scaling"], layout))
 
 
 #: The layout besides the canonical one that is defined for a scaling.

@@ -33,6 +33,7 @@ from te_dispatch_faulty import (
     state,
     steps,
     surroundings,
+    unseen,
     usage,
 )
 from te_dispatch_faulty.fault import Fault
@@ -318,7 +319,7 @@ _CONDUCT = (
 
 _TABLES = (
     sizes, operands, special, secondary, state, draws, options, narrow, paths, rare, surroundings, usage, clauses,
-    corners,
+    corners, unseen,
 )  # fmt: skip
 
 FAULTS: tuple[Fault, ...] = (
