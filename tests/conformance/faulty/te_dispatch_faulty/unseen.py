@@ -129,6 +129,14 @@ def _one_row_further(call: Call) -> Any:
     return call.sound(a=[with_members(a, row_data=row, col_data=column)])
 
 
+def _short_in_one_row(call: Call) -> Any:
+    """Of a shard that is shorter than a row, sees what lies in the first of two rows of blocks."""
+    count, width, start, block = call["x"].numel(), call["width"], call["start"], call["block"]
+    if not block or not 0 < count < width or start // width // block == (start + count - 1) // width // block:
+        return call.sound()
+    return call.sound(x=call["x"][: width - start % width])
+
+
 FAULTS: tuple[Fault, ...] = (
     *table("attention_fwd", {
         "packed_ragged_attention_reads_keys_as_values": (
@@ -154,6 +162,8 @@ FAULTS: tuple[Fault, ...] = (
         "cast_replaces_a_scale_of_out": ("puts another scale into `out`", _scale_replaced),
         "cast_writes_one_scale_of_out": ("writes one of two scales of `out`", _one_scale_written),
     }),
+    *table("partial_amax", {"short_shard_lies_in_one_row_of_blocks": (
+        "takes a shard shorter than a row to lie in one row of blocks", _short_in_one_row)}),
     *table("gemm", {"product_reads_one_tile_of_scales": ("reads the first tile of scales for all", _one_tile)},
            on="emulated_gemm"),
     *table("grouped_gemm", {
