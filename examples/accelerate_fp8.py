@@ -13,7 +13,7 @@ import tempfile
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import TERecipeKwargs, has_transformer_engine_layers
+from accelerate.utils import TERecipeKwargs, broadcast_object_list, has_transformer_engine_layers
 
 
 def model() -> torch.nn.Module:
@@ -49,8 +49,10 @@ def main() -> None:
     assert losses[-1] < losses[0]
 
     with tempfile.TemporaryDirectory() as folder:
+        (folder,) = broadcast_object_list([folder])  # the first process writes, all read
         accelerator.save_state(folder)  # weights, optimizer, and the scales of delayed scaling
         accelerator.load_state(folder)
+        accelerator.wait_for_everyone()
 
 
 if __name__ == "__main__":

@@ -58,16 +58,18 @@ def certify(
     operators = (op,) if isinstance(op, str) else tuple(op)
     settings = settings or Settings(names, against, operators, level)
     manager = manager or scopes.MANAGER
+    # Before the plan, which takes a minute at level full.
+    expectations = Expectations.load(skip_file, expected_failures_file)
+    facts = environment(manager, settings)
+    known = journal.known(journal_file, settings, facts) if resume and journal_file is not None else {}
     if units is not None:
         planned = Plan(named(manager, settings, units))
     else:
         planned = plan(manager, settings, planning)
-    expectations = Expectations.load(skip_file, expected_failures_file)
     chosen = planned.units if isinstance(planned.units, Sequence) else ()
     expectations.check(chosen, lambda: _whole(manager, settings))
-    facts = environment(manager, settings)
     report = Report(settings, facts, [], single=units is not None)
-    with journal.opened(journal_file, settings, facts, resume) as kept:
+    with journal.opened(journal_file, settings, facts, known) as kept:
         run = _Run(report, planned, expectations, kept, progress)
         run.do(planned)
         complete(manager, report, planned, run.do)

@@ -36,20 +36,24 @@ class Journal:
             self._file.flush()
 
 
-@contextmanager
-def opened(
-    path: str | Path | None, settings: Settings, environment: Mapping[str, Any], resume: bool
-) -> Iterator[Journal]:
-    """A journal in a file, or in memory alone for None.
+def known(path: str | Path, settings: Settings, environment: Mapping[str, Any]) -> dict[str, Outcome]:
+    """The outcomes of the run that `path` keeps, by unit id.
 
     Raises:
-        UsageError: with `resume`: there is no file, or it is of another run; says what differs.
+        UsageError: there is no file, or it is of another run; says what differs.
     """
+    return _read(Path(path), _head(settings, environment))
+
+
+@contextmanager
+def opened(
+    path: str | Path | None, settings: Settings, environment: Mapping[str, Any], known: dict[str, Outcome]
+) -> Iterator[Journal]:
+    """A journal in a file, or in memory alone for None, that begins with what is known of an earlier run."""
     if path is None:
         yield Journal(None, {})
         return
     head = _head(settings, environment)
-    known = _read(Path(path), head) if resume else {}
     lines = [head, *(outcome.as_data() for outcome in known.values())]
     # An interruption while what is known is written must not cost it.
     files.replace(path, "".join(json.dumps(line) + "\n" for line in lines))

@@ -133,8 +133,9 @@ class autocast:
         if not isinstance(recipe, Recipe):
             raise TypeError(f"autocast: recipe must be a recipe of te_dispatch.common.recipe, got {recipe!r}")
         name = intern_recipe(recipe)
-        key = (bool(enabled), bool(calibrating), name, id(amax_reduction_group))
         if not torch.compiler.is_compiling():
+            # Not sooner: dynamo cannot trace id() before PyTorch 2.12.
+            key = (bool(enabled), bool(calibrating), name, id(amax_reduction_group))
             found = thread.states.get(key)
             if found is not None:  # of an equal recipe
                 self._state = found

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from te_dispatch.conformance.journal import opened
+from te_dispatch.conformance.journal import known, opened
 from te_dispatch.conformance.outcome import Outcome
 from te_dispatch.conformance.settings import Settings, UsageError
 
@@ -21,14 +21,14 @@ SETTINGS, ENVIRONMENT = Settings(), {"torch": "2.13"}
 def journal(tmp_path: Path) -> Path:
     """Of 50 outcomes."""
     path = tmp_path / "journal.jsonl"
-    with opened(path, SETTINGS, ENVIRONMENT, resume=False) as kept:
+    with opened(path, SETTINGS, ENVIRONMENT, {}) as kept:
         for n in range(50):
             kept.add(Outcome(f"unit {n}", "passed"))
     return path
 
 
 def _known(path: Path) -> list[str]:
-    with opened(path, SETTINGS, ENVIRONMENT, resume=True) as kept:
+    with opened(path, SETTINGS, ENVIRONMENT, known(path, SETTINGS, ENVIRONMENT)) as kept:
         return [f"unit {n}" for n in range(60) if kept.get(f"unit {n}") is not None]
 
 
@@ -42,7 +42,8 @@ def test_an_interruption_while_a_run_is_resumed_costs_nothing(
     before = journal.read_text()
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, interrupted)
-        with pytest.raises(KeyboardInterrupt), opened(journal, SETTINGS, ENVIRONMENT, resume=True):
+        outcomes = known(journal, SETTINGS, ENVIRONMENT)
+        with pytest.raises(KeyboardInterrupt), opened(journal, SETTINGS, ENVIRONMENT, outcomes):
             pass
     assert journal.read_text() == before
     assert len(_known(journal)) == 50

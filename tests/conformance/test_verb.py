@@ -288,6 +288,17 @@ def test_resume_of_another_run_is_refused(verb, change, message):
     assert (verb.folder / "journal.jsonl").read_text() == kept
 
 
+def test_what_a_run_needs_is_looked_for_before_the_plan_is_made(verb, monkeypatch):
+    """The plan of level full takes a minute."""
+
+    def unwanted(*_):
+        pytest.fail("the plan was made")
+
+    monkeypatch.setattr("te_dispatch.conformance.certification.plan", unwanted)
+    assert "journal.jsonl cannot be read" in verb.refused(*SOFTMAX, "--resume")
+    assert "/nowhere/skip.txt: cannot be read" in verb.refused(*SOFTMAX, "--skip-file", "/nowhere/skip.txt")
+
+
 def test_resume_of_no_journal_is_refused(verb):
     verb.folder.mkdir()
     (verb.folder / "journal.jsonl").write_text("shopping list\n")
