@@ -17,19 +17,21 @@ import torch
 from te_dispatch.conformance.bounds import U32
 from te_dispatch.conformance.bounds.known import Known
 from te_dispatch.conformance.decoding import decode, nibbles
-from te_dispatch.conformance.encoding import nearest
+from te_dispatch.conformance.encoding import nearest, neighbours
 from te_dispatch.conformance.rules import Bitwise, Codes, Rule, Within
+from te_dispatch.numerics import hadamard
 from te_dispatch.numerics.encodings import encoding
-from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized, row_count
+from te_dispatch.numerics.quantized import CANONICAL_SCALES, NVFP4_SCALINGS, Quantized, row_count
 from te_dispatch.numerics.quantizers import (
     BLOCK,
     BlockQuantizer,
     CurrentQuantizer,
     DelayedQuantizer,
+    NVFP4HadamardQuantizer,
     NVFP4Quantizer,
     Quantizer,
 )
-from te_dispatch.ops.shapes import ceil_div, scale_shapes
+from te_dispatch.ops.shapes import ceil_div, rows_of, scale_shapes
 
 _LARGEST = torch.finfo(torch.float32).max
 
@@ -91,10 +93,10 @@ def values(x: Union[torch.Tensor, Quantized], column: bool = False, lifted: bool
         factor = scale.double().reshape(1, 1)
     elif x.scaling == "mxfp8":
         factor = _spread(_e8m0(scale), *((32, 1) if column else (1, 32)), shape)
-    elif x.scaling == "nvfp4":
+    elif x.scaling in NVFP4_SCALINGS:
         assert x.global_scale_inv is not None
         # The contract rounds this product to fp32.
-        factor = (decode(scale, "e4m3fn").float() * x.global_scale_inv).double()
+        factor = (decode(scale, "e4m3fn").float() * x.global_scale_inv[-1 if column else 0]).double()
         factor = _spread(factor, 1, 16, shape)
         data = nibbles(data.reshape(shape[0], ceil_div(shape[1], 2)))[:, : shape[1]]
     else:
@@ -166,9 +168,22 @@ def _products(ends: _Interval, scales: _Interval) -> _Interval:
     return _Interval(low.float().double(), high.float().double())
 
 
-def _codes(ends: _Interval, quantizer: Quantizer) -> Codes:
+def _codes(ends: _Interval, quantizer: Quantizer, stochastic: bool = False) -> Codes:
     name, top, keeps = quantizer.encoding, quantizer.max_value, quantizer.keeps_negative_zero
+    if stochastic:
+        return either_neighbour(ends.low, ends.high, quantizer)
     return Codes(name, nearest(ends.low, name, top, keeps), nearest(ends.high, name, top, keeps))
+
+
+def either_neighbour(low: torch.Tensor, high: torch.Tensor, quantizer: Quantizer) -> Codes:
+    """Of numbers between `low` and `high` that are rounded stochastically."""
+    name, top = quantizer.encoding, quantizer.max_value
+    found = []
+    for end, side in ((low, -1), (high, 1)):
+        inner, outer = neighbours(end, name, top, True)
+        lower = decode(outer, name) < decode(inner, name)
+        found.append(torch.where(lower if side < 0 else ~lower, outer, inner))
+    return Codes(name, *found)
 
 
 def _between(low: torch.Tensor, high: torch.Tensor, expected: torch.Tensor) -> Within:
@@ -197,6 +212,8 @@ def cast_rules(
     actual: Mapping[str, torch.Tensor],
     expected: Mapping[str, torch.Tensor],
     argument: str = "quantizer",
+    given: torch.dtype | None = None,
+    stochastic: bool = False,
 ) -> dict[str, Rule]:
     """Rules of all parts of a record, and of the amax that a delayed quantizer accumulates.
 
@@ -206,33 +223,65 @@ def cast_rules(
         known: what is cast, of the record's logical shape.
         actual, expected: all results by path.
         argument: name of the parameter that holds the quantizer.
+        given: dtype of what is cast, where it is an argument and not computed in fp32.
+        stochastic: rounding to either of the two codes that a value lies between is right.
     """
-    columns = known.value.shape[-1]
-    matrix = known.reshape(known.value.numel() // max(columns, 1) if columns else 0, columns)
+    matrix = known.reshape(rows_of(tuple(known.value.shape)), known.value.shape[-1])
     rules: dict[str, Rule] = {}
+    rotates = isinstance(quantizer, NVFP4HadamardQuantizer)
+    whole = f"{path}.global_scale_inv"
+    limits = []
     for copy, turned in (("row", False), ("col", True)):
         data, scale = f"{path}.{copy}_data", f"{path}.{copy}_scale_inv"
         if data not in actual:
+            if rotates:
+                limits.append(torch.zeros(1, dtype=torch.float64))
             continue
-        ends = _ends(matrix.t() if turned else matrix)
+        copy_of = matrix.t() if turned else matrix
+        ends = _ends(copy_of) if given is None else _Interval(copy_of.value, copy_of.value)
         parts = {name: (actual[name], expected[name]) for name in (data, scale)}
-        global_inv = actual.get(f"{path}.global_scale_inv")
-        codes, scales = _copy_rules(ends, quantizer, parts[scale], global_inv, turned)
+        global_inv = actual.get(whole)
+        if rotates:
+            ends = _rotated(copy_of, given is torch.bfloat16) if turned else ends
+            assert global_inv is not None
+            place = slice(1, 2) if turned else slice(0, 1)
+            global_inv = global_inv[place]
+            limits.append(_scale_inv_rule(_amax(ends), _GLOBAL, expected[whole][place]).limit)
+        codes, scales = _copy_rules(ends, quantizer, parts[scale], global_inv, turned, stochastic)
         shape = actual[data].shape
         if quantizer.scaling == "mxfp8" and turned:
             codes = Codes(codes.encoding, codes.low.t(), codes.high.t())
-        if quantizer.scaling != "nvfp4":
+        if quantizer.scaling not in NVFP4_SCALINGS:
             codes = Codes(codes.encoding, codes.low.reshape(shape), codes.high.reshape(shape))
         else:
             codes = _packed(codes, (*shape[:-1], codes.low.shape[-1]))
         rules |= {data: codes, scale: scales}
-    if f"{path}.global_scale_inv" in actual:
-        amax = _Interval(
-            *(end.amax().reshape(1) if end.numel() else torch.zeros(1) for end in _magnitude(_ends(matrix)))
-        )
-        rules[f"{path}.global_scale_inv"] = _scale_inv_rule(amax, _GLOBAL, expected[f"{path}.global_scale_inv"])
+    if rotates:
+        rules[whole] = Within(torch.cat(limits))
+    elif whole in actual:
+        rules[whole] = _scale_inv_rule(_amax(_ends(matrix)), _GLOBAL, expected[whole])
     rules |= _amax_rule(quantizer, matrix, expected, argument)
     return rules
+
+
+def _amax(ends: _Interval) -> _Interval:
+    return _Interval(*(end.amax().reshape(1) if end.numel() else torch.zeros(1) for end in _magnitude(ends)))
+
+
+def _rotated(known: Known, to_bf16: bool) -> _Interval:
+    """Of every 16 elements of a row times the random Hadamard matrix.
+
+    The sum of 16 exact products errs by at most 15 u of the sum of their magnitudes, in any order; a product may lose
+    what is below the smallest number of fp32. The ends are rounded as the sum is, which is monotonic.
+    """
+    blocks = (-1, hadamard.SIZE)
+    matrix = torch.tensor(hadamard.matrix(), dtype=torch.float64)
+    sums = (known.value.reshape(blocks) @ matrix).reshape(known.value.shape)
+    reach = ((known.value.abs() + known.error).reshape(blocks) @ matrix.abs()).reshape(sums.shape)
+    error = (known.error.reshape(blocks) @ matrix.abs()).reshape(sums.shape)
+    error = torch.where(sums.isfinite(), error + 15 * U32 * reach + hadamard.SIZE * 2.0**-150, 0.0)
+    ends = ((sums + error * side).float() for side in (-1, 1))
+    return _Interval(*((end.bfloat16() if to_bf16 else end).double() for end in ends))
 
 
 class _Global(CurrentQuantizer):
@@ -273,6 +322,7 @@ def _copy_rules(
     scales: tuple[torch.Tensor, torch.Tensor],
     global_inv: Union[torch.Tensor, None],
     turned: bool,
+    stochastic: bool,
 ) -> tuple[Codes, Rule]:
     """Of a matrix whose blocks lie along its last dimension."""
     reported, expected = scales
@@ -298,9 +348,9 @@ def _copy_rules(
         # Padding is 0, without an error.
         rule = Within(_laid_out(_scale_inv_rule(amax, quantizer, expected).limit, layout))
         return _codes(_products(ends, wide), quantizer), rule
-    if isinstance(quantizer, NVFP4Quantizer):
+    if isinstance(quantizer, (NVFP4Quantizer, NVFP4HadamardQuantizer)):
         assert global_inv is not None
-        return _nvfp4_rules(ends, quantizer, reported, global_inv)
+        return _nvfp4_rules(ends, quantizer, reported, global_inv, stochastic)
     if turned:  # stored untransposed
         reported, expected = reported.t(), expected.t()
     codes = [_e8m0_code(_block_max(end, 1, block).float(), quantizer.max_value) for end in size]
@@ -318,11 +368,15 @@ def _e8m0_code(amax: torch.Tensor, max_value: float) -> torch.Tensor:
 
 
 def _nvfp4_rules(
-    ends: _Interval, quantizer: NVFP4Quantizer, reported: torch.Tensor, global_inv: torch.Tensor
+    ends: _Interval,
+    quantizer: Union[NVFP4Quantizer, NVFP4HadamardQuantizer],
+    reported: torch.Tensor,
+    global_inv: torch.Tensor,
+    stochastic: bool,
 ) -> tuple[Codes, Codes]:
     """b = e4m3fn(RN32(RN32(amax S) / 6)), q = e2m1(RN32(RN32(x S) / b)), each between what its ends give."""
     scale = _around(global_inv.reshape(1, 1))
-    rows = 16 if quantizer.two_d else 1
+    rows = 16 if isinstance(quantizer, NVFP4Quantizer) and quantizer.two_d else 1
     shape = (ends.low.shape[0], ends.low.shape[1])
     size = _magnitude(ends)
     amax = _products(_Interval(*(_block_max(end, rows, 16) for end in size)), scale)
@@ -331,7 +385,7 @@ def _nvfp4_rules(
     divisor = _spread(decode(reported, "e4m3fn"), 1, 16, shape)
     scaled = _products(ends, scale)
     quotient = (torch.where(divisor == 0, 0.0, end / divisor).float() for end in scaled)
-    return _codes(_Interval(*quotient), quantizer), Codes("e4m3fn", low, high)
+    return _codes(_Interval(*quotient), quantizer, stochastic), Codes("e4m3fn", low, high)
 
 
 def through(known: Known, quantizer: Quantizer) -> Known:

@@ -47,6 +47,7 @@ _QUANTIZERS: dict[str, type] = {
         quantizers.BlockQuantizer,
         quantizers.MXFP8Quantizer,
         quantizers.NVFP4Quantizer,
+        quantizers.NVFP4HadamardQuantizer,
     )
 }
 

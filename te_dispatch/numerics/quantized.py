@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     import torch
 
 #: Values of `Quantized.scaling`.
-SCALINGS = ("tensor", "block_1d", "block_2d", "mxfp8", "nvfp4")
+SCALINGS = ("tensor", "block_1d", "block_2d", "mxfp8", "nvfp4", "nvfp4_rht")
+
+#: Those of 4-bit values, with a scale of the whole tensor besides those of blocks.
+NVFP4_SCALINGS = ("nvfp4", "nvfp4_rht")
 
 #: The layout of scales every implementation can produce and read: compact, row-major in logical block order.
 CANONICAL_SCALES = "canonical"
@@ -35,12 +38,16 @@ class Quantized:
     block_2d    (..., K) / (ceil(M/128), ceil(K/128))  (K, M), transposed / (ceil(K/128), ceil(M/128))  float32
     mxfp8       (..., K) / (M, ceil(K/32))   (M, K), untransposed / (ceil(M/32), K)  uint8, E8M0 exponents
     nvfp4       (..., K/2) / (M, ceil(K/16))  (K, M/2), transposed / (K, ceil(M/16))  uint8, e4m3fn codes
+    nvfp4_rht   as nvfp4                     as nvfp4, of rotated values         uint8, e4m3fn codes
     ==========  ===========================  ==================================  ==============================
 
     Data is uint8: the encoding is a tag here, not a dtype, because PyTorch's float8 dtypes round-trip NaN and -0
     differently between releases. FP4 packs two values a byte, the even column in the low nibble. A value reads
     ``decode(data) * scale_inv`` (for nvfp4 ``decode(data) * decode(scale_inv) * global_scale_inv``). Row- and
     column-wise copies of block scalings are quantized independently from the high-precision input.
+
+    The column-wise copy of nvfp4_rht holds the matrix rotated along M (`te_dispatch.numerics.hadamard`): operators take
+    it one copy at a time (`single_copy`), and it stands for the tensor only in a product with another rotated one.
 
     Attributes:
         row_data, col_data: uint8 tensors, each may be None.
@@ -52,7 +59,8 @@ class Quantized:
         shape: logical shape, a tuple of int.
         dtype: nominal dtype, the high-precision dtype the record stands for.
         device: where the data lies.
-        global_scale_inv: nvfp4 only: float32 (1,), shared by the whole tensor.
+        global_scale_inv: nvfp4: float32 (1,), shared by the whole tensor. nvfp4_rht: float32 (2,), of the row-wise
+            copy and of the column-wise one; 0 for a copy that was not made.
     """
 
     __slots__ = (
@@ -155,6 +163,26 @@ def row_parts(a: Operand, rows: Sequence[int]) -> Sequence[Operand]:
         )
         for i, count in enumerate(counts)
     ]  # fmt: skip
+
+
+def single_copy(x: Quantized, side: str) -> Quantized:
+    """The row-wise (``row``) or column-wise (``column``) copy of an nvfp4_rht record, as an nvfp4 record of its own.
+
+    The row-wise one holds the tensor's values. The column-wise one holds rotated values: multiply it with another
+    rotated one, along the rows of both. Its tensors share the memory of x's.
+
+    Raises:
+        ValueError: x has another scaling, or lacks the copy.
+    """
+    if x.scaling != "nvfp4_rht" or x.global_scale_inv is None:
+        raise ValueError(f"x: got {x.scaling} scaling, expected nvfp4_rht")
+    column = side == "column"
+    data, scale = (x.col_data, x.col_scale_inv) if column else (x.row_data, x.row_scale_inv)
+    if data is None:
+        raise ValueError(f"x: has no {side}-wise copy, got {x!r}")
+    whole = x.global_scale_inv[1:] if column else x.global_scale_inv[:1]
+    tags = (x.encoding, "nvfp4", x.scale_layout, x.shape, x.dtype, x.device, whole)
+    return Quantized(None, data, None, scale, *tags) if column else Quantized(data, None, scale, None, *tags)
 
 
 class FakeQuantized(Quantized):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 #: Values of `kind`.
-KINDS = ("delayed", "current", "block", "mxfp8", "nvfp4")
+KINDS = ("delayed", "current", "block", "mxfp8", "nvfp4", "nvfp4_rht")
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,6 @@ class NVFP4Quantizer(_Cast):
 
     S = 448 * 6 / amax(tensor); block scale code b = e4m3fn(amax(block) * S / 6); q = e2m1(x * S / decode(b));
     global_scale_inv = RN32(1 / S). `two_d` shares one block scale among 16x16 values (weights).
-    No Hadamard transform and no stochastic rounding.
     """
 
     encoding: str = "e2m1"
@@ -150,12 +149,32 @@ class NVFP4Quantizer(_Cast):
     scaling: ClassVar[str] = "nvfp4"
 
 
-Quantizer = Union[DelayedQuantizer, CurrentQuantizer, BlockQuantizer, MXFP8Quantizer, NVFP4Quantizer]
+@dataclass(frozen=True)
+class NVFP4HadamardQuantizer(_Cast):
+    """`NVFP4Quantizer` with 1x16 blocks, whose column-wise copy is of the matrix rotated along its rows.
+
+    Each block of 16 rows of a column is multiplied by the random Hadamard matrix (`te_dispatch.numerics.hadamard`), and
+    the result is cast with an S of its own, of the rotated matrix's amax. The 16 products with 1/4 are exact, their sum
+    is in fp32, in any order; where the tensor that is cast is bfloat16, the sum is rounded to bfloat16. Making a
+    column-wise copy needs a number of rows that 16 divides.
+    """
+
+    encoding: str = "e2m1"
+
+    kind: ClassVar[str] = "nvfp4_rht"
+    scaling: ClassVar[str] = "nvfp4_rht"
+
+
+Quantizer = Union[
+    DelayedQuantizer, CurrentQuantizer, BlockQuantizer, MXFP8Quantizer, NVFP4Quantizer, NVFP4HadamardQuantizer
+]
 
 #: How many elements of the contracted dimension share a scale, by `Quantized.scaling`.
-BLOCK = {"block_1d": 128, "block_2d": 128, "mxfp8": 32, "nvfp4": 16}
+BLOCK = {"block_1d": 128, "block_2d": 128, "mxfp8": 32, "nvfp4": 16, "nvfp4_rht": 16}
 
-_STATELESS = {q.kind: q for q in (CurrentQuantizer, BlockQuantizer, MXFP8Quantizer, NVFP4Quantizer)}
+_STATELESS = {
+    q.kind: q for q in (CurrentQuantizer, BlockQuantizer, MXFP8Quantizer, NVFP4Quantizer, NVFP4HadamardQuantizer)
+}
 
 
 def options_of(quantizer: Quantizer) -> dict[str, Any] | None:

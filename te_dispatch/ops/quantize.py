@@ -3,7 +3,8 @@
 
 The cast is bitwise: q = encode(RN32(fp32(x) * scale)). Rounding is to nearest even, without flush to zero, saturating
 to the largest finite value, +-Inf too; NaN becomes 7F (OCP) or 80 (FNUZ); -0 becomes +0 where the encoding has none.
-Products are formed in fp32, never in bf16. scale_inv = RN32(1 / scale). amax ignores NaN and keeps Inf.
+Products are formed in fp32, never in bf16. scale_inv = RN32(1 / scale). amax ignores NaN and keeps Inf. With an
+`rng_state`, `quantize` rounds stochastically.
 
 The rest of the family is exported here too: other forms of quantized data (`quantize_forms`), and the bookkeeping of
 scales (`quantize_scales`).
@@ -85,13 +86,17 @@ def quantize(
             under CUDA graphs). Requires `out`.
         amax: float32 (1,): for a `CurrentQuantizer`, use this amax (already reduced across ranks, say) and do not
             compute it; for an `NVFP4Quantizer` likewise the tensor's amax.
-        rng_state: int64 (2,), reserved for stochastic rounding; None rounds to nearest even.
+        rng_state: int64 (2,), (seed, offset): round stochastically, to one of the two codes that a scaled value lies
+            between, away from zero with the probability of its position between them, to 2^-23. Values of the
+            encoding, scales and amaxes are as without. Equal states give equal codes; elements, copies and states draw
+            independently, by a generator of the implementation's own. None rounds to nearest even.
 
     Returns:
         `Quantized` with scales in the quantizer's `scale_layout`, fresh memory unless `out` was given.
 
     Raises:
-        ValueError: a usage that is none of the three, or a shape or dtype that is not served; names the argument.
+        ValueError: a usage that is none of the three, or a shape or dtype that is not served, such as rows that 16
+            does not divide where an `NVFP4HadamardQuantizer` makes a column-wise copy; names the argument.
     """
     raise NotImplementedError
 
@@ -166,6 +171,9 @@ def dequantize(x: Quantized, *, dtype: torch.dtype | None = None) -> torch.Tenso
 
     Args:
         dtype: float32, bfloat16 or float16; None for the nominal dtype.
+
+    Raises:
+        ValueError: nothing but a rotated column-wise copy (nvfp4_rht), which does not hold x's values.
     """
     raise NotImplementedError
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from te_dispatch.numerics.quantized import CANONICAL_SCALES, FakeQuantized
+from te_dispatch.numerics.quantized import CANONICAL_SCALES, NVFP4_SCALINGS, SCALINGS, FakeQuantized
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +34,7 @@ def rows_of(shape: tuple[int, ...]) -> int:
 def data_shapes(shape: tuple[int, ...], scaling: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Shapes of row_data and col_data (`Quantized`'s table)."""
     m, k = rows_of(shape), shape[-1]
-    if scaling == "nvfp4":
+    if scaling in NVFP4_SCALINGS:
         return (*shape[:-1], ceil_div(k, 2)), (k, ceil_div(m, 2))
     if scaling == "mxfp8":
         return tuple(shape), (m, k)
@@ -52,9 +52,14 @@ def scale_shapes(shape: tuple[int, ...], scaling: str) -> tuple[tuple[int, ...],
         return (ceil_div(m, 128), ceil_div(k, 128)), (ceil_div(k, 128), ceil_div(m, 128))
     if scaling == "mxfp8":
         return (m, ceil_div(k, 32)), (ceil_div(m, 32), k)
-    if scaling == "nvfp4":
+    if scaling in NVFP4_SCALINGS:
         return (m, ceil_div(k, 16)), (k, ceil_div(m, 16))
-    raise ValueError(f"scaling must be one of tensor, block_1d, block_2d, mxfp8, nvfp4, got {scaling!r}")
+    raise ValueError(f"scaling must be one of {', '.join(SCALINGS)}, got {scaling!r}")
+
+
+def global_scale_shape(scaling: str) -> tuple[int, ...] | None:
+    """Shape of global_scale_inv; None where there is none."""
+    return {"nvfp4": (1,), "nvfp4_rht": (2,)}.get(scaling)
 
 
 def laid_out_shapes(shape: tuple[int, ...], scaling: str, layout: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -83,9 +88,10 @@ def empty_quantized(
 
     scaling = quantizer.scaling
     data, scales = data_shapes(shape, scaling), laid_out_shapes(shape, scaling, quantizer.scale_layout)
-    scale_dtype = torch.uint8 if scaling in ("mxfp8", "nvfp4") else torch.float32
+    scale_dtype = torch.uint8 if scaling in ("mxfp8", *NVFP4_SCALINGS) else torch.float32
     row = usage in ("row", "both")
     column = usage in ("column", "both")
+    whole = global_scale_shape(scaling)
     row_scale = torch.empty(scales[0], dtype=scale_dtype, device=device) if row else None
     if scaling == "tensor" and row:
         col_scale = row_scale  # one tensor, one scale
@@ -102,5 +108,5 @@ def empty_quantized(
         tuple(shape),
         dtype,
         device,
-        torch.empty((1,), dtype=torch.float32, device=device) if scaling == "nvfp4" else None,
+        torch.empty(whole, dtype=torch.float32, device=device) if whole else None,
     )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from te_dispatch import ops
-from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized
+from te_dispatch.numerics.quantized import CANONICAL_SCALES, NVFP4_SCALINGS, Quantized
 from te_dispatch.numerics.quantizers import DelayedQuantizer, Quantizer
 from te_dispatch.pytorch.compile import returned, snapshot
 from te_dispatch.pytorch.quantized_tensor import QuantizedTensor, as_tensor, record_of
@@ -210,7 +210,7 @@ class _Arrived(torch.autograd.Function):
         quantizer, both = parts.leaves.quantizer, parts.leaves.usage == "both"
         row, row_scale, *rest = parts.tensors
         col, col_scale = rest[:2] if both else (None, None)
-        global_scale = rest[-1] if quantizer.scaling == "nvfp4" else None
+        global_scale = rest[-1] if quantizer.scaling in NVFP4_SCALINGS else None
         return QuantizedTensor(
             row, col, row_scale, col_scale, global_scale, quantizer.encoding, quantizer.scaling, CANONICAL_SCALES,
             stand_in.shape, stand_in.dtype,

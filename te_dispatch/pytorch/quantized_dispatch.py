@@ -23,6 +23,7 @@ from te_dispatch.numerics.quantizers import (
     CurrentQuantizer,
     DelayedQuantizer,
     MXFP8Quantizer,
+    NVFP4HadamardQuantizer,
     NVFP4Quantizer,
     Quantizer,
 )
@@ -292,7 +293,9 @@ def format_quantizer(x: Quantized) -> Quantizer:
         return CurrentQuantizer(x.encoding)
     if x.scaling in ("block_1d", "block_2d"):
         return BlockQuantizer(x.encoding, two_d=x.scaling == "block_2d")
-    return MXFP8Quantizer(x.encoding) if x.scaling == "mxfp8" else NVFP4Quantizer(x.encoding)
+    if x.scaling == "mxfp8":
+        return MXFP8Quantizer(x.encoding)
+    return NVFP4HadamardQuantizer(x.encoding) if x.scaling == "nvfp4_rht" else NVFP4Quantizer(x.encoding)
 
 
 def own_quantizer(x: QuantizedTensor) -> Quantizer:

@@ -48,8 +48,7 @@ MANIFEST = Manifest(
     unavailable="te_dispatch_reference.probe:unavailable",
     doctor="te_dispatch_reference.probe:doctor",
     implementations=(
-        # No quantizer asks for stochastic rounding yet, so nothing here draws from rng_state.
-        _implementation("quantize", "quantize", requires=(OneOf("rng_state", False),)),
+        _implementation("quantize", "quantize"),
         _implementation("quantize", "quantize_dbias"),
         _implementation("quantize", "dequantize", _ROW_BY_ROW),
         _implementation("quantize", "transpose_quantized", _ROW_BY_ROW),

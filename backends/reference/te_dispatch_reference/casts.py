@@ -13,19 +13,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from te_dispatch.numerics import hadamard
 from te_dispatch.numerics.encodings import encoding
-from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized
+from te_dispatch.numerics.quantized import CANONICAL_SCALES, NVFP4_SCALINGS, Quantized
 from te_dispatch.numerics.quantizers import (
     BlockQuantizer,
     CurrentQuantizer,
     DelayedQuantizer,
     MXFP8Quantizer,
+    NVFP4HadamardQuantizer,
     NVFP4Quantizer,
     Quantizer,
 )
 from te_dispatch.ops.shapes import USAGES, ceil_div, rows_of
-from te_dispatch_reference import host
-from te_dispatch_reference.encodings import Codes, decode, encode, pack_nibbles, unpack_nibbles
+from te_dispatch_reference import host, philox
+from te_dispatch_reference.encodings import Codes, decode, encode, pack_nibbles, stochastic, unpack_nibbles
 from te_dispatch_reference.scale_layouts import canonical_scales, to_layout
 
 F32 = NDArray[np.float32]
@@ -68,7 +70,23 @@ def over(x: F32, divisor: F32) -> F32:
         return np.divide(x, divisor, dtype=np.float32)
 
 
-def _codes(scaled: F32, quantizer: Quantizer) -> Codes:
+class Draws:
+    """The random numbers of one cast with stochastic rounding: its copies' elements take them one after the other."""
+
+    def __init__(self, rng_state: torch.Tensor) -> None:
+        self.seed, self.offset = host.array(rng_state).tolist()
+        self.taken = 0
+
+    def take(self, shape: tuple[int, ...]) -> F64:
+        """Uniform in [0, 1)."""
+        index = self.taken + np.arange(np.prod(shape, dtype=np.int64), dtype=np.int64)
+        self.taken += index.size
+        return philox.uniform(self.seed, self.offset, index).reshape(shape)
+
+
+def _codes(scaled: F32, quantizer: Quantizer, draws: Draws | None) -> Codes:
+    if draws is not None:
+        scaled = stochastic(scaled, encoding(quantizer.encoding), quantizer.max_value, draws.take(scaled.shape))
     return encode(scaled, encoding(quantizer.encoding), quantizer.max_value, quantizer.keeps_negative_zero)
 
 
@@ -93,7 +111,7 @@ class Copy(NamedTuple):
     scale_inv: NDArray[np.float32] | NDArray[np.uint8]
 
 
-def cast_blocks(x: F32, quantizer: BlockQuantizer) -> Copy:
+def cast_blocks(x: F32, quantizer: BlockQuantizer, draws: Draws | None) -> Copy:
     rows = 128 if quantizer.two_d else 1
     scale = scale_of(
         block_amax(x, rows, 128),
@@ -101,7 +119,7 @@ def cast_blocks(x: F32, quantizer: BlockQuantizer) -> Copy:
         epsilon=quantizer.epsilon,
         power_of_two=quantizer.power_of_two,
     )
-    return Copy(_codes(times(x, spread(scale, rows, 128, x.shape)), quantizer), over(np.float32(1), scale))
+    return Copy(_codes(times(x, spread(scale, rows, 128, x.shape)), quantizer, draws), over(np.float32(1), scale))
 
 
 def e8m0_scale(amax: F32, max_value: float) -> Codes:
@@ -114,20 +132,37 @@ def e8m0_scale(amax: F32, max_value: float) -> Codes:
     return code.astype(np.uint8)
 
 
-def cast_mx(x: F32, quantizer: MXFP8Quantizer) -> Copy:
+def cast_mx(x: F32, quantizer: MXFP8Quantizer, draws: Draws | None) -> Copy:
     exponent = e8m0_scale(block_amax(x, 1, 32), quantizer.max_value)
     scale = np.ldexp(np.float32(1), 127 - exponent.astype(np.int32))
-    return Copy(_codes(times(x, spread(scale, 1, 32, x.shape)), quantizer), exponent)
+    return Copy(_codes(times(x, spread(scale, 1, 32, x.shape)), quantizer, draws), exponent)
 
 
-def cast_nvfp4(x: F32, quantizer: NVFP4Quantizer, global_scale: F32) -> Copy:
+def nvfp4_scale(amax: np.float32) -> F32:
+    """(1,): S of the quantizers' docstrings."""
+    return scale_of(np.array([amax]), 448.0 * 6.0)
+
+
+def rotated(x: F32, to_bf16: bool) -> F32:
+    """Every 16 elements of a row times the random Hadamard matrix: summed in float64, rounded to float32, then perhaps
+    to bfloat16."""
+    m, k = x.shape
+    with np.errstate(over="ignore", invalid="ignore"):
+        sums = x.reshape(m, k // hadamard.SIZE, hadamard.SIZE).astype(np.float64) @ np.array(hadamard.matrix())
+        found = sums.reshape(m, k).astype(np.float32)
+    return host.single(host.rounded(found, torch.bfloat16)) if to_bf16 else found
+
+
+def cast_nvfp4(
+    x: F32, quantizer: NVFP4Quantizer | NVFP4HadamardQuantizer, global_scale: F32, draws: Draws | None
+) -> Copy:
     """Where a block's scale rounds to 0, whatever its codes say reads as 0; they are written as 0."""
-    rows = 16 if quantizer.two_d else 1
+    rows = 16 if isinstance(quantizer, NVFP4Quantizer) and quantizer.two_d else 1
     fraction = over(times(block_amax(x, rows, 16), global_scale), np.float32(6))
     block = encode(fraction, encoding("e4m3fn"), 448.0, True)
     divisor = spread(decode(block, "e4m3fn").astype(np.float32), rows, 16, x.shape)
     quotient = over(times(x, global_scale), divisor)
-    codes = _codes(np.where(divisor == 0, np.float32(0), quotient).astype(np.float32), quantizer)
+    codes = _codes(np.where(divisor == 0, np.float32(0), quotient).astype(np.float32), quantizer, draws)
     per_row = np.repeat(block, rows, 0)[: x.shape[0]]
     return Copy(pack_nibbles(codes), per_row)
 
@@ -147,12 +182,24 @@ def check_usage(usage: str) -> None:
         raise ValueError(f"usage: got {usage!r}, expected one of {', '.join(USAGES)}")
 
 
-def cast(x: F32, quantizer: Quantizer, usage: str, amax: torch.Tensor | None = None) -> CastArrays:
-    """Cast a float32 matrix (M, K). Max-accumulates into a `DelayedQuantizer`'s amax."""
+def cast(
+    x: F32,
+    quantizer: Quantizer,
+    usage: str,
+    amax: torch.Tensor | None = None,
+    draws: Draws | None = None,
+    from_bf16: bool = False,
+) -> CastArrays:
+    """Cast a float32 matrix (M, K). Max-accumulates into a `DelayedQuantizer`'s amax.
+
+    Args:
+        draws: for stochastic rounding.
+        from_bf16: what is cast are bfloat16 numbers.
+    """
     row, column = usage != "column", usage != "row"
     if isinstance(quantizer, (DelayedQuantizer, CurrentQuantizer)):
         scale = _tensor_scale(x, quantizer, amax)
-        data = _codes(times(x, scale), quantizer)
+        data = _codes(times(x, scale), quantizer, draws)
         inverse = over(np.float32(1), scale)
         return CastArrays(
             data if row else None,
@@ -162,18 +209,28 @@ def cast(x: F32, quantizer: Quantizer, usage: str, amax: torch.Tensor | None = N
             None,
         )
     if isinstance(quantizer, BlockQuantizer):
-        copies = [cast_blocks(m, quantizer) if wanted else None for m, wanted in ((x, row), (x.T, column))]
+        copies = [cast_blocks(m, quantizer, draws) if wanted else None for m, wanted in ((x, row), (x.T, column))]
         return _both(copies[0], copies[1], None)
     if isinstance(quantizer, MXFP8Quantizer):
-        along_k = cast_mx(x, quantizer) if row else None
-        along_m = cast_mx(x.T, quantizer) if column else None
+        along_k = cast_mx(x, quantizer, draws) if row else None
+        along_m = cast_mx(x.T, quantizer, draws) if column else None
         # The column-wise copy lies untransposed: only its blocks run along M.
         return _both(along_k, Copy(along_m.data.T, along_m.scale_inv.T) if along_m else None, None)
     if isinstance(quantizer, NVFP4Quantizer):
-        total = np.array([amax_of(x)]) if amax is None else host.single(amax).reshape(1)
-        global_scale = scale_of(total, 448.0 * 6.0)
-        copies = [cast_nvfp4(m, quantizer, global_scale) if wanted else None for m, wanted in ((x, row), (x.T, column))]
+        global_scale = nvfp4_scale(amax_of(x) if amax is None else host.single(amax).reshape(()))
+        copies = [
+            cast_nvfp4(m, quantizer, global_scale, draws) if wanted else None for m, wanted in ((x, row), (x.T, column))
+        ]
         return _both(copies[0], copies[1], over(np.float32(1), global_scale))
+    if isinstance(quantizer, NVFP4HadamardQuantizer):
+        made: list[Copy | None] = [None, None]
+        inverses = np.zeros(2, np.float32)
+        for i, source in enumerate((x if row else None, rotated(x.T, from_bf16) if column else None)):
+            if source is not None:
+                global_scale = nvfp4_scale(amax_of(source))
+                made[i] = cast_nvfp4(source, quantizer, global_scale, draws)
+                inverses[i : i + 1] = over(np.float32(1), global_scale)
+        return _both(made[0], made[1], inverses)
     raise ValueError(f"quantizer: got {type(quantizer).__name__}, expected one of te_dispatch.numerics.quantizers")
 
 
@@ -204,12 +261,14 @@ def quantized(
     dtype: torch.dtype,
     device: torch.device,
     amax: torch.Tensor | None = None,
+    draws: Draws | None = None,
+    from_bf16: bool = False,
 ) -> Quantized:
     """Cast float32 values of a logical shape into a fresh record. This is how every operator's quantizer works."""
     check_usage(usage)
     if not shape:
         raise ValueError("x: got a tensor without dimensions, expected (..., K)")
-    arrays = cast(x.reshape(rows_of(shape), shape[-1]), quantizer, usage, amax)
+    arrays = cast(x.reshape(rows_of(shape), shape[-1]), quantizer, usage, amax, draws, from_bf16)
 
     def give(role: str, values: Codes | F32 | None) -> torch.Tensor | None:
         if values is None:
@@ -253,10 +312,11 @@ def factors(x: Quantized, column: bool) -> tuple[F64, F32]:
     if x.scale_layout != CANONICAL_SCALES:
         scale = canonical_scales(scale, x, column)
     codes = host.array(data)
-    if x.scaling == "nvfp4":
+    if x.scaling in NVFP4_SCALINGS:
         codes = unpack_nibbles(codes.reshape(shape[0], ceil_div(shape[1], 2)), shape[1])
         assert x.global_scale_inv is not None
-        per_block = times(decode(scale, "e4m3fn").astype(np.float32), host.single(x.global_scale_inv))
+        whole = host.single(x.global_scale_inv)[-1 if column else 0]
+        per_block = times(decode(scale, "e4m3fn").astype(np.float32), whole)
         spread_scale = spread(per_block, 1, 16, shape)
     elif x.scaling == "tensor":
         spread_scale = scale.reshape(1, 1)

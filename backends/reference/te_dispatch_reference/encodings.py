@@ -72,6 +72,19 @@ def encode(values: F32, form: Encoding, max_value: float, keeps_negative_zero: b
     return np.where(np.isnan(values), nan_code, code).astype(np.uint8)
 
 
+def stochastic(values: F32, form: Encoding, max_value: float, draws: F64) -> F32:
+    """Values of an encoding: of the two that a magnitude lies between, the larger one where its position between them
+    exceeds the draw, uniform in [0, 1). Saturated at `max_value`; a NaN stays one."""
+    points = decode_table(form.name)[: form.max_code + 1]
+    with np.errstate(invalid="ignore"):  # signalling NaNs
+        magnitude = np.minimum(np.abs(values.astype(np.float64)), max_value)
+    known = np.where(np.isnan(magnitude), 0.0, magnitude)
+    low = np.minimum(np.searchsorted(points, known, side="right") - 1, form.max_code - 1)
+    position = (known - points[low]) / (points[low + 1] - points[low])
+    found = np.where(np.isnan(magnitude), np.nan, points[low + (position > draws)])
+    return np.copysign(found, values).astype(np.float32)
+
+
 def pack_nibbles(codes: Codes) -> Codes:
     """(..., K) 4-bit codes -> (..., ceil(K / 2)) bytes, the even column in the low nibble, an odd end 0."""
     if codes.shape[-1] % 2:

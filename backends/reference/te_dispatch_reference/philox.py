@@ -1,5 +1,6 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""The dropout generator: Philox4x32-10 (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011).
+"""The generator of dropout and stochastic rounding: Philox4x32-10 (Salmon et al., "Parallel Random Numbers: As Easy as
+1, 2, 3", SC 2011).
 
 It is counter based, so any backend can reproduce any element without drawing those before it. For the element of
 linear index i under rng_state (seed, offset):
@@ -9,7 +10,8 @@ linear index i under rng_state (seed, offset):
 
 Negative int64 seeds and offsets read as their two's complement. In attention the linear index is
 ((b H + h) S_q + i) S_kv + j, S being the dense sequence length, or max_seqlen for thd; in dropout_add_fwd it is the
-element's of x, row-major.
+element's of x, row-major. In casts it is the element's of the row-wise copy, and of the column-wise one behind it; the
+larger of the two values that it lies between is taken where its position between them exceeds u.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from te_dispatch.core.errors import Declined
 from te_dispatch.numerics.encodings import encoding as find_encoding
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.numerics.quantizers import Quantizer
@@ -33,17 +32,23 @@ def quantize(
     rng_state: torch.Tensor | None = None,
 ) -> Quantized:
     """A set `noop_flag` skips the cast entirely: its amax is not recorded either."""
-    checks.quantize(x, quantizer, usage, out, noop_flag, amax)
-    if rng_state is not None:
-        raise Declined("rng_state asks for stochastic rounding")
+    checks.quantize(x, quantizer, usage, out, noop_flag, amax, rng_state)
     if noop_flag is not None and host.array(noop_flag).item() != 0:
         return out  # type: ignore[return-value]  # checked above
-    made = casts.quantized(host.single(x), tuple(x.shape), quantizer, usage, x.dtype, x.device, amax)
+    draws = None if rng_state is None else casts.Draws(rng_state)
+    made = casts.quantized(
+        host.single(x), tuple(x.shape), quantizer, usage, x.dtype, x.device, amax, draws, x.dtype == torch.bfloat16
+    )
     if out is None:
         return made
     for name in _TENSORS:
-        if getattr(made, name) is not None:
-            getattr(out, name).copy_(getattr(made, name))
+        source, target = getattr(made, name), getattr(out, name)
+        if source is None:
+            continue
+        if name == "global_scale_inv" and made.scaling == "nvfp4_rht":  # that of another copy stays
+            written = slice(0 if made.row_data is not None else 1, 2 if made.col_data is not None else 1)
+            source, target = source[written], target[written]
+        target.copy_(source)
     return out
 
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from te_dispatch.core.errors import Declined
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.numerics.quantizers import (
     BlockQuantizer,
@@ -176,8 +175,8 @@ def test_errors_name_the_argument(message: str, wrong: dict[str, Any]) -> None:
 
 
 def test_more_errors() -> None:
-    with pytest.raises(Declined, match="rng_state"):
-        quantize(X, CurrentQuantizer(), usage="row", rng_state=torch.zeros(2, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"rng_state: got dtype torch.float32"):
+        quantize(X, CurrentQuantizer(), usage="row", rng_state=torch.zeros(2))
     with pytest.raises(ValueError, match=r"splits: got \[1\]"):
         split_quantize(X, [1], [CurrentQuantizer()], usage="row")
     with pytest.raises(ValueError, match="x: got shape"):

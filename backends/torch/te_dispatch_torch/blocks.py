@@ -11,12 +11,17 @@ import torch
 from torch.nn.functional import pad
 
 from te_dispatch.numerics.encodings import ENCODINGS
-from te_dispatch.numerics.quantized import Quantized
-from te_dispatch.numerics.quantizers import BlockQuantizer, MXFP8Quantizer, NVFP4Quantizer
+from te_dispatch.numerics.hadamard import SIGNS, SIZE
+from te_dispatch.numerics.quantized import NVFP4_SCALINGS, Quantized
+from te_dispatch.numerics.quantizers import BlockQuantizer, MXFP8Quantizer, NVFP4HadamardQuantizer, NVFP4Quantizer
 from te_dispatch.ops.shapes import ceil_div, rows_of
 from te_dispatch_torch.encodings import decode, decode_e2m1, decode_e8m0, encode_, pack_e2m1
 from te_dispatch_torch.scales_layout import pad_matrix
 from te_dispatch_torch.scaling import amax_of, block_amax, e8m0_from_amax, e8m0_inverse, scale_from_amax
+from te_dispatch_torch.stochastic import Draws
+
+#: A bit for each place of a block that the Hadamard transform negates.
+_NEGATIVE = sum(1 << i for i, sign in enumerate(SIGNS) if sign < 0)
 
 #: row_data, col_data, row_scale_inv, col_scale_inv.
 Parts = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
@@ -43,79 +48,122 @@ def _tiled(x: torch.Tensor, block: int) -> torch.Tensor:
     return x.view(x.shape[0] // block, block, x.shape[1] // block, block)
 
 
-def cast_blocks_1d(x: torch.Tensor, quantizer: BlockQuantizer, usage: str) -> Parts:
+def cast_blocks_1d(x: torch.Tensor, quantizer: BlockQuantizer, usage: str, draws: Draws | None) -> Parts:
     """One scale per 128 elements of the contracted dimension, for each copy its own."""
     row, column, row_scale, col_scale = None, None, None, None
     matrix = _matrix(x)
     if usage != "column":
-        row, row_scale = _blocks_1d(matrix, quantizer)
+        row, row_scale = _blocks_1d(matrix, quantizer, draws)
         row = row.view(x.shape)
     if usage != "row":
-        column, col_scale = _blocks_1d(matrix.t().contiguous(), quantizer)
+        column, col_scale = _blocks_1d(matrix.t().contiguous(), quantizer, draws)
     return row, column, row_scale, col_scale
 
 
-def _blocks_1d(x: torch.Tensor, quantizer: BlockQuantizer) -> tuple[torch.Tensor, torch.Tensor]:
+def _blocks_1d(x: torch.Tensor, quantizer: BlockQuantizer, draws: Draws | None) -> tuple[torch.Tensor, torch.Tensor]:
     blocks = _blocked(x, 128)
     scale = scale_from_amax(block_amax(blocks, -1), quantizer.max_value, quantizer.epsilon, quantizer.power_of_two)
-    codes = encode_(blocks * scale, quantizer.encoding, quantizer.max_value, quantizer.keeps_negative_zero)
+    codes = encode_(blocks * scale, quantizer.encoding, quantizer.max_value, quantizer.keeps_negative_zero, draws)
     return codes.flatten(1)[:, : x.shape[1]].contiguous(), scale.reciprocal().squeeze(-1).contiguous()
 
 
-def cast_blocks_2d(x: torch.Tensor, quantizer: BlockQuantizer) -> Parts:
+def cast_blocks_2d(x: torch.Tensor, quantizer: BlockQuantizer, draws: Draws | None) -> Parts:
     """One scale per 128x128 tile, so that both copies hold the same codes."""
     matrix = _matrix(x)
     tiles = _tiled(matrix, 128)
     amax = block_amax(tiles, (1, 3))
     scale = scale_from_amax(amax, quantizer.max_value, quantizer.epsilon, quantizer.power_of_two)
-    codes = encode_(tiles * scale, quantizer.encoding, quantizer.max_value, quantizer.keeps_negative_zero)
+    codes = encode_(tiles * scale, quantizer.encoding, quantizer.max_value, quantizer.keeps_negative_zero, draws)
     codes = codes.flatten(2).flatten(0, 1)[: matrix.shape[0], : matrix.shape[1]].contiguous()
     scale_inv = scale.reciprocal().squeeze(3).squeeze(1).contiguous()
     return codes.view(x.shape), codes.t().contiguous(), scale_inv, scale_inv.t().contiguous()
 
 
-def cast_mxfp8(x: torch.Tensor, quantizer: MXFP8Quantizer, usage: str) -> Parts:
+def cast_mxfp8(x: torch.Tensor, quantizer: MXFP8Quantizer, usage: str, draws: Draws | None) -> Parts:
     """32 elements share an E8M0 scale; the column-wise copy stays untransposed, with blocks down the rows."""
     row, column, row_scale, col_scale = None, None, None, None
     matrix = _matrix(x)
     if usage != "column":
-        row, row_scale = _mxfp8(matrix, quantizer)
+        row, row_scale = _mxfp8(matrix, quantizer, draws)
         row = row.view(x.shape)
     if usage != "row":
-        column, col_scale = _mxfp8(matrix.t(), quantizer)
+        column, col_scale = _mxfp8(matrix.t(), quantizer, draws)
         column, col_scale = column.t().contiguous(), col_scale.t().contiguous()
     return row, column, row_scale, col_scale
 
 
-def _mxfp8(x: torch.Tensor, quantizer: MXFP8Quantizer) -> tuple[torch.Tensor, torch.Tensor]:
+def _mxfp8(x: torch.Tensor, quantizer: MXFP8Quantizer, draws: Draws | None) -> tuple[torch.Tensor, torch.Tensor]:
     blocks = _blocked(x.contiguous(), 32)
     exponent = e8m0_from_amax(block_amax(blocks, -1), quantizer.max_value)
     scaled = blocks * e8m0_inverse(exponent)
-    codes = encode_(scaled, quantizer.encoding, quantizer.max_value, quantizer.keeps_negative_zero)
+    codes = encode_(scaled, quantizer.encoding, quantizer.max_value, quantizer.keeps_negative_zero, draws)
     return codes.flatten(1)[:, : x.shape[1]].contiguous(), exponent.squeeze(-1)
 
 
 def cast_nvfp4(
-    x: torch.Tensor, quantizer: NVFP4Quantizer, usage: str, amax: torch.Tensor | None
+    x: torch.Tensor, quantizer: NVFP4Quantizer, usage: str, amax: torch.Tensor | None, draws: Draws | None
 ) -> tuple[Parts, torch.Tensor]:
     """E2M1 values, an e4m3fn scale per 16, one fp32 scale; returns the parts and global_scale_inv."""
     matrix = _matrix(x)
     found = amax_of(x) if amax is None else amax
-    scale = scale_from_amax(found, ENCODINGS["e4m3fn"].max * ENCODINGS["e2m1"].max, 0.0, False)
+    scale = _nvfp4_scale(found)
     row, column, row_scale, col_scale = None, None, None, None
     if usage != "column":
-        row, row_scale = _nvfp4(matrix, scale, quantizer)
+        row, row_scale = _nvfp4(matrix, scale, quantizer, draws)
         row = row.view(*x.shape[:-1], row.shape[-1])
     if usage != "row":
-        column, col_scale = _nvfp4(matrix.t().contiguous(), scale, quantizer)
+        column, col_scale = _nvfp4(matrix.t().contiguous(), scale, quantizer, draws)
     return (row, column, row_scale, col_scale), scale.reciprocal()
 
 
-def _nvfp4(x: torch.Tensor, scale: torch.Tensor, quantizer: NVFP4Quantizer) -> tuple[torch.Tensor, torch.Tensor]:
+def _nvfp4_scale(amax: torch.Tensor) -> torch.Tensor:
+    return scale_from_amax(amax, ENCODINGS["e4m3fn"].max * ENCODINGS["e2m1"].max, 0.0, False)
+
+
+def cast_nvfp4_rotated(
+    x: torch.Tensor, quantizer: NVFP4HadamardQuantizer, usage: str, draws: Draws | None
+) -> tuple[Parts, torch.Tensor]:
+    """As `cast_nvfp4` of each copy by itself, the column-wise one of rotated values."""
+    matrix = _matrix(x)
+    row, column, row_scale, col_scale = None, None, None, None
+    whole = [x.new_zeros((1,), dtype=torch.float32)] * 2
+    if usage != "column":
+        scale = _nvfp4_scale(amax_of(matrix))
+        row, row_scale = _nvfp4(matrix, scale, quantizer, draws)
+        row = row.view(*x.shape[:-1], row.shape[-1])
+        whole[0] = scale.reciprocal()
+    if usage != "row":
+        rotated = _rotated(matrix.t())
+        scale = _nvfp4_scale(amax_of(rotated))
+        column, col_scale = _nvfp4(rotated, scale, quantizer, draws)
+        whole[1] = scale.reciprocal()
+    return (row, column, row_scale, col_scale), torch.cat(whole)
+
+
+def _rotated(x: torch.Tensor) -> torch.Tensor:
+    """float32 (R, C): every 16 elements of a row times the random Hadamard matrix, rounded to bfloat16 if x is.
+
+    Sylvester's matrix is a product of four sparse ones, that add and subtract elements 1, 2, 4 and 8 apart. Sums of
+    two elements at a time are the same bits on every device and in compiled programs, where a product with the matrix
+    would be the library's, in TF32 perhaps.
+    """
+    place = torch.arange(SIZE, dtype=torch.int32, device=x.device)
+    signs = 0.25 - 0.5 * ((torch.full_like(place, _NEGATIVE) >> place) & 1).to(torch.float32)
+    y = x.to(torch.float32).reshape(x.shape[0], x.shape[1] // SIZE, SIZE) * signs
+    for apart in (1, 2, 4, 8):
+        first, second = y.unflatten(-1, (SIZE // (2 * apart), 2, apart)).unbind(-2)
+        y = torch.stack((first + second, first - second), -2).flatten(-3)
+    y = y.reshape(x.shape)
+    return y.to(torch.bfloat16).to(torch.float32) if x.dtype == torch.bfloat16 else y
+
+
+def _nvfp4(
+    x: torch.Tensor, scale: torch.Tensor, quantizer: NVFP4Quantizer | NVFP4HadamardQuantizer, draws: Draws | None
+) -> tuple[torch.Tensor, torch.Tensor]:
     rows, columns = x.shape
     blocks = _blocked(x, 16)
     amax = block_amax(blocks, -1)
-    if quantizer.two_d:
+    if isinstance(quantizer, NVFP4Quantizer) and quantizer.two_d:
         tiles = block_amax(_tiled(x, 16), (1, 3)).squeeze(3).squeeze(1)
         amax = tiles.repeat_interleave(16, 0)[:rows].unsqueeze(-1)
     six = torch.full_like(amax, ENCODINGS["e2m1"].max)
@@ -123,7 +171,7 @@ def _nvfp4(x: torch.Tensor, scale: torch.Tensor, quantizer: NVFP4Quantizer) -> t
     block_scale = decode(block_codes, "e4m3fn")
     # A block whose scale underflows to 0 holds nothing that it could represent.
     scaled = torch.where(block_scale == 0, 0.0, blocks * scale / block_scale)
-    codes = encode_(scaled, quantizer.encoding, quantizer.max_value, quantizer.keeps_negative_zero)
+    codes = encode_(scaled, quantizer.encoding, quantizer.max_value, quantizer.keeps_negative_zero, draws)
     return pack_e2m1(codes.flatten(1)[:, :columns]), block_codes.squeeze(-1)
 
 
@@ -136,10 +184,11 @@ def block_values(x: Quantized, data: torch.Tensor, scale: torch.Tensor, row: boo
         wide = scales.repeat_interleave(32, 1)[:, :k] if row else scales.repeat_interleave(32, 0)[:m]
         return decode(data, x.encoding) * wide
     rows, columns = (m, k) if row else (k, m)
-    if x.scaling == "nvfp4":
+    if x.scaling in NVFP4_SCALINGS:
         if x.global_scale_inv is None:
-            raise ValueError("x has nvfp4 scaling but no global_scale_inv")
-        wide = (decode(scale, "e4m3fn") * x.global_scale_inv).repeat_interleave(16, 1)[:, :columns]
+            raise ValueError(f"x has {x.scaling} scaling but no global_scale_inv")
+        whole = x.global_scale_inv[:1] if row else x.global_scale_inv[-1:]
+        wide = (decode(scale, "e4m3fn") * whole).repeat_interleave(16, 1)[:, :columns]
         return decode_e2m1(data.reshape(rows, ceil_div(columns, 2)), columns) * wide
     found = decode(data.reshape(rows, columns), x.encoding)
     # Block by block, rather than with a scale per element: indices that divide by 128, beside the cast's blocks, are

@@ -1,32 +1,13 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""Which elements dropout keeps: a counter-based hash of (seed, offset, element) in int32 tensor operations.
-
-Philox costs ten rounds of 64-bit products, each several passes over memory in PyTorch operations. Here the
-element's linear index, xored with a key made from seed and offset, goes twice through a 32-bit mixing function with
-full avalanche (xor-shift and multiply, constants of C. Wellons' "lowbias32"), and the upper 24 bits are compared with
-p. It is stateless: equal `rng_state` and shape give an equal mask, in the forward, the backward and when compiled.
-"""
+"""Which elements dropout keeps."""
 
 from __future__ import annotations
 
+import math
+
 import torch
 
-_M1, _M2 = 0x7FEB352D, 0x846CA68B - (1 << 32)  # as int32
-_GOLDEN = 0x9E3779B9 - (1 << 32)
-
-
-def _mix(x: torch.Tensor) -> torch.Tensor:
-    """Bijective mixing of int32 words; products wrap, right shifts are made logical by the masks."""
-    x = x ^ ((x >> 16) & 0xFFFF)
-    x = x * _M1
-    x = x ^ ((x >> 15) & 0x1FFFF)
-    x = x * _M2
-    return x ^ ((x >> 16) & 0xFFFF)
-
-
-def _low(x: torch.Tensor) -> torch.Tensor:
-    """The low 32 bits of int64 words as int32."""
-    return ((x & 0xFFFFFFFF) ^ 0x80000000).sub(0x80000000).to(torch.int32)
+from te_dispatch_torch.random_bits import bits24
 
 
 def keep_mask(shape: tuple[int, ...], dropout_p: float, rng_state: torch.Tensor) -> torch.Tensor:
@@ -35,17 +16,5 @@ def keep_mask(shape: tuple[int, ...], dropout_p: float, rng_state: torch.Tensor)
     Args:
         rng_state: int64 (2,), (seed, offset).
     """
-    words = torch.cat((_low(rng_state), _low(rng_state >> 32)))  # seed, offset, then their upper halves
-    key = _mix(words[0])
-    other = _mix(_mix(words[1] ^ key) + words[2]) ^ _mix(words[3] + _GOLDEN)
-    count = 1
-    for size in shape:
-        count *= size
-    if count < 1 << 31:
-        counter = torch.arange(count, dtype=torch.int32, device=rng_state.device)
-    else:
-        index = torch.arange(count, device=rng_state.device)
-        counter = _low(index) ^ _mix(_low(index >> 32))
-    bits = _mix(_mix(counter ^ key) + other)
     threshold = round(dropout_p * (1 << 24))
-    return (((bits >> 8) & 0xFFFFFF) >= threshold).view(shape)
+    return (bits24(math.prod(shape), rng_state) >= threshold).view(shape)

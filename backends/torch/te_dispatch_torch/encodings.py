@@ -13,6 +13,7 @@ import math
 import torch
 
 from te_dispatch.numerics.encodings import ENCODINGS
+from te_dispatch_torch.stochastic import Draws
 
 DTYPES = {
     "e4m3fn": torch.float8_e4m3fn,
@@ -25,15 +26,20 @@ DTYPES = {
 _HAS_CASTS = ("cpu", "cuda", "meta")
 
 
-def encode_(y: torch.Tensor, encoding: str, max_value: float, keeps_negative_zero: bool) -> torch.Tensor:
+def encode_(
+    y: torch.Tensor, encoding: str, max_value: float, keeps_negative_zero: bool, draws: Draws | None = None
+) -> torch.Tensor:
     """Codes (uint8) of fp32 values, rounded to nearest even and saturated. Overwrites `y`.
 
     Args:
         y: float32, any shape, memory of the caller's own.
         max_value: where to saturate.
         keeps_negative_zero: False writes +0 for everything that rounds to -0.
+        draws: for stochastic rounding.
     """
     info = ENCODINGS[encoding]
+    if draws is not None:
+        y = draws.rounded(y, info, max_value)
     if encoding == "e2m1":
         return _encode_e2m1(y, keeps_negative_zero)
     if y.device.type not in _HAS_CASTS:

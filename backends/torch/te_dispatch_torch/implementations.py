@@ -33,8 +33,7 @@ def _plain(
 
 
 _QUANTIZE = (
-    # Stochastic rounding is not implemented: rng_state must be absent.
-    _plain("quantize", "quantize:quantize", requires=(OneOf("rng_state", False),)),
+    _plain("quantize", "quantize:quantize"),
     _plain("quantize_dbias", "quantize:quantize_dbias"),
     _plain("dequantize", "quantize:dequantize", _ROWS),
     _plain("transpose_quantized", "quantize:transpose_quantized", _ROWS),

@@ -9,10 +9,12 @@ import torch
 
 from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized
 from te_dispatch.numerics.quantizers import (
+    KINDS,
     BlockQuantizer,
     CurrentQuantizer,
     DelayedQuantizer,
     MXFP8Quantizer,
+    NVFP4HadamardQuantizer,
     NVFP4Quantizer,
     Quantizer,
 )
@@ -23,6 +25,7 @@ from te_dispatch_torch import blocks
 from te_dispatch_torch.encodings import decode, encode_
 from te_dispatch_torch.scales_layout import canonical, laid_out
 from te_dispatch_torch.scaling import amax_of, scale_from_amax
+from te_dispatch_torch.stochastic import Draws
 
 _COPIES = ("row_data", "col_data", "row_scale_inv", "col_scale_inv", "global_scale_inv")
 
@@ -37,9 +40,9 @@ def quantize(
     amax: torch.Tensor | None = None,
     rng_state: torch.Tensor | None = None,
 ) -> Quantized:
-    """Every cast of `te_dispatch.ops.quantize`; the manifest keeps `rng_state` away."""
-    checks.quantize(x, quantizer, usage, out, noop_flag, amax)
-    new = cast(x, quantizer, usage, x.dtype, amax, noop_flag)
+    """Every cast of `te_dispatch.ops.quantize`."""
+    checks.quantize(x, quantizer, usage, out, noop_flag, amax, rng_state)
+    new = cast(x, quantizer, usage, x.dtype, amax, noop_flag, None if rng_state is None else Draws(rng_state))
     return new if out is None else _deliver(new, out, noop_flag)
 
 
@@ -50,27 +53,30 @@ def cast(
     dtype: torch.dtype,
     amax: torch.Tensor | None = None,
     noop_flag: torch.Tensor | None = None,
+    draws: Draws | None = None,
 ) -> Quantized:
     """`quantize` into fresh memory, with the result's nominal dtype given: what fused operators cast through."""
     if isinstance(quantizer, DelayedQuantizer):
         if quantizer.amax is not None:
             _accumulate(quantizer.amax, amax_of(x), noop_flag)
-        return _cast_tensor(x, quantizer, quantizer.scale, usage, dtype)
+        return _cast_tensor(x, quantizer, quantizer.scale, usage, dtype, draws)
     if isinstance(quantizer, CurrentQuantizer):
         found = amax_of(x) if amax is None else amax
         scale = scale_from_amax(found, quantizer.max_value, quantizer.epsilon, quantizer.power_of_two)
-        return _cast_tensor(x, quantizer, scale, usage, dtype)
+        return _cast_tensor(x, quantizer, scale, usage, dtype, draws)
     if isinstance(quantizer, BlockQuantizer):
-        parts = blocks.cast_blocks_2d(x, quantizer) if quantizer.two_d else blocks.cast_blocks_1d(x, quantizer, usage)
-        return _record(x, quantizer, usage, dtype, parts)
+        if quantizer.two_d:
+            return _record(x, quantizer, usage, dtype, blocks.cast_blocks_2d(x, quantizer, draws))
+        return _record(x, quantizer, usage, dtype, blocks.cast_blocks_1d(x, quantizer, usage, draws))
     if isinstance(quantizer, MXFP8Quantizer):
-        return _record(x, quantizer, usage, dtype, blocks.cast_mxfp8(x, quantizer, usage))
+        return _record(x, quantizer, usage, dtype, blocks.cast_mxfp8(x, quantizer, usage, draws))
     if isinstance(quantizer, NVFP4Quantizer):
-        parts, global_scale_inv = blocks.cast_nvfp4(x, quantizer, usage, amax)
+        parts, global_scale_inv = blocks.cast_nvfp4(x, quantizer, usage, amax, draws)
         return _record(x, quantizer, usage, dtype, parts, global_scale_inv)
-    raise ValueError(
-        f"quantizer must be a delayed, current, block, mxfp8 or nvfp4 quantizer, got {type(quantizer).__name__}"
-    )
+    if isinstance(quantizer, NVFP4HadamardQuantizer):
+        parts, global_scale_inv = blocks.cast_nvfp4_rotated(x, quantizer, usage, draws)
+        return _record(x, quantizer, usage, dtype, parts, global_scale_inv)
+    raise ValueError(f"quantizer must be of one of the kinds {', '.join(KINDS)}, got {type(quantizer).__name__}")
 
 
 def _accumulate(into: torch.Tensor, amax: torch.Tensor, noop_flag: torch.Tensor | None) -> None:
@@ -83,15 +89,23 @@ def _deliver(new: Quantized, out: Quantized, noop_flag: torch.Tensor | None) -> 
     for name in _COPIES:
         source, target = getattr(new, name), getattr(out, name)
         if source is not None and target is not None:
+            if name == "global_scale_inv" and new.scaling == "nvfp4_rht":
+                made = slice(0 if new.row_data is not None else 1, 2 if new.col_data is not None else 1)
+                source, target = source[made], target[made]
             target.copy_(source if noop_flag is None else torch.where(noop_flag != 0, target, source))
     return out
 
 
 def _cast_tensor(
-    x: torch.Tensor, quantizer: Quantizer, scale: torch.Tensor, usage: str, dtype: torch.dtype
+    x: torch.Tensor,
+    quantizer: Quantizer,
+    scale: torch.Tensor,
+    usage: str,
+    dtype: torch.dtype,
+    draws: Draws | None,
 ) -> Quantized:
     # A bf16 tensor times a (1,) fp32 tensor promotes: the product is formed in fp32, without an fp32 copy of x.
-    codes = encode_(x * scale, quantizer.encoding, quantizer.max_value, quantizer.keeps_negative_zero)
+    codes = encode_(x * scale, quantizer.encoding, quantizer.max_value, quantizer.keeps_negative_zero, draws)
     scale_inv = scale.reciprocal()
     # A product keeps its operand's strides; a record's data is contiguous.
     row = codes.contiguous() if usage != "column" else None

@@ -17,6 +17,7 @@ from te_dispatch.conformance.families import (  # noqa: F401
     quantize_bookkeeping,
     quantize_casts,
     quantize_forms,
+    quantize_fp4,
     quantize_huge,
     quantize_many,
     quantize_patterns,

@@ -22,6 +22,7 @@ from te_dispatch.numerics.quantizers import (
     CurrentQuantizer,
     DelayedQuantizer,
     MXFP8Quantizer,
+    NVFP4HadamardQuantizer,
     NVFP4Quantizer,
     Quantizer,
 )
@@ -89,7 +90,8 @@ def quantizer_of(
     """A quantizer with state of its own.
 
     Args:
-        cast: of `CASTS`. ``delayed_seen`` is a delayed one that has seen a larger amax than most tensors have.
+        cast: of `CASTS`, or ``nvfp4_rht``. ``delayed_seen`` is a delayed one that has seen a larger amax than most
+            tensors have.
         scale, amax: of a delayed one; amax None records nothing.
         power_of_two: None for the kind's default.
     """
@@ -109,6 +111,8 @@ def quantizer_of(
         return MXFP8Quantizer(encoding, common)
     if cast in ("nvfp4", "nvfp4_2d"):
         return NVFP4Quantizer(common=common, two_d=cast == "nvfp4_2d")
+    if cast == "nvfp4_rht":
+        return NVFP4HadamardQuantizer(common=common)
     raise ValueError(f"cast: got {cast!r}, expected one of {', '.join(CASTS)}")
 
 

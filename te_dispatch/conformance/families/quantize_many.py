@@ -40,7 +40,7 @@ def _dbias(values: Values, maker: Maker) -> Arguments:
     return arguments
 
 
-def _dbias_rules(judged: Judged) -> Mapping[str, Rule]:
+def dbias_rules(judged: Judged) -> Mapping[str, Rule]:
     """The cast by its bits; of dbias, the sum of m rows in fp32 in any order, rounded once.
 
     A sum of m terms errs by (m - 1) u32 sum |x| to first order; (1 + u)^(m - 1) - 1 <= 2 (m - 1) u for (m - 1) u <= 1,
@@ -159,7 +159,7 @@ register(
         (
             DTYPE, SHAPE, _CAST, ENCODING, USAGE, VALUES, COMMON, Axis("bias_dtype", ("none", "fp32", "bf16", "fp16")),
         ),
-        _dbias, _dbias_rules, valid=encodable,
+        _dbias, dbias_rules, valid=encodable,
     ),
     Space(
         "split_quantize", "plain",

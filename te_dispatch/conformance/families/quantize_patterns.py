@@ -9,7 +9,8 @@ from collections.abc import Mapping
 import torch
 
 from te_dispatch.conformance import encoding
-from te_dispatch.conformance.decoding import decode, table
+from te_dispatch.conformance.casting import either_neighbour
+from te_dispatch.conformance.decoding import table
 from te_dispatch.conformance.families.quantize import (
     COMMON,
     DTYPE,
@@ -23,7 +24,7 @@ from te_dispatch.conformance.families.quantize import (
     sizes,
 )
 from te_dispatch.conformance.maker import DTYPES, Maker
-from te_dispatch.conformance.rules import Codes, Rule
+from te_dispatch.conformance.rules import Rule
 from te_dispatch.conformance.space import Arguments, Axis, Judged, Space, Values, register
 from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized
 from te_dispatch.numerics.quantizers import DelayedQuantizer
@@ -95,10 +96,8 @@ def _without_draw(arguments: Arguments, values: Values) -> Quantized:
 def _either_neighbour(judged: Judged) -> Mapping[str, Rule]:
     """`rng_state` asks for one of the two codes that a value lies between; scales and amax do not depend on it."""
     x, quantizer = judged.arguments["x"], judged.arguments["quantizer"]
-    inner, outer = encoding.neighbours(_scaled(x, quantizer), quantizer.encoding, quantizer.max_value, True)
-    downwards = decode(outer, quantizer.encoding) < decode(inner, quantizer.encoding)
-    low, high = torch.where(downwards, outer, inner), torch.where(downwards, inner, outer)
-    return {**bits(judged), "row_data": Codes(quantizer.encoding, low, high)}
+    scaled = _scaled(x, quantizer)
+    return {**bits(judged), "row_data": either_neighbour(scaled, scaled, quantizer)}
 
 
 _CAST = Axis("cast", ("block_1d", "block_2d", "mxfp8", "nvfp4"))
@@ -129,6 +128,6 @@ register(
             Axis("scale", ("0.37",)),
         ),
         _stochastic, _either_neighbour, widen=False, oracle=_without_draw,
-        serves=lambda arguments: arguments.get("rng_state") is not None,
+        serves=lambda arguments: arguments.get("rng_state") is not None and arguments["quantizer"].kind == "delayed",
     ),
 )  # fmt: skip

@@ -28,6 +28,12 @@ from te_dispatch.ops.shapes import rows_of
 def operands(a: Any, b: Any, layout: Any) -> tuple[int, int, int]:
     """Two matrices of one kind that fit together; returns (m, n, k)."""
     check.one_of("layout", layout, LAYOUTS)
+    for name, x in (("a", a), ("b", b)):
+        if isinstance(x, Quantized) and x.scaling == "nvfp4_rht":
+            raise ValueError(
+                f"{name}: got nvfp4_rht scaling, whose copies hold different values, expected the one to multiply "
+                "(te_dispatch.numerics.quantized.single_copy)"
+            )
     check.operand("a", a)
     check.operand("b", b, a.device)
     for name, x in (("a", a), ("b", b)):

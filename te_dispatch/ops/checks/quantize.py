@@ -29,11 +29,22 @@ from te_dispatch.ops.checks.remember import (
 from te_dispatch.ops.shapes import USAGES, ceil_div
 
 
-@remembered(x=LEADING, quantizer=QUANTIZER, out=WRITTEN_RECORD, noop_flag=OPTIONAL, amax=OPTIONAL)
-def quantize(x: Any, quantizer: Any, usage: Any, out: Any = None, noop_flag: Any = None, amax: Any = None) -> None:
+@remembered(x=LEADING, quantizer=QUANTIZER, out=WRITTEN_RECORD, noop_flag=OPTIONAL, amax=OPTIONAL, rng_state=OPTIONAL)
+def quantize(
+    x: Any,
+    quantizer: Any,
+    usage: Any,
+    out: Any = None,
+    noop_flag: Any = None,
+    amax: Any = None,
+    rng_state: Any = None,
+) -> None:
     check.matrix("x", x)
     check.quantizer("quantizer", quantizer, x.device)
     check.one_of("usage", usage, USAGES)
+    check.rotatable("x", x.shape, quantizer, usage)
+    if rng_state is not None:
+        check.rng(rng_state, x.device)
     if amax is not None:
         if quantizer.kind not in ("current", "nvfp4"):
             raise ValueError(f"amax: given with a {quantizer.kind} quantizer, expected a current or nvfp4 one")
@@ -70,6 +81,7 @@ def quantize_dbias(x: Any, quantizer: Any, usage: Any, bias_dtype: Any) -> None:
 @remembered(x=RECORD)
 def dequantize(x: Any, dtype: Any) -> None:
     check.record("x", x)
+    check.own_values("x", x)
     check.dtype("dtype", dtype)
 
 
@@ -101,6 +113,8 @@ def split_quantize(x: Any, splits: Any, quantizers: Any, usage: Any) -> None:
     _splits("splits", splits, x.shape[0])
     check.one_of("usage", usage, USAGES)
     _quantizers(quantizers, len(splits), "split", x.device)
+    for i, (rows, quantizer) in enumerate(zip(splits, quantizers)):
+        check.rotatable(f"splits[{i}]", (rows, x.shape[1]), quantizer, usage)
 
 
 def _splits(name: str, splits: Any, total: int) -> None:
@@ -128,6 +142,8 @@ def multi_tensor_quantize(xs: Any, quantizers: Any, usage: Any) -> None:
             )
     check.one_of("usage", usage, USAGES)
     _quantizers(quantizers, len(xs), "tensor", xs[0].device)
+    for i, (x, quantizer) in enumerate(zip(xs, quantizers)):
+        check.rotatable(f"xs[{i}]", x.shape, quantizer, usage)
 
 
 @remembered(x=LEADING, out=OPTIONAL)

@@ -35,6 +35,7 @@ from te_dispatch.numerics.quantizers import (
     CurrentQuantizer,
     DelayedQuantizer,
     MXFP8Quantizer,
+    NVFP4HadamardQuantizer,
     NVFP4Quantizer,
 )
 from te_dispatch.ops.checks.likeness import PLAIN, alike
@@ -293,7 +294,7 @@ def _quantizer(q: Any) -> tuple[Any, tuple[Any, ...]]:
         return (kind, q.encoding, q.epsilon.__class__, q.epsilon), ()
     if kind is BlockQuantizer:
         return (kind, q.encoding, q.epsilon.__class__, q.epsilon, q.two_d, q.scale_layout), ()
-    if kind is MXFP8Quantizer or kind is NVFP4Quantizer:
+    if kind is MXFP8Quantizer or kind is NVFP4Quantizer or kind is NVFP4HadamardQuantizer:
         return (kind, q.encoding), ()
     raise TypeError("other classes are checked every time")
 

@@ -51,6 +51,7 @@ def norm_fwd(
         if residual.dtype != x.dtype:
             raise ValueError(f"residual: got dtype {residual.dtype}, expected x's, {x.dtype}")
     check.cast("quantizer", quantizer, usage, x.device)
+    check.rotatable("x", x.shape, quantizer, usage)
     check.dtype("out_dtype", out_dtype)
 
 
@@ -85,6 +86,7 @@ def _activated(x: Any, kind: Any, params: Any) -> None:
 def activation_fwd(x: Any, kind: Any, params: Any, quantizer: Any, usage: Any, out_dtype: Any) -> None:
     _activated(x, kind, params)
     check.cast("quantizer", quantizer, usage, x.device)
+    check.rotatable("x", x.shape, quantizer, usage)
     check.dtype("out_dtype", out_dtype)
 
 
@@ -94,6 +96,7 @@ def activation_bwd(dy: Any, x: Any, kind: Any, params: Any, quantizer: Any, usag
     columns = x.shape[-1] // 2 if kind in GATED else x.shape[-1]
     check.shaped("dy", dy, (*x.shape[:-1], columns), check.FLOATS, x.device)
     check.cast("quantizer", quantizer, usage, x.device)
+    check.rotatable("x", x.shape, quantizer, usage)
 
 
 @remembered(x=LEADING, mask=OPTIONAL, scale=NUMBER)

@@ -164,8 +164,11 @@ def moe_permute(x: Any, indices: Any, probs: Any, capacity: Any) -> None:
         check.integer("capacity", capacity, 0)
     if not isinstance(x, Quantized):
         return
-    if x.scaling == "block_2d" or x.row_data is None:
-        raise ValueError(f"x: got {x!r}, expected a row-wise copy without blocks that span rows (block_2d)")
+    if x.scaling in ("block_2d", "nvfp4_rht") or x.row_data is None:
+        raise ValueError(
+            f"x: got {x!r}, expected a row-wise copy without blocks that span rows (block_2d) or a rotated copy "
+            "(nvfp4_rht)"
+        )
     if x.scale_layout != CANONICAL_SCALES:
         raise ValueError(f"x: got {x.scale_layout} scales, expected {CANONICAL_SCALES} ones")
 

@@ -12,15 +12,17 @@ from typing import Any
 import torch
 
 from te_dispatch.numerics.encodings import FP8_ENCODINGS
-from te_dispatch.numerics.quantized import CANONICAL_SCALES, SCALINGS, Quantized
+from te_dispatch.numerics.hadamard import SIZE
+from te_dispatch.numerics.quantized import CANONICAL_SCALES, NVFP4_SCALINGS, SCALINGS, Quantized
 from te_dispatch.numerics.quantizers import (
     BlockQuantizer,
     CurrentQuantizer,
     DelayedQuantizer,
     MXFP8Quantizer,
+    NVFP4HadamardQuantizer,
     NVFP4Quantizer,
 )
-from te_dispatch.ops.shapes import USAGES, data_shapes, laid_out_shapes
+from te_dispatch.ops.shapes import USAGES, data_shapes, global_scale_shape, laid_out_shapes, rows_of
 
 Operand = torch.Tensor | Quantized
 
@@ -39,7 +41,10 @@ SCALE_LAYOUTS = {
     "swizzled_32x4x4": ("mxfp8", "nvfp4"),
 }
 
-_QUANTIZERS = (DelayedQuantizer, CurrentQuantizer, BlockQuantizer, MXFP8Quantizer, NVFP4Quantizer)
+_QUANTIZERS = (
+    DelayedQuantizer, CurrentQuantizer, BlockQuantizer, MXFP8Quantizer, NVFP4Quantizer, NVFP4HadamardQuantizer,
+)  # fmt: skip
+_FP4_QUANTIZERS = (NVFP4Quantizer, NVFP4HadamardQuantizer)
 _ONE = torch.Size((1,))
 
 
@@ -162,7 +167,7 @@ def quantizer(name: str, value: Any, device: torch.device) -> None:
     """Any quantizer, with an encoding its kind can write and its state on `device`."""
     if not isinstance(value, _QUANTIZERS):
         raise kind_error(name, value, "one of te_dispatch.numerics.quantizers")
-    accepted = ("e2m1",) if isinstance(value, NVFP4Quantizer) else FP8_ENCODINGS
+    accepted = ("e2m1",) if isinstance(value, _FP4_QUANTIZERS) else FP8_ENCODINGS
     if value.encoding not in accepted:
         raise ValueError(f"{name}: got encoding {value.encoding!r} with {value.kind}, expected {listed(accepted)}")
     if isinstance(value, DelayedQuantizer):
@@ -181,13 +186,21 @@ def cast(name: str, value: Any, usage: Any, device: torch.device) -> None:
         quantizer(name, value, device)
 
 
+def rotatable(name: str, of: Sequence[int], value: Any, usage: str) -> None:
+    """Of a quantizer that rotates blocks of 16 rows: a shape has whole blocks, where it makes the column-wise copy."""
+    if isinstance(value, NVFP4HadamardQuantizer) and usage != "row" and (rows := rows_of(tuple(of))) % SIZE:
+        raise ValueError(
+            f"{name}: got {rows} rows with a Hadamard transform of the column-wise copy, expected a multiple of {SIZE}"
+        )
+
+
 def record(name: str, x: Any, device: torch.device | None = None) -> None:
     """A `Quantized` that is whole: known tags, at least one copy, each with data and scales of the right shapes."""
     if not isinstance(x, Quantized):
         raise kind_error(name, x, "a Quantized")
     if x.scaling not in SCALINGS:
         raise ValueError(f"{name}: got scaling {x.scaling!r}, expected one of {', '.join(SCALINGS)}")
-    accepted = ("e2m1",) if x.scaling == "nvfp4" else FP8_ENCODINGS
+    accepted = ("e2m1",) if x.scaling in NVFP4_SCALINGS else FP8_ENCODINGS
     if x.encoding not in accepted:
         raise ValueError(f"{name}: got encoding {x.encoding!r} with {x.scaling} scaling, expected {listed(accepted)}")
     layouts = [layout for layout, scalings in SCALE_LAYOUTS.items() if x.scaling in scalings]
@@ -207,27 +220,38 @@ def record(name: str, x: Any, device: torch.device | None = None) -> None:
 
 def _copies(name: str, x: Quantized) -> None:
     data, scales = data_shapes(x.shape, x.scaling), laid_out_shapes(x.shape, x.scaling, x.scale_layout)
-    scale_dtypes = U8 if x.scaling in ("mxfp8", "nvfp4") else F32
+    scale_dtypes = U8 if x.scaling in ("mxfp8", *NVFP4_SCALINGS) else F32
     for column, side in enumerate(("row", "col")):
         codes, scale = getattr(x, f"{side}_data"), getattr(x, f"{side}_scale_inv")
         if codes is None:
             continue
         shaped(f"{name}.{side}_data", codes, data[column], U8, x.device)
         shaped(f"{name}.{side}_scale_inv", scale, scales[column], scale_dtypes, x.device)
-    if x.scaling == "nvfp4":
-        scalar(f"{name}.global_scale_inv", x.global_scale_inv, x.device)
+    whole = global_scale_shape(x.scaling)
+    if whole is not None:
+        shaped(f"{name}.global_scale_inv", x.global_scale_inv, whole, F32, x.device)
 
 
 def operand(name: str, x: Any, device: torch.device | None = None) -> None:
     """A float tensor or a whole record, with at least one dimension."""
     if isinstance(x, Quantized):
         record(name, x, device)
+        own_values(name, x)
     elif isinstance(x, torch.Tensor):
         tensor(name, x, FLOATS, device)
         if x.ndim == 0:
             raise ValueError(f"{name}: got a tensor without dimensions, expected (..., K)")
     else:
         raise kind_error(name, x, "a torch.Tensor or a Quantized")
+
+
+def own_values(name: str, x: Quantized) -> None:
+    """A record that can be read by itself: not one of rotated values alone."""
+    if x.scaling == "nvfp4_rht" and x.row_data is None:
+        raise ValueError(
+            f"{name}: has only the column-wise copy of nvfp4_rht scaling, which holds rotated values, expected the "
+            "row-wise one"
+        )
 
 
 def needs_copy(name: str, x: Quantized, side: str) -> None:

@@ -36,6 +36,7 @@ from te_dispatch.numerics.quantizers import (
     CurrentQuantizer,
     DelayedQuantizer,
     MXFP8Quantizer,
+    NVFP4HadamardQuantizer,
     NVFP4Quantizer,
 )
 from te_dispatch.ops.results import Saved
@@ -46,7 +47,15 @@ RECORD_TENSORS = ("row_data", "col_data", "row_scale_inv", "col_scale_inv", "glo
 RECORD_TAGS = ("encoding", "scaling", "scale_layout", "dtype")
 
 _QUANTIZERS: dict[str, Any] = {
-    q.kind: q for q in (DelayedQuantizer, CurrentQuantizer, BlockQuantizer, MXFP8Quantizer, NVFP4Quantizer)
+    q.kind: q
+    for q in (
+        DelayedQuantizer,
+        CurrentQuantizer,
+        BlockQuantizer,
+        MXFP8Quantizer,
+        NVFP4Quantizer,
+        NVFP4HadamardQuantizer,
+    )
 }
 _QUANTIZER_FIELDS = {kind: tuple(f.name for f in fields(q) if f.init) for kind, q in _QUANTIZERS.items()}
 _QUANTIZER_CLASSES = frozenset(_QUANTIZERS.values())

@@ -9,12 +9,16 @@ Claims. `deterministic`: sums are taken in an order fixed by shapes and the chip
 from __future__ import annotations
 
 from te_dispatch.core.manifest import CANONICAL, Implementation
-from te_dispatch.core.requirements import Compare, Condition, OneOf
+from te_dispatch.core.requirements import Compare, Condition, NoneOf, OneOf
 
 RANK = 100
 ON_DEVICE = frozenset({"deterministic", "capturable", "no_host_sync"})
 ROWS = ON_DEVICE | {"batch_invariant"}
 FLOATS = ("fp32", "bf16", "fp16")
+#: No kernel here rotates what it casts (with a quantizer, or a list of them), or reads the records of such casts.
+UNROTATED = (NoneOf("quantizer", "nvfp4_rht"),)
+UNROTATED_LIST = (NoneOf("quantizers", "nvfp4_rht"),)
+UNROTATED_RECORD = (NoneOf("x.scaling", "nvfp4_rht"),)
 #: The chips that the kernels are written for, and whether this build holds code for the one at hand.
 NVIDIA: tuple[Condition, ...] = (
     OneOf("device.type", "cuda"),

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 from te_dispatch.core.manifest import Implementation
-from te_dispatch_triton.implementations.entry import kernel
+from te_dispatch_triton.implementations.entry import UNROTATED, UNROTATED_RECORD, kernel
 
 IMPLEMENTATIONS: tuple[Implementation, ...] = (
-    kernel("activation_fwd", "activation:activation_fwd"),
-    kernel("activation_bwd", "activation:activation_bwd"),
+    kernel("activation_fwd", "activation:activation_fwd", (*UNROTATED, *UNROTATED_RECORD)),
+    kernel("activation_bwd", "activation:activation_bwd", (*UNROTATED, *UNROTATED_RECORD)),
 )

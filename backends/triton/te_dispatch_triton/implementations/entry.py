@@ -10,13 +10,17 @@ capture is broken.
 from __future__ import annotations
 
 from te_dispatch.core.manifest import CANONICAL, Implementation
-from te_dispatch.core.requirements import All, AnyOf, Compare, Condition, OneOf
+from te_dispatch.core.requirements import All, AnyOf, Compare, Condition, NoneOf, OneOf
 
 RANK = 300
 ON_DEVICE = frozenset({"deterministic", "capturable", "no_host_sync"})
 ROWS = ON_DEVICE | {"batch_invariant"}
 FLOATS = ("fp32", "bf16", "fp16")
 OCP, FNUZ = ("e4m3fn", "e5m2"), ("e4m3fnuz", "e5m2fnuz")
+#: No kernel here rotates what it casts (with a quantizer, or a list of them), or reads the records of such casts.
+UNROTATED = (NoneOf("quantizer", "nvfp4_rht"),)
+UNROTATED_LIST = (NoneOf("quantizers", "nvfp4_rht"),)
+UNROTATED_RECORD = (NoneOf("x.scaling", "nvfp4_rht"),)
 #: The chips that the kernels are written for, and whether the installed Triton serves the one at hand.
 SERVED: tuple[Condition, ...] = (
     AnyOf(

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from te_dispatch.core.manifest import Implementation
 from te_dispatch.core.requirements import OneOf
-from te_dispatch_triton.implementations.entry import ROWS, kernel
+from te_dispatch_triton.implementations.entry import ROWS, UNROTATED_LIST, UNROTATED_RECORD, kernel
 
 IMPLEMENTATIONS: tuple[Implementation, ...] = (
-    kernel("dequantize", "quantize_forms:dequantize", claims=ROWS),
+    kernel("dequantize", "quantize_forms:dequantize", UNROTATED_RECORD, claims=ROWS),
     kernel("transpose_quantized", "quantize_forms:transpose_quantized", claims=ROWS),
-    kernel("relayout_scales", "quantize_forms:relayout_scales", claims=ROWS),
+    kernel("relayout_scales", "quantize_forms:relayout_scales", UNROTATED_RECORD, claims=ROWS),
     kernel("convert_encoding", "quantize_forms:convert_encoding", (OneOf("overflow", "saturate"),), ROWS),
     # Whether any code is beyond the range is read back.
     kernel(
@@ -20,8 +20,8 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
         frozenset({"deterministic", "batch_invariant"}),
         name="convert_encoding_checked",
     ),
-    kernel("split_quantize", "quantize_many:split_quantize"),
-    kernel("multi_tensor_quantize", "quantize_many:multi_tensor_quantize"),
+    kernel("split_quantize", "quantize_many:split_quantize", UNROTATED_LIST),
+    kernel("multi_tensor_quantize", "quantize_many:multi_tensor_quantize", UNROTATED_LIST),
     kernel("pad_rows", "quantize_forms:pad_rows", claims=ROWS),
     kernel("unpad_rows", "quantize_forms:unpad_rows", claims=ROWS),
     kernel("partial_amax", "quantize_forms:partial_amax"),
