@@ -332,8 +332,10 @@ class NVFP4BlockScaling(Recipe):
     """4-bit training: E2M1 values, an E4M3 scale per 16 of them and one float32 scale per tensor.
 
     Attributes:
-        disable_rht: no random Hadamard transform of the column-wise copies. Required so far.
-        disable_stochastic_rounding: round gradients to nearest even. Required so far.
+        disable_rht: no random Hadamard transform of the column-wise copies of inputs and gradients. Default from
+            NVTE_NVFP4_DISABLE_RHT.
+        disable_stochastic_rounding: round gradients to nearest even. Default from
+            NVTE_NVFP4_DISABLE_STOCHASTIC_ROUNDING.
         disable_2d_quantization: one scale per 16 weights instead of per 16x16.
         row_scaled_activation: one float32 scale per row of an activation; not supported yet.
         nvfp4_4over6: tensors whose blocks choose between maxima of 4 and 6: ``none``, ``weights``, ``activations``,
@@ -349,7 +351,9 @@ class NVFP4BlockScaling(Recipe):
     alignment: ClassVar[int] = 32
     untrained_row_alignment: ClassVar[int] = 32
 
-    CAST_OPTIONS: ClassVar[tuple[str, ...]] = ("fp4_2d_quantization",)
+    CAST_OPTIONS: ClassVar[tuple[str, ...]] = (
+        "fp4_2d_quantization", "random_hadamard_transform", "stochastic_rounding",
+    )  # fmt: skip
 
     disable_rht: bool = field(default_factory=_flag("NVTE_NVFP4_DISABLE_RHT"))
     disable_stochastic_rounding: bool = field(default_factory=_flag("NVTE_NVFP4_DISABLE_STOCHASTIC_ROUNDING"))
@@ -385,16 +389,38 @@ class NVFP4BlockScaling(Recipe):
         return 128
 
     def unsupported_knob(self) -> str | None:
-        given = [name for name, _ in self._assigned]
-        if not self.disable_rht and not ("fp4_quant_fwd_inp" in given and "fp4_quant_bwd_grad" in given):
-            return "the random Hadamard transform; set disable_rht=True"
-        if not self.disable_stochastic_rounding and "fp4_quant_bwd_grad" not in given:
-            return "stochastic rounding; set disable_stochastic_rounding=True"
         if self.row_scaled_activation:
             return "row_scaled_activation=True; set it to False"
         if self.nvfp4_4over6 != "none":
             return f"nvfp4_4over6={self.nvfp4_4over6!r}; set it to 'none'"
-        return super().unsupported_knob()
+        return super().unsupported_knob() or self._unsupported_rotation()
+
+    def _unsupported_rotation(self) -> str | None:
+        """What assigned casts ask for that no product of theirs would come out right with, or that is not there."""
+        inp, weight, grad = self.fp4_quant_fwd_inp, self.fp4_quant_fwd_weight, self.fp4_quant_bwd_grad
+        if weight.random_hadamard_transform:
+            return (
+                "fp4_quant_fwd_weight.random_hadamard_transform=True (a weight's column-wise copy is multiplied by a "
+                "gradient that is not rotated); assign a QParams without it"
+            )
+        if inp.random_hadamard_transform != grad.random_hadamard_transform:
+            return (
+                f"fp4_quant_fwd_inp.random_hadamard_transform={inp.random_hadamard_transform} with "
+                f"fp4_quant_bwd_grad's {grad.random_hadamard_transform} (their product needs both or neither); "
+                "assign QParams that agree"
+            )
+        for name, cast in (("fp4_quant_fwd_inp", inp), ("fp4_quant_bwd_grad", grad)):
+            if cast.random_hadamard_transform and cast.fp4_2d_quantization:
+                return (
+                    f"{name} with both random_hadamard_transform and fp4_2d_quantization; assign a QParams without one"
+                )
+        for name, cast in (("fp4_quant_fwd_inp", inp), ("fp4_quant_fwd_weight", weight)):
+            if cast.stochastic_rounding:
+                return (
+                    f"{name}.stochastic_rounding=True (only gradients are rounded stochastically); assign a QParams "
+                    "without it"
+                )
+        return None
 
 
 @lenient

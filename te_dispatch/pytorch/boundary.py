@@ -19,6 +19,7 @@ from te_dispatch.numerics.quantized import CANONICAL_SCALES, NVFP4_SCALINGS, Qua
 from te_dispatch.numerics.quantizers import DelayedQuantizer, Quantizer
 from te_dispatch.pytorch.compile import returned, snapshot
 from te_dispatch.pytorch.quantized_tensor import QuantizedTensor, as_tensor, record_of
+from te_dispatch.pytorch.randomness import draw_rng_state
 from te_dispatch.pytorch.saved import with_layout
 
 if TYPE_CHECKING:
@@ -33,13 +34,15 @@ class Leaves:
 
     Attributes:
         quantizer: its cast.
+        stochastic: whether that rounds stochastically.
         usage: ``row``, or ``both`` where whoever receives it may need a column-wise copy and cannot make one.
     """
 
-    __slots__ = ("quantizer", "usage")
+    __slots__ = ("quantizer", "stochastic", "usage")
 
-    def __init__(self, quantizer: Quantizer, trains: bool) -> None:
+    def __init__(self, quantizer: Quantizer, trains: bool, stochastic: bool = False) -> None:
         self.quantizer = quantizer
+        self.stochastic = stochastic
         self.usage = "both" if trains and quantizer.scaling not in _TRANSPOSABLE else "row"
 
 
@@ -52,10 +55,11 @@ class Boundary:
 
     Attributes:
         output, input_grad: quantizers.
+        stochastic: whether the input's gradient is rounded stochastically.
         forward, backward: their states with delayed scaling, of one tensor each; else None.
     """
 
-    __slots__ = ("output", "input_grad", "forward", "backward")
+    __slots__ = ("output", "input_grad", "forward", "backward", "stochastic")
 
     def __init__(
         self,
@@ -63,7 +67,9 @@ class Boundary:
         input_grad: Quantizer,
         forward: DelayedScales | None = None,
         backward: DelayedScales | None = None,
+        stochastic: bool = False,
     ) -> None:
+        self.stochastic = stochastic
         self.output = _canonical(output)
         self.input_grad = _canonical(input_grad)
         self.forward = forward
@@ -104,16 +110,26 @@ def _canonical(quantizer: Quantizer) -> Quantizer:
     return replace(quantizer, scale_layout=CANONICAL_SCALES)  # type: ignore[call-arg]
 
 
-def operand(x: torch.Tensor, quantizer: Quantizer, usage: str, in_backward: bool = False) -> Quantized:
+def operand(
+    x: torch.Tensor, quantizer: Quantizer, usage: str, in_backward: bool = False, stochastic: bool = False
+) -> Quantized:
     """A Function's input or incoming gradient as a GEMM operand, with the copies `usage` names.
 
     A `QuantizedTensor` in the quantizer's format is used as it is; the quantizer then records no amax of it.
+
+    Args:
+        stochastic: round stochastically.
     """
     if x.__class__ is QuantizedTensor:
         found = _in_format(record_of(x), quantizer, usage)
         if found is not None:
             return found if found.scale_layout != CANONICAL_SCALES else with_layout(found, quantizer.scale_layout)
-    return ops.quantize(detached(x), snapshot(quantizer, x, in_backward), usage=usage)
+    return rounded(detached(x), snapshot(quantizer, x, in_backward), usage, stochastic)
+
+
+def rounded(x: torch.Tensor, quantizer: Quantizer, usage: str, stochastic: bool) -> Quantized:
+    """x cast, with draws from its device's current generator where it is to round stochastically."""
+    return ops.quantize(x, quantizer, usage=usage, rng_state=draw_rng_state(x.device) if stochastic else None)
 
 
 def _in_format(x: Quantized, quantizer: Quantizer, usage: str) -> Quantized | None:
@@ -140,7 +156,7 @@ def detached(x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
 
 def leaving(x: torch.Tensor, leaves: Leaves) -> QuantizedTensor:
     """A plain gradient as it leaves a module's backward."""
-    record = ops.quantize(x, snapshot(leaves.quantizer, x, in_backward=True), usage=leaves.usage)
+    record = rounded(x, snapshot(leaves.quantizer, x, in_backward=True), leaves.usage, leaves.stochastic)
     return as_tensor(record, leaves.quantizer)
 
 
@@ -160,10 +176,11 @@ def leaving_product(
         how: the other arguments of `ops.gemm`.
     """
     quantizer = snapshot(leaves.quantizer, after, in_backward)
-    if leaves.usage == "row":
+    if leaves.usage == "row" and not leaves.stochastic:
         out = ops.gemm(a, b, out_dtype=dtype, out_quantizer=quantizer, **how).out
         return as_tensor(out, leaves.quantizer)  # type: ignore[arg-type]
-    record = ops.quantize(ops.gemm(a, b, out_dtype=torch.float32, **how).out, quantizer, usage=leaves.usage)  # type: ignore[arg-type]
+    out = ops.gemm(a, b, out_dtype=torch.float32, **how).out
+    record = rounded(out, quantizer, leaves.usage, leaves.stochastic)  # type: ignore[arg-type]
     record.dtype = dtype
     return as_tensor(record, leaves.quantizer)
 

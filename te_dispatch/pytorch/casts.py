@@ -28,6 +28,7 @@ from te_dispatch.numerics.quantizers import (
     CurrentQuantizer,
     DelayedQuantizer,
     MXFP8Quantizer,
+    NVFP4HadamardQuantizer,
     NVFP4Quantizer,
     Quantizer,
 )
@@ -50,6 +51,7 @@ class GemmCasts:
 
     Attributes:
         input, weight, grad: quantizers.
+        stochastic: whether gradients are rounded stochastically.
         input_usage: copies of x, without and with a wgrad to come. weight_usage: of W, without and with a dgrad.
         grad_usage: of dy, by (dgrad) + 2 (wgrad); entry 0 is never used.
         fprop, dgrad, wgrad: ((usage, scale layout) of a, the same of b), as the bound GEMMs read them.
@@ -59,7 +61,7 @@ class GemmCasts:
 
     __slots__ = (
         "input", "weight", "grad", "input_usage", "weight_usage", "grad_usage", "fprop", "dgrad", "wgrad",
-        "fprop_split", "dgrad_split", "wgrad_split", "relays",
+        "fprop_split", "dgrad_split", "wgrad_split", "relays", "stochastic",
     )  # fmt: skip
 
     def __init__(
@@ -69,10 +71,12 @@ class GemmCasts:
         grad: Quantizer,
         splits: tuple[bool, bool, bool],
         formats: tuple[Any, Any, Any],
+        stochastic: bool = False,
     ) -> None:
         self.input = input
         self.weight = weight
         self.grad = grad
+        self.stochastic = stochastic
         self.fprop_split, self.dgrad_split, self.wgrad_split = splits
         self.fprop, self.dgrad, self.wgrad = formats
         self.input_usage = (self.fprop[0][0], _union(self.fprop[0][0], self.wgrad[1][0]))
@@ -94,6 +98,7 @@ class GemmCasts:
             self.grad,
             (self.fprop_split, self.dgrad_split, self.wgrad_split),
             (self.fprop, self.dgrad, self.wgrad),
+            self.stochastic,
         )
 
 
@@ -264,8 +269,15 @@ def _stateless(recipe: Recipe, role: str, encoding: str, common: bool) -> Quanti
             "weight": recipe.fp4_quant_fwd_weight,
             "grad": recipe.fp4_quant_bwd_grad,
         }[role]
+        if params.random_hadamard_transform:
+            return NVFP4HadamardQuantizer("e2m1", common)
         return NVFP4Quantizer("e2m1", common, params.fp4_2d_quantization)
     raise NotImplementedError(f"{type(recipe).__name__}: no quantizers for this recipe yet")
+
+
+def _multiplied(quantizer: Quantizer) -> str:
+    """Scaling of what a GEMM reads of a quantizer's records: of those with a rotated copy, one copy (`single_copy`)."""
+    return "nvfp4" if quantizer.scaling == "nvfp4_rht" else quantizer.scaling
 
 
 def _as_read(quantizer: Quantizer, *formats: tuple[str, str]) -> Quantizer:
@@ -298,6 +310,7 @@ def build_plan(
     families = ("e2m1", "e2m1") if recipe.nvfp4() else (recipe.fp8_format.fwd, recipe.fp8_format.bwd)
     fwd, bwd = (f if f == "e2m1" else device_encoding(f, encodings) for f in families)
     splits = (True, True, True) if common else _splits(recipe)
+    stochastic = isinstance(recipe, NVFP4BlockScaling) and recipe.fp4_quant_bwd_grad.stochastic_rounding
     gemms = []
     for i in range(gemm_count):
         if forward is not None and backward is not None:
@@ -309,11 +322,11 @@ def build_plan(
             w = _stateless(recipe, "weight", fwd, common)
             g = _stateless(recipe, "grad", bwd, common)
         formats = fprop, dgrad, wgrad = tuple(
-            ops.gemm_operand_format(device, a.encoding, a.scaling, b.encoding, b.scaling, layout)
+            ops.gemm_operand_format(device, a.encoding, _multiplied(a), b.encoding, _multiplied(b), layout)
             for a, b, layout in ((x, w, "NT"), (g, w, "NN"), (g, x, "TN"))
         )
         x, w, g = _as_read(x, fprop[0], wgrad[1]), _as_read(w, fprop[1], dgrad[1]), _as_read(g, dgrad[0], wgrad[0])
-        gemms.append(GemmCasts(x, w, g, splits, formats))
+        gemms.append(GemmCasts(x, w, g, splits, formats, stochastic))
     if forward is not None and backward is not None:
         assert isinstance(recipe, DelayedScaling)
         forward.retarget([q.max_value for casts in gemms for q in (casts.input, casts.weight)], recipe.margin)

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from te_dispatch import ops
-from te_dispatch.numerics.quantized import Quantized
-from te_dispatch.numerics.quantizers import Quantizer
+from te_dispatch.numerics.quantized import Quantized, single_copy
 from te_dispatch.pytorch import scale_update
 from te_dispatch.pytorch.boundary import Leaves, detached, leaving_product, operand
 from te_dispatch.pytorch.casts import GemmCasts, Plan
@@ -116,7 +115,7 @@ def product_gradients(
     usage = (x_dtype is not None) + 2 * (weight_dtype is not None)
     if not usage:
         return None, None, None if bias_dtype is None else column_sums(dy, bias_dtype)
-    dyq, db = quantize_gradient(casts.grad, casts.grad_usage[usage], dy, bias_dtype)
+    dyq, db = quantize_gradient(casts, casts.grad_usage[usage], dy, bias_dtype)
     dx = None if x_dtype is None else dgrad(casts, dyq, weight, x_dtype, leaves, dy)
     dw = None if weight_dtype is None else wgrad(casts, dyq, x, weight_dtype, into)
     if learn is not None:
@@ -125,8 +124,12 @@ def product_gradients(
 
 
 def _laid_out(formats: Any, a: Quantized, b: Quantized) -> tuple[Quantized, Quantized]:
-    """Operands with their scales as the GEMM of these `formats` reads them."""
-    (_, a_layout), (_, b_layout) = formats
+    """Operands as the GEMM of these `formats` reads them: scales in its layout, one copy where the other is rotated."""
+    (a_usage, a_layout), (b_usage, b_layout) = formats
+    if a.scaling == "nvfp4_rht":
+        a = single_copy(a, a_usage)
+    if b.scaling == "nvfp4_rht":
+        b = single_copy(b, b_usage)
     return with_layout(a, a_layout), with_layout(b, b_layout)
 
 
@@ -182,12 +185,13 @@ def wgrad(
 
 
 def quantize_gradient(
-    quantizer: Quantizer, usage: str, dy: torch.Tensor, bias_dtype: torch.dtype | None
+    casts: GemmCasts, usage: str, dy: torch.Tensor, bias_dtype: torch.dtype | None
 ) -> tuple[Quantized, torch.Tensor | None]:
     """The gradient cast, and its column sums where `bias_dtype` asks for them."""
-    if dy.__class__ is QuantizedTensor:
-        return operand(dy, quantizer, usage, True), None if bias_dtype is None else column_sums(dy, bias_dtype)
-    quantizer = snapshot(quantizer, dy, in_backward=True)
+    if dy.__class__ is QuantizedTensor or casts.stochastic:  # the cast that sums takes no random numbers
+        dyq = operand(dy, casts.grad, usage, True, casts.stochastic)
+        return dyq, None if bias_dtype is None else column_sums(dy, bias_dtype)
+    quantizer = snapshot(casts.grad, dy, in_backward=True)
     if bias_dtype is None:
         return ops.quantize(dy, quantizer, usage=usage), None
     both = ops.quantize_dbias(dy, quantizer, usage=usage, bias_dtype=bias_dtype)

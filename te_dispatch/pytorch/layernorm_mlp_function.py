@@ -12,7 +12,7 @@ import torch
 from te_dispatch import ops
 from te_dispatch.core import scopes
 from te_dispatch.numerics.quantized import Quantized
-from te_dispatch.pytorch.boundary import detached
+from te_dispatch.pytorch.boundary import detached, rounded
 from te_dispatch.pytorch.casts import GemmCasts, Plan
 from te_dispatch.pytorch.compile import returned, snapshot
 from te_dispatch.pytorch.functions import applied
@@ -346,9 +346,13 @@ def _activation_gradient(
         dz = step.dx
     else:
         usage = casts.grad_usage[(x_dtype is not None) + 2 * (weight_dtype is not None)]
-        quantizer = snapshot(casts.grad, dy, in_backward=True)
-        step = ops.activation_bwd(dhidden, z, quantizer=quantizer, usage=usage, **asked)
-        dz = step.dx_quantized
+        if casts.stochastic:  # an activation's cast takes no random numbers
+            step = ops.activation_bwd(dhidden, z, **asked)
+            dz = rounded(step.dx, casts.grad, usage, True)
+        else:
+            quantizer = snapshot(casts.grad, dy, in_backward=True)
+            step = ops.activation_bwd(dhidden, z, quantizer=quantizer, usage=usage, **asked)
+            dz = step.dx_quantized
     return dz, None if bias_dtype is None else as_dtype(step.dbias, bias_dtype)
 
 

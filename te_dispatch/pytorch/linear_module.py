@@ -213,5 +213,5 @@ class LinearModule(GemmModule):
         assert boundary is not None
         return (
             Leaves(boundary.output, trains) if fp8_output else None,
-            Leaves(boundary.input_grad, trains) if fp8_grad and trains else None,
+            Leaves(boundary.input_grad, trains, boundary.stochastic) if fp8_grad and trains else None,
         )

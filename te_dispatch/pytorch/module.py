@@ -195,7 +195,7 @@ class GemmModule(KnowingModule, WeightGradModule, ParallelModule, StateViews):
             return
         recipe, casts = plan.recipe, plan.gemms[0]
         if not isinstance(recipe, DelayedScaling):
-            plan.boundary = Boundary(casts.input, casts.grad)
+            plan.boundary = Boundary(casts.input, casts.grad, stochastic=casts.stochastic)
             return
         forward, backward = self._boundary_scales_for(recipe, plan.device)
         plan.add_boundary(Boundary.delayed(casts.input, casts.grad, recipe.margin, forward, backward))

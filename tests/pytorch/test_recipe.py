@@ -177,8 +177,6 @@ def test_recipes_compare_by_value() -> None:
         (Float8CurrentScaling(fp8_mha=True), "fp8_mha"),
         (DelayedScaling(backward_override="high_precision"), "backward_override"),
         (MXFP8BlockScaling(enable_2d_quantization=True), "enable_2d_quantization"),
-        (NVFP4BlockScaling(), "disable_rht=True"),
-        (NVFP4BlockScaling(disable_rht=True), "disable_stochastic_rounding=True"),
         (
             NVFP4BlockScaling(disable_rht=True, disable_stochastic_rounding=True, row_scaled_activation=True),
             "row_scaled_activation",

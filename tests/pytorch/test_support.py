@@ -23,13 +23,12 @@ from te_dispatch.core import scopes
 from te_dispatch.core.policy import Numerics, Policy
 from te_dispatch.pytorch import support
 
-USABLE_NVFP4 = NVFP4BlockScaling(disable_rht=True, disable_stochastic_rounding=True)
 CASES: list[tuple[str, Recipe]] = [
     ("fp8", DelayedScaling()),
     ("fp8", Float8CurrentScaling()),
     ("fp8_block_scaling", Float8BlockScaling()),
     ("mxfp8", MXFP8BlockScaling()),
-    ("nvfp4", USABLE_NVFP4),
+    ("nvfp4", NVFP4BlockScaling()),
 ]
 
 
