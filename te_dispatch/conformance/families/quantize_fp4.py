@@ -8,6 +8,7 @@ the values cast are given, have the bits of the contract.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +22,7 @@ from te_dispatch.conformance.families.quantize_many import dbias_rules
 from te_dispatch.conformance.maker import Maker
 from te_dispatch.conformance.rules import Rule, Within
 from te_dispatch.conformance.space import Arguments, Axis, Judged, Space, Values, register
+from te_dispatch.numerics import hadamard
 from te_dispatch.numerics.quantizers import Quantizer
 
 #: With rows that 16 divides.
@@ -28,6 +30,14 @@ _SHAPE = Axis("shape", ("48x33", "16x1", "128x128", "2x8x40", "16x0", "0x16"), (
 _VALUES = Axis("values", ("normal", "outlier", "zeros", "denormal", "inf", "nan"), ("normal", "outlier"))
 _OUT = Axis("out", ("fresh", "exact", "both", "flag_clear", "flag_set"), dull=("flag_set",))
 _RHT = "nvfp4_rht"
+
+
+def _whole_blocks(values: Values) -> bool:
+    """Checks make cases of more rows: there too 16 divides them, where they are rotated."""
+    rows_alone = values["usage"] == "row" and values.get("out", "fresh") in ("fresh", "exact")
+    if rows_alone or values.get("cast", _RHT) != _RHT:
+        return True
+    return math.prod(sizes(values)[:-1]) % hadamard.SIZE == 0
 
 
 def _record_rules(
@@ -167,7 +177,7 @@ _PLAIN = Axis("values", ("normal",))
 
 register(
     Space(
-        "quantize", "rotated", (DTYPE, _SHAPE, USAGE, _VALUES, COMMON, _OUT), _cast, _rules, widen=False,
+        "quantize", "rotated", (DTYPE, _SHAPE, USAGE, _VALUES, COMMON, _OUT), _cast, _rules, _whole_blocks, widen=False,
         serves=_rotates,
     ),
     Space(
@@ -176,11 +186,11 @@ register(
             Axis("cast", ("nvfp4", "nvfp4_2d", _RHT)), DTYPE, Axis("shape", ("48x33", "16x0")), USAGE,
             Axis("values", ("normal", "outlier", "nan")), COMMON,
         ),
-        _stochastic, _stochastic_rules, widen=False, serves=_draws_fp4,
+        _stochastic, _stochastic_rules, _whole_blocks, widen=False, serves=_draws_fp4,
     ),
     Space(
-        "quantize_dbias", "rotated", (DTYPE, _SMALL, USAGE, _PLAIN, COMMON), _call, _dbias_rules, widen=False,
-        serves=_rotates,
+        "quantize_dbias", "rotated", (DTYPE, _SMALL, USAGE, _PLAIN, COMMON), _call, _dbias_rules, _whole_blocks,
+        widen=False, serves=_rotates,
     ),
     Space(
         "split_quantize", "rotated", (DTYPE, Axis("splits", tuple(_SPLITS)), USAGE, _PLAIN, COMMON),
@@ -191,7 +201,10 @@ register(
         _multi, _list_rules, widen=False, serves=_rotates_list,
     ),
     *(
-        Space(operator, "rotated", (DTYPE, _SMALL, USAGE, COMMON), make, rules, serves=lambda arguments: False)
+        Space(
+            operator, "rotated", (DTYPE, _SMALL, USAGE, COMMON), make, rules, _whole_blocks,
+            serves=lambda arguments: False,
+        )
         for operator, make, rules in (
             ("activation_fwd", _activation, activation.forward_rules),
             ("activation_bwd", _activation, activation.backward_rules),
