@@ -106,7 +106,7 @@ def test_the_dtype_of_casts_is_the_devices_own(
     assert support.get_fp8_torch_dtype(MXFP8BlockScaling(), fprop_tensor=False) == forward
     for ask in (support.get_fp8_torch_dtype, support.get_fp8_max):
         with pytest.raises(ValueError, match=f"{ask.__name__}: NVFP4BlockScaling casts to 4 bits"):
-            ask(USABLE_NVFP4)
+            ask(NVFP4BlockScaling())
 
 
 def test_casts_that_all_devices_share_saturate_where_all_can(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +117,7 @@ def test_casts_that_all_devices_share_saturate_where_all_can(monkeypatch: pytest
 
 @pytest.mark.parametrize(
     ("recipe", "rows"),
-    [(DelayedScaling(), 16), (MXFP8BlockScaling(), 32), (USABLE_NVFP4, 128), (Float8BlockScaling(), 16)],
+    [(DelayedScaling(), 16), (MXFP8BlockScaling(), 32), (NVFP4BlockScaling(), 128), (Float8BlockScaling(), 16)],
 )
 def test_rows_are_padded_as_a_recipe_needs(recipe: Recipe, rows: int) -> None:
     assert support.get_align_size_for_quantization(recipe) == rows
