@@ -13,7 +13,7 @@ import torch
 
 from te_dispatch.common.recipe import DelayedScaling, Recipe
 from te_dispatch.pytorch import regions, scale_update
-from te_dispatch.pytorch.compile import call_outside_graph, register_call
+from te_dispatch.pytorch.compile import call_outside_graph, exporting, register_call
 from te_dispatch.pytorch.compile.recipes import default_name, intern_group, intern_recipe, recipe_named
 
 
@@ -154,7 +154,7 @@ class autocast:
         self._previous.append(previous)
         if previous is None:
             if torch.compiler.is_compiling():
-                if not torch.compiler.is_exporting():
+                if not exporting():
                     call_outside_graph(_LEFTOVERS)
                     thread.traced = []
             elif torch._C._current_graph_task_id() == -1:

@@ -229,13 +229,16 @@ class LayerNormLinear(LinearModule):
         if own and is_first_microbatch is None and not returns_norm and output is None and input_grad is None:
             self._learn(options, plan, (x, gamma, beta, weight, bias))
         result = self._run_function(_run_layernorm_linear, plan, x, gamma, beta, weight, bias, options, *parameters)
-        out, *beside = result if isinstance(result, tuple) else (result,)
-        passed = [beside.pop()] if self.passes_input else []
-        norms, parts = beside[:returns_norm], beside[returns_norm:]
+        # Slices, because dynamo before PyTorch 2.12 makes a tuple of what `out, *beside = ...` makes a list of.
+        results = result if isinstance(result, tuple) else (result,)
+        end = len(results) - self.passes_input
+        out, norms = results[0], results[1:][:returns_norm]
+        parts, passed = results[1 + returns_norm : end], results[end:]
         if parts:
             out = arrived(out, parts, output)
         if norms and not self.return_layernorm_output:
-            self._calibrate(0, norms.pop(), weight)
+            self._calibrate(0, norms[0], weight)
+            norms = ()
         return (out, *norms, *passed) if norms or passed else out
 
     def _run_known(

@@ -11,6 +11,7 @@ import torch
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.pytorch.boundary import Leaves
 from te_dispatch.pytorch.casts import Plan
+from te_dispatch.pytorch.compile import exporting
 from te_dispatch.pytorch.export.mode import is_in_onnx_export_mode
 from te_dispatch.pytorch.module import GemmModule
 from te_dispatch.pytorch.parallel import mark_divided, mark_sequence_parallel
@@ -205,7 +206,7 @@ class LinearModule(GemmModule):
         """How the output and the input's gradient leave the module: quantized where asked, under a plan."""
         if plan is None or not (fp8_output or fp8_grad):
             return None, None
-        if fp8_output and torch.compiler.is_exporting() and is_in_onnx_export_mode():
+        if fp8_output and exporting() and is_in_onnx_export_mode():
             raise NotImplementedError(_OUTPUT_IN_ONNX)
         if fp8_grad and torch.compiler.is_compiling():
             raise NotImplementedError(_COMPILED_GRADIENT)

@@ -21,6 +21,7 @@ from te_dispatch.pytorch.casts import Plan, build_plan
 from te_dispatch.pytorch.compile import (
     call_outside_graph,
     constant,
+    exporting,
     graph_trains,
     real_tensors,
     refuse_recomputation,
@@ -158,7 +159,7 @@ class GemmModule(KnowingModule, WeightGradModule, ParallelModule, StateViews):
                     scale_update.prepare_compiled(found_group)  # type: ignore[arg-type]
             where = _policy_numbers.setdefault(policy, len(_policy_numbers))
             purpose = "trains" if trains else "evaluates"
-            if torch.compiler.is_exporting():
+            if exporting():
                 purpose, plan = "exported", plan.as_replay()
             name = f"{recipe}_{group + 1}_{device_type}_{index}_{where}_{purpose}"
             setattr(self._traced_plans, name, plan if trains else plan.evaluation())
@@ -253,7 +254,7 @@ class GemmModule(KnowingModule, WeightGradModule, ParallelModule, StateViews):
     @staticmethod
     def _calibrating() -> bool:
         state = thread.state
-        if state is None or not state.calibrating or state.enabled or torch.compiler.is_exporting():
+        if state is None or not state.calibrating or state.enabled or exporting():
             return False
         return torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1
 

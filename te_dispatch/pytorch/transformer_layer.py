@@ -20,6 +20,7 @@ from te_dispatch.pytorch.arguments import (
     require_probability,
 )
 from te_dispatch.pytorch.attention_lowering import AttentionMask
+from te_dispatch.pytorch.compile import constant
 from te_dispatch.pytorch.constants import LayerTypes
 from te_dispatch.pytorch.dropout_add import DropPath, dropout_add
 from te_dispatch.pytorch.layernorm_mlp import LayerNormMLP
@@ -45,6 +46,12 @@ _OF_ATTENTION = (
     *("fuse_qkv_params", "qkv_weight_interleaved", "rotary_pos_interleaved", "softmax_type"),
     *("qk_norm_type", "qk_norm_eps", "qk_norm_before_rope"),
 )
+
+
+@constant
+def _has_autocast(kind: str) -> bool:
+    """Called while dynamo traces, which before PyTorch 2.12 cannot trace what is asked."""
+    return torch.amp.is_autocast_available(kind)
 
 
 class TransformerLayer(ContextParallelModule):
@@ -265,7 +272,7 @@ class TransformerLayer(ContextParallelModule):
         )
         if isinstance(hidden_states, torch.Tensor):  # else the attention says what is wrong
             kind = hidden_states.device.type
-            if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+            if _has_autocast(kind) and torch.is_autocast_enabled(kind):
                 # The whole layer, its residual stream too, is in this dtype then, as its result is.
                 hidden_states = hidden_states.to(torch.get_autocast_dtype(kind))
         if self._passes_residuals:

@@ -5,8 +5,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+import te_dispatch
+from te_dispatch.pytorch.compile import state as compile_state
 
 PROGRAM = """
 import sys
@@ -66,3 +70,12 @@ assert "torch._dynamo" not in sys.modules
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_whether_a_program_is_exported_is_asked_in_one_place():
+    """Dynamo before PyTorch 2.12 takes `torch.compiler.is_exporting()` for True in every graph: compiled training with
+    delayed scaling then updated no scale. `exporting` is called instead of traced."""
+    root = Path(te_dispatch.__file__).parent
+    found = [file.relative_to(root).as_posix() for file in root.rglob("*.py") if "is_exporting()" in file.read_text()]
+    assert found == ["pytorch/compile/state.py"]
+    assert getattr(compile_state.exporting, "_dynamo_marked_constant", False)

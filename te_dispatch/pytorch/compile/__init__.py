@@ -4,10 +4,11 @@
 docs/torch_compile.md has the rules.
 """
 
-from te_dispatch.pytorch.compile.dispatch import constant
+from te_dispatch.pytorch.compile.hook import constant
 from te_dispatch.pytorch.compile.launch import make_opaque
 from te_dispatch.pytorch.compile.state import (
     call_outside_graph,
+    exporting,
     graph_trains,
     keep_static,
     real_tensors,
@@ -23,6 +24,7 @@ from te_dispatch.pytorch.compile import scoped as _scoped  # noqa: F401  # isort
 __all__ = [
     "call_outside_graph",
     "constant",
+    "exporting",
     "graph_trains",
     "keep_static",
     "make_opaque",

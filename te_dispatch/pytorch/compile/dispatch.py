@@ -30,6 +30,7 @@ from te_dispatch.core.scopes import MANAGER
 from te_dispatch.core.tables import Atom, atom_expression
 from te_dispatch.pytorch.compile import hook
 from te_dispatch.pytorch.compile.asking import Answers, Lacking, decide
+from te_dispatch.pytorch.compile.hook import constant
 from te_dispatch.pytorch.compile.launch import Opaque, make_opaque
 from te_dispatch.pytorch.export.mode import is_in_onnx_export_mode
 
@@ -67,15 +68,6 @@ _reader_names: dict[tuple[str, Atom], str] = {}
 _bound_names: dict[str, str] = {}
 #: By identity of the function that each keeps alive.
 _hidden: dict[int, Opaque] = {}
-
-
-def constant(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark a function that dynamo calls while tracing, keeping the result as a constant.
-
-    It is what ``torch.compiler.assume_constant_result`` does, without importing dynamo for it.
-    """
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return function
 
 
 def bindings_in_force() -> Bindings:

@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""Give dynamo another function to trace in place of one, without importing dynamo.
+"""Give dynamo another function to trace in place of one, or its result, without importing dynamo.
 
 `substitute` may be called long before anything is compiled. Importing torch._dynamo takes about a second, which a
 program that never compiles must not pay, so substitutions wait until someone else imports it.
@@ -20,6 +20,15 @@ _DYNAMO = "torch._dynamo"
 _lock = threading.RLock()
 _waiting: list[Callable[[], None]] = []
 _dynamo_ready = _DYNAMO in sys.modules
+
+
+def constant(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark a function that dynamo calls while tracing, keeping the result as a constant.
+
+    It is what ``torch.compiler.assume_constant_result`` does.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 def substitute(function: Callable[..., Any], traced: Callable[..., Any]) -> None:

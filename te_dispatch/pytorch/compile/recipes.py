@@ -20,7 +20,7 @@ from te_dispatch.common import recipe as recipes
 from te_dispatch.common.recipe import DelayedScaling, MMParams, QParams, Recipe
 from te_dispatch.common.recipe_values import CHANGES
 from te_dispatch.pytorch.compile import hook
-from te_dispatch.pytorch.compile.dispatch import constant
+from te_dispatch.pytorch.compile.hook import constant
 
 
 class _Named:

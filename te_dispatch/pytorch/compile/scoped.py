@@ -15,7 +15,8 @@ from te_dispatch.core import scopes
 from te_dispatch.core.policy import Policy
 from te_dispatch.core.scopes import MANAGER
 from te_dispatch.pytorch.compile import hook
-from te_dispatch.pytorch.compile.dispatch import bindings_in_force, constant
+from te_dispatch.pytorch.compile.dispatch import bindings_in_force
+from te_dispatch.pytorch.compile.hook import constant
 
 
 class _Named:

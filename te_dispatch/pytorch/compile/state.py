@@ -41,10 +41,20 @@ class _Tracing:
 tracing = _Tracing()
 
 
+@hook.constant
+def exporting() -> bool:
+    """Whether an exported program is being made, by `torch.export` in either mode.
+
+    Called while dynamo traces, and not traced: to dynamo before PyTorch 2.12 `torch.compiler.is_exporting()` is True in
+    every graph.
+    """
+    return torch.compiler.is_exporting()
+
+
 def graph_trains() -> bool:
     """Whether a graph that is made now is one for training. An exported program is not: it computes with the scales in
     force when it was made, and changes no state."""
-    return torch.is_grad_enabled() and not torch.compiler.is_exporting()
+    return torch.is_grad_enabled() and not exporting()
 
 
 def real_tensors() -> contextlib.AbstractContextManager[Any]:
@@ -133,7 +143,7 @@ def _returned_traced(out: torch.Tensor) -> torch.Tensor:
 
 
 def _snapshot_traced(quantizer: Any, after: torch.Tensor, in_backward: bool = False) -> Any:
-    if quantizer.__class__ is not DelayedQuantizer or torch.compiler.is_exporting():
+    if quantizer.__class__ is not DelayedQuantizer or exporting():
         return quantizer
     scale = torch.ops.te_dispatch.snapshot(quantizer.scale.detach(), after.detach(), in_backward)
     return _copy(quantizer, scale, quantizer.amax)
