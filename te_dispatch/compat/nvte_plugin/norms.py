@@ -72,16 +72,20 @@ def rmsnorm_fwd(
 
 
 def rmsnorm_bwd(dz: Any, x: Any, rsigma: Any, gamma: Any, sm_margin: int, zero_centered_gamma: bool) -> list[Any]:
-    floats(dz, x, rsigma, gamma)
-    _matrix(x, (gamma,), sm_margin)
-    result = ops.rmsnorm_bwd(dz, x, gamma, rsigma, zero_centered_gamma=zero_centered_gamma)
-    return [result.dx, result.dgamma]
+    return _rmsnorm_bwd(dz, x, None, rsigma, gamma, sm_margin, zero_centered_gamma)
 
 
 def rmsnorm_bwd_add(
     dz: Any, x: Any, add: Any, rsigma: Any, gamma: Any, sm_margin: int, zero_centered_gamma: bool
 ) -> list[Any]:
-    floats(dz, x, add, rsigma, gamma)
+    floats(add)
+    return _rmsnorm_bwd(dz, x, add, rsigma, gamma, sm_margin, zero_centered_gamma)
+
+
+def _rmsnorm_bwd(
+    dz: Any, x: Any, add: Any, rsigma: Any, gamma: Any, sm_margin: int, zero_centered_gamma: bool
+) -> list[Any]:
+    floats(dz, x, rsigma, gamma)
     _matrix(x, (gamma,), sm_margin)
     result = ops.rmsnorm_bwd(dz, x, gamma, rsigma, zero_centered_gamma=zero_centered_gamma, add=add)
     return [result.dx, result.dgamma]
