@@ -11,13 +11,7 @@ from te_dispatch.core.facts import FactValue
 from te_dispatch.core.operator import Fact, Operator
 from te_dispatch.core.policy.known import did_you_mean
 from te_dispatch.numerics.encodings import ENCODINGS
-from te_dispatch.numerics.quantizers import (
-    CurrentQuantizer,
-    DelayedQuantizer,
-    MXFP8Quantizer,
-    NVFP4HadamardQuantizer,
-    NVFP4Quantizer,
-)
+from te_dispatch.numerics.quantizers import QUANTIZERS, BlockQuantizer
 
 SHORTHAND = "dtype"
 
@@ -25,10 +19,7 @@ SHORTHAND = "dtype"
 _OWN_DTYPE = {"mean", "rstd", "lse", "freqs", "indices", "row_map", "mask", "amax"}
 
 #: What a quantizer's kind settles about its result. Block scaling comes in two shapes and stays open.
-_SCALING = {
-    q.kind: q.scaling
-    for q in (CurrentQuantizer, DelayedQuantizer, MXFP8Quantizer, NVFP4Quantizer, NVFP4HadamardQuantizer)
-}
+_SCALING = {kind: q.scaling for kind, q in QUANTIZERS.items() if q is not BlockQuantizer}
 
 _LONG_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
 _LONG_DTYPES |= {f"float8_{name}": name for name in ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz")}

@@ -8,7 +8,7 @@ Every quantizer has four class-level or instance strings: `kind` (which algorith
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Union
+from typing import TYPE_CHECKING, Any, ClassVar, Union, get_args
 
 from te_dispatch.numerics.encodings import encoding as find_encoding
 from te_dispatch.numerics.quantized import CANONICAL_SCALES
@@ -172,9 +172,10 @@ Quantizer = Union[
 #: How many elements of the contracted dimension share a scale, by `Quantized.scaling`.
 BLOCK = {"block_1d": 128, "block_2d": 128, "mxfp8": 32, "nvfp4": 16, "nvfp4_rht": 16}
 
-_STATELESS = {
-    q.kind: q for q in (CurrentQuantizer, BlockQuantizer, MXFP8Quantizer, NVFP4Quantizer, NVFP4HadamardQuantizer)
-}
+#: The classes, by kind.
+QUANTIZERS: dict[str, Any] = {q.kind: q for q in get_args(Quantizer)}
+
+_STATELESS = {kind: q for kind, q in QUANTIZERS.items() if q is not DelayedQuantizer}
 
 
 def options_of(quantizer: Quantizer) -> dict[str, Any] | None:
@@ -187,4 +188,5 @@ def options_of(quantizer: Quantizer) -> dict[str, Any] | None:
 def quantizer_of(options: dict[str, Any]) -> Quantizer:
     """The quantizer that `options_of` described."""
     given = {name: value for name, value in options.items() if name != "kind"}
-    return _STATELESS[options["kind"]](**given)
+    found: Quantizer = _STATELESS[options["kind"]](**given)
+    return found

@@ -31,14 +31,7 @@ from typing import Any
 import torch
 
 from te_dispatch.numerics.quantized import FakeQuantized, Quantized
-from te_dispatch.numerics.quantizers import (
-    BlockQuantizer,
-    CurrentQuantizer,
-    DelayedQuantizer,
-    MXFP8Quantizer,
-    NVFP4HadamardQuantizer,
-    NVFP4Quantizer,
-)
+from te_dispatch.numerics.quantizers import QUANTIZERS, DelayedQuantizer
 from te_dispatch.ops.results import Saved
 
 _BETWEEN = ";"
@@ -46,19 +39,8 @@ _BETWEEN = ";"
 RECORD_TENSORS = ("row_data", "col_data", "row_scale_inv", "col_scale_inv", "global_scale_inv")
 RECORD_TAGS = ("encoding", "scaling", "scale_layout", "dtype")
 
-_QUANTIZERS: dict[str, Any] = {
-    q.kind: q
-    for q in (
-        DelayedQuantizer,
-        CurrentQuantizer,
-        BlockQuantizer,
-        MXFP8Quantizer,
-        NVFP4Quantizer,
-        NVFP4HadamardQuantizer,
-    )
-}
-_QUANTIZER_FIELDS = {kind: tuple(f.name for f in fields(q) if f.init) for kind, q in _QUANTIZERS.items()}
-_QUANTIZER_CLASSES = frozenset(_QUANTIZERS.values())
+_QUANTIZER_FIELDS = {kind: tuple(f.name for f in fields(q) if f.init) for kind, q in QUANTIZERS.items()}
+_QUANTIZER_CLASSES = frozenset(QUANTIZERS.values())
 _RECORD_CLASSES = frozenset((Quantized, FakeQuantized))
 _DTYPES = {str(v): v for v in vars(torch).values() if isinstance(v, torch.dtype)}
 _DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
@@ -208,7 +190,7 @@ def _parse_one(token: str, rest: Iterator[str]) -> Node:
     if tag == "Q":
         return Node(tag, None, take(len(RECORD_TENSORS) + len(RECORD_TAGS) + 1))
     if tag == "Z":
-        return Node(tag, _QUANTIZERS[text], take(len(_QUANTIZER_FIELDS[text])))
+        return Node(tag, QUANTIZERS[text], take(len(_QUANTIZER_FIELDS[text])))
     if tag == "V":
         return Node(tag, None, take(4))
     if tag == "B":
