@@ -54,12 +54,16 @@ class Site:
         Args:
             name: of the run.
             arguments: of Python; ``--share`` and a folder are added, by which the processes share the work.
+
+        Raises:
+            AssertionError: the run failed, here or for whoever asked before.
         """
         kept = self.folder / f"{name}.jsonl"
         with locked(self.folder, name):
             if not kept.exists():
                 share = self.folder / f"{name}.share"
-                share.mkdir(exist_ok=True)
+                assert not share.exists(), f"{name} was run before, and failed: {share}"
+                share.mkdir()
                 kept.write_text(self._run(name, [*arguments, "--share", str(share)]))
         return [json.loads(line) for line in kept.read_text().splitlines()]
 

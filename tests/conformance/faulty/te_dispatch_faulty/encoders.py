@@ -11,15 +11,20 @@ import torch
 from te_dispatch.numerics.encodings import ENCODINGS
 from te_dispatch_faulty.binding import swapped
 from te_dispatch_torch.encodings import decode, encode_
+from te_dispatch_torch.stochastic import Draws
 
 Encoder = Callable[[torch.Tensor, str, float, bool], torch.Tensor]
 
 
 def encoding_by(encoder: Encoder) -> contextlib.AbstractContextManager[None]:
-    """The torch backend with another FP8 encoder; FP4 and scale codes stay right."""
+    """The torch backend with another FP8 encoder; FP4, drawn roundings and scale codes stay right."""
 
-    def fp8_only(y: torch.Tensor, encoding: str, max_value: float, keeps: bool) -> torch.Tensor:
-        return (encode_ if encoding == "e2m1" else encoder)(y, encoding, max_value, keeps)
+    def fp8_only(
+        y: torch.Tensor, encoding: str, max_value: float, keeps: bool, draws: Draws | None = None
+    ) -> torch.Tensor:
+        if encoding == "e2m1" or draws is not None:
+            return encode_(y, encoding, max_value, keeps, draws)
+        return encoder(y, encoding, max_value, keeps)
 
     return swapped(*((module, "encode_", fp8_only) for module in ("quantize", "blocks", "state")))
 

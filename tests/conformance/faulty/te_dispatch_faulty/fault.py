@@ -21,8 +21,8 @@ _known = json.loads(KNOWN_FILE.read_text())
 #: Names of the faults that level ``smoke`` must catch; level ``full`` must catch all but those of `MISSED`.
 AT_SMOKE: frozenset[str] = frozenset(_known["smoke"])
 MISSED: frozenset[str] = frozenset(_known["missed"])
-#: Fault -> the id of a unit that caught it.
-LIKELY: Mapping[str, str] = _known["likely"]
+#: Level -> fault -> the id of a unit that caught it.
+LIKELY: Mapping[str, Mapping[str, str]] = _known["likely"]
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,12 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""How many of the faults the kit catches: ``python -m te_dispatch_faulty.score [--level smoke] [fault ...]``.
+"""How many of the faults the kit catches.
 
-Each fault gets the units that the kit plans for its implementation at each of the fault's levels, until the first one
+``python -m te_dispatch_faulty.score [--level smoke] [--remember] [fault ...]`` prints one JSON object a line. Each
+fault gets the units that the kit plans for its implementation at each of the fault's levels, until the first one
 fails. The plan is the same for all faults of an implementation, for it is sound until one is switched on: it is made
-once, and each unit is run for one fault after the other, so that what it expects is computed once. What caught a fault
-it must pass where no fault is switched on: a case on which both fail finds nothing out. One JSON object a line.
+once, and each unit is run for one fault after the other, so that what it expects is computed once. What caught a
+fault it must pass where no fault is switched on: a case on which both fail finds nothing out. Faults that are known
+to be missed, for which every unit would run, are left out unless they are named or what is found is to be remembered.
 """
 
 from __future__ import annotations
@@ -32,14 +34,14 @@ from te_dispatch.conformance.settings import Settings
 from te_dispatch.core.operator import OPERATORS
 from te_dispatch_faulty import binding
 from te_dispatch_faulty.catalogue import FAULTS
-from te_dispatch_faulty.fault import KNOWN_FILE, LIKELY, Fault
+from te_dispatch_faulty.fault import KNOWN_FILE, LIKELY, MISSED, Fault
 
 #: Seconds after which a unit of a fault that blocks its process is given up.
 HUNG_S = 5.0
 #: Cases that come before the checks of behaviour. Most faults show in far fewer.
 EARLY = 48
-#: Units after which a fault took long to find.
-LONG = 16
+#: Units after which a fault took long to find: its unit is remembered, and comes first from then on.
+LONG = 4
 
 
 @dataclasses.dataclass
@@ -88,7 +90,7 @@ class Hunt:
         open_: dict[Fault, Verdict] = {}
         for fault in self.faults:
             verdict = Verdict(fault.name, self.settings.level)
-            likely = [unit for unit in self._units if unit.id == LIKELY.get(fault.name)]
+            likely = [unit for unit in self._units if unit.id == LIKELY[self.settings.level].get(fault.name)]
             if fault.isolated:
                 self._isolated(fault, verdict, [*likely, *self._units])
             elif not any(self._caught(fault, verdict, unit) for unit in likely):
@@ -142,22 +144,26 @@ def unchanged_world() -> Iterator[None]:
 
 
 def ordered(units: Sequence[Unit]) -> Iterator[Unit]:
-    """All units: some of the check that every case gets, then that and the others in turn."""
+    """All units: some of the check that every case gets, then that and a unit of each of the others in turn."""
     first, *others = (check.name for check in checks())
     of_check = {name: _alternating([unit for unit in units if unit.check == name]) for name in (first, *others)}
     of_cases = of_check.pop(first)
-    yield from itertools.islice(of_cases, EARLY)
-    for pair in itertools.zip_longest(of_cases, itertools.chain.from_iterable(of_check.values())):
-        yield from (unit for unit in pair if unit is not None)
+    yield from of_cases[:EARLY]
+    yield from _in_turn([of_cases[EARLY:], list(_in_turn(list(of_check.values())))])
 
 
-def _alternating(units: Sequence[Unit]) -> Iterator[Unit]:
+def _alternating(units: Sequence[Unit]) -> list[Unit]:
     """The first unit of every space, then the second of each: a fault may show in only one of them."""
     by_space: dict[str, list[Unit]] = {}
     for unit in units:
         by_space.setdefault(unit.case.space, []).append(unit)
-    for row in itertools.zip_longest(*by_space.values()):
-        yield from (unit for unit in row if unit is not None)
+    return list(_in_turn(list(by_space.values())))
+
+
+def _in_turn(rows: Sequence[Sequence[Unit]]) -> Iterator[Unit]:
+    """The first unit of every row, then the second of each."""
+    for column in itertools.zip_longest(*rows):
+        yield from (unit for unit in column if unit is not None)
 
 
 def mine(group: str, share: Path | None) -> bool:
@@ -174,16 +180,19 @@ def mine(group: str, share: Path | None) -> bool:
 def remember(verdicts: Sequence[Verdict]) -> None:
     """Write down where these faults were caught."""
     known = json.loads(KNOWN_FILE.read_text())
-    smoke, missed, likely = set(known["smoke"]), set(known["missed"]), dict(known["likely"])
+    smoke, missed, likely = set(known["smoke"]), set(known["missed"]), known["likely"]
     for one in verdicts:
         if one.level == "smoke":
             (smoke.add if one.caught else smoke.discard)(one.fault)
         else:
             (missed.discard if one.caught else missed.add)(one.fault)
-            if one.caught and one.units > LONG:
-                likely[one.fault] = one.caught
-    known = {"smoke": sorted(smoke), "missed": sorted(missed), "likely": dict(sorted(likely.items()))}
-    KNOWN_FILE.write_text(json.dumps(known, indent=1) + "\n")
+        of_level = likely[one.level]
+        if one.caught and one.units > LONG:
+            of_level[one.fault] = one.caught
+        elif one.caught != of_level.get(one.fault):
+            of_level.pop(one.fault, None)
+    known = {"smoke": sorted(smoke), "missed": sorted(missed), "likely": likely}
+    KNOWN_FILE.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -195,7 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = parser.parse_args(arguments)
     groups: dict[tuple[str, str], list[Fault]] = {}
     for fault in FAULTS:
-        if not asked.faults or fault.name in asked.faults:
+        if fault.name in asked.faults or (not asked.faults and (asked.remember or fault.name not in MISSED)):
             for level in (asked.level,) if asked.level else fault.levels:
                 groups.setdefault((fault.implementation, level), []).append(fault)
     bench = bench_of(Settings(backends=("faulty", "narrow", "single"), device="cpu"))
