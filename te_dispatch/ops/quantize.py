@@ -97,8 +97,8 @@ def quantize(
 
     Raises:
         ValueError: a usage that is none of the three, or a shape or dtype that is not served, such as rows that 16
-            does not divide where an `NVFP4HadamardQuantizer` makes a column-wise copy; an `amax` or `rng_state` that the
-            quantizer has no use for; names the argument.
+            does not divide where an `NVFP4HadamardQuantizer` makes a column-wise copy, or an `amax` or `rng_state` that
+            the quantizer has no use for; names the argument.
     """
     raise NotImplementedError
 
