@@ -243,7 +243,7 @@ class MXFP8BlockScaling(Recipe):
         margin: no effect, in Transformer Engine neither: block scales have no history to leave headroom for.
         fp8_format: encodings; E4M3 both ways by default, because block scales make E5M2's range unnecessary.
         fp8_dpa, fp8_mha: as in `DelayedScaling`. backward_override: as in `Float8CurrentScaling`.
-        enable_2d_quantization: 32x32 blocks for weights; not supported yet.
+        enable_2d_quantization: weights have one scale per 32x32 values, so that their two copies hold the same codes.
     """
 
     alignment: ClassVar[int] = 32
@@ -263,11 +263,6 @@ class MXFP8BlockScaling(Recipe):
             # From the caller of the constructor: through _check, __post_init__ and both constructors.
             why = "block scales have no history to leave headroom for"
             warn_without_effect(type(self), "margin", lambda: why, stacklevel=6)
-
-    def unsupported_knob(self) -> str | None:
-        if self.enable_2d_quantization:
-            return "enable_2d_quantization=True; set it to False"
-        return super().unsupported_knob()
 
 
 def _block(recipe: Float8BlockScaling) -> QParams:
@@ -338,10 +333,13 @@ class NVFP4BlockScaling(Recipe):
             NVTE_NVFP4_DISABLE_STOCHASTIC_ROUNDING.
         disable_2d_quantization: one scale per 16 weights instead of per 16x16.
         row_scaled_activation: one float32 scale per row of an activation; not supported yet.
-        nvfp4_4over6: tensors whose blocks choose between maxima of 4 and 6: ``none``, ``weights``, ``activations``,
-            ``all``; only ``none`` is supported yet.
-        nvfp4_4over6_e4m3_use_256: for which of them block scales span 256 instead of 448.
-        nvfp4_4over6_err_mode: how their candidates compare: ``MAE`` or ``MSE``.
+        nvfp4_4over6: tensors whose blocks map their amax to 4 where that leaves a smaller error than 6: ``none``,
+            ``weights``, ``activations`` (inputs, which must not be rotated then), or ``all`` of these. Gradients never
+            do. Default from NVTE_NVFP4_4OVER6.
+        nvfp4_4over6_e4m3_use_256: for which of them the scales of blocks that map to 6 span 256 instead of 448, which
+            leaves room for those that map to 4. Default from NVTE_NVFP4_4OVER6_E4M3_USE_256.
+        nvfp4_4over6_err_mode: errors are compared by the sum of their magnitudes, ``MAE``, or squares, ``MSE``. Default
+            from NVTE_NVFP4_4OVER6_ERR_MODE.
         fp4_format, fp8_format: of values and of block scales; fixed.
         fp4_quant_fwd_inp, fp4_quant_fwd_weight, fp4_quant_bwd_grad: how inputs, weights, gradients are cast: as the
             knobs say, or as assigned.
@@ -391,9 +389,21 @@ class NVFP4BlockScaling(Recipe):
     def unsupported_knob(self) -> str | None:
         if self.row_scaled_activation:
             return "row_scaled_activation=True; set it to False"
-        if self.nvfp4_4over6 != "none":
-            return f"nvfp4_4over6={self.nvfp4_4over6!r}; set it to 'none'"
+        if self.four_over_six("input") is not None and self.fp4_quant_fwd_inp.random_hadamard_transform:
+            return (
+                f"nvfp4_4over6={self.nvfp4_4over6!r} with a random Hadamard transform of inputs; set disable_rht=True, "
+                "or nvfp4_4over6='weights'"
+            )
         return super().unsupported_knob() or self._unsupported_rotation()
+
+    def four_over_six(self, role: str) -> tuple[int, str] | None:
+        """How the blocks of an ``input``, a ``weight`` or a ``grad`` choose between 4 and 6: what scales span, and the
+        measure of errors. None where they do not choose."""
+        scope = {"input": "activations", "weight": "weights"}.get(role)
+        if scope is None or self.nvfp4_4over6 not in (scope, "all"):
+            return None
+        narrow = self.nvfp4_4over6_e4m3_use_256 in (scope, "all")
+        return (256 if narrow else 448), self.nvfp4_4over6_err_mode
 
     def _unsupported_rotation(self) -> str | None:
         """What assigned casts ask for that no product of theirs would come out right with, or that is not there."""

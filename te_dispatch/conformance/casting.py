@@ -9,7 +9,7 @@ the implementation itself reports, which is how they will be read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Union
 
 import torch
@@ -27,6 +27,8 @@ from te_dispatch.numerics.quantizers import (
     BlockQuantizer,
     CurrentQuantizer,
     DelayedQuantizer,
+    MXFP8TileQuantizer,
+    NVFP4FourOverSixQuantizer,
     NVFP4HadamardQuantizer,
     NVFP4Quantizer,
     Quantizer,
@@ -259,7 +261,8 @@ def cast_rules(
     if rotates:
         rules[whole] = Within(torch.cat(limits))
     elif whole in actual:
-        rules[whole] = _scale_inv_rule(_amax(_ends(matrix)), _GLOBAL, expected[whole])
+        to = _NARROW if getattr(quantizer, "scale_max", 448) == 256 else _GLOBAL
+        rules[whole] = _scale_inv_rule(_amax(_ends(matrix)), to, expected[whole])
     rules |= _amax_rule(quantizer, matrix, expected, argument)
     return rules
 
@@ -285,11 +288,12 @@ def _rotated(known: Known, to_bf16: bool) -> _Interval:
 
 
 class _Global(CurrentQuantizer):
-    """NVFP4's scale of the whole tensor: as current scaling to 448 x 6."""
+    """NVFP4's scale of the whole tensor: as current scaling to 448 x 6, or 256 x 6."""
 
 
-_GLOBAL = _Global()
+_GLOBAL, _NARROW = _Global(), _Global()
 object.__setattr__(_GLOBAL, "max_value", 448.0 * 6.0)
+object.__setattr__(_NARROW, "max_value", 256.0 * 6.0)
 
 
 def _packed(codes: Codes, shape: tuple[int, ...]) -> Codes:
@@ -348,12 +352,14 @@ def _copy_rules(
         # Padding is 0, without an error.
         rule = Within(_laid_out(_scale_inv_rule(amax, quantizer, expected).limit, layout))
         return _codes(_products(ends, wide), quantizer), rule
-    if isinstance(quantizer, (NVFP4Quantizer, NVFP4HadamardQuantizer)):
+    if isinstance(quantizer, (NVFP4Quantizer, NVFP4HadamardQuantizer, NVFP4FourOverSixQuantizer)):
         assert global_inv is not None
         return _nvfp4_rules(ends, quantizer, reported, global_inv, stochastic)
     if turned:  # stored untransposed
         reported, expected = reported.t(), expected.t()
-    codes = [_e8m0_code(_block_max(end, 1, block).float(), quantizer.max_value) for end in size]
+    rows = 32 if isinstance(quantizer, MXFP8TileQuantizer) else 1
+    codes = [_e8m0_code(_block_max(end, rows, block).float(), quantizer.max_value) for end in size]
+    codes = [code.repeat_interleave(rows, 0)[: shape[0]] for code in codes]
     scale = _spread(1 / _e8m0(reported), 1, block, shape)
     rule = _between(codes[0], codes[1], expected)
     limit = rule.limit.t() if turned else rule.limit
@@ -369,23 +375,36 @@ def _e8m0_code(amax: torch.Tensor, max_value: float) -> torch.Tensor:
 
 def _nvfp4_rules(
     ends: _Interval,
-    quantizer: Union[NVFP4Quantizer, NVFP4HadamardQuantizer],
+    quantizer: Union[NVFP4Quantizer, NVFP4HadamardQuantizer, NVFP4FourOverSixQuantizer],
     reported: torch.Tensor,
     global_inv: torch.Tensor,
     stochastic: bool,
 ) -> tuple[Codes, Codes]:
-    """b = e4m3fn(RN32(RN32(amax S) / 6)), q = e2m1(RN32(RN32(x S) / b)), each between what its ends give."""
+    """b = e4m3fn(RN32(RN32(amax S) / 6)), q = e2m1(RN32(RN32(x S) / b)), each between what its ends give.
+
+    Of a quantizer that chooses, b may be that of either candidate: errors are close where values are only known to be
+    between their ends. The choice is judged where values are given, by bits (`te_dispatch.conformance.families`).
+    """
     scale = _around(global_inv.reshape(1, 1))
-    rows = 16 if isinstance(quantizer, NVFP4Quantizer) and quantizer.two_d else 1
+    rows = 16 if not isinstance(quantizer, NVFP4HadamardQuantizer) and quantizer.two_d else 1
     shape = (ends.low.shape[0], ends.low.shape[1])
     size = _magnitude(ends)
     amax = _products(_Interval(*(_block_max(end, rows, 16) for end in size)), scale)
     blocks = [(end / 6).float() for end in amax]
-    low, high = (nearest(block, "e4m3fn", 448.0, True).repeat_interleave(rows, 0)[: shape[0]] for block in blocks)
+    low, high = _block_codes(blocks, rows, shape[0])
+    if isinstance(quantizer, NVFP4FourOverSixQuantizer):
+        low4, high4 = _block_codes([block * 1.5 for block in blocks], rows, shape[0])
+        four = reported > high
+        low, high = torch.where(four, low4, low), torch.where(four, high4, high)
     divisor = _spread(decode(reported, "e4m3fn"), 1, 16, shape)
     scaled = _products(ends, scale)
     quotient = (torch.where(divisor == 0, 0.0, end / divisor).float() for end in scaled)
     return _codes(_Interval(*quotient), quantizer, stochastic), Codes("e4m3fn", low, high)
+
+
+def _block_codes(scales: Sequence[torch.Tensor], rows: int, lines: int) -> list[torch.Tensor]:
+    """e4m3fn codes of tiles `rows` high, of each of their lines."""
+    return [nearest(scale, "e4m3fn", 448.0, True).repeat_interleave(rows, 0)[:lines] for scale in scales]
 
 
 def through(known: Known, quantizer: Quantizer) -> Known:

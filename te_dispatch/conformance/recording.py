@@ -39,18 +39,7 @@ RECORDED = "recorded"
 #: Bytes. Copies begin where a multiple of it begins, so that what kernels ask of alignment holds of them too.
 _ALIGNMENT = 256
 
-_QUANTIZERS: dict[str, type] = {
-    one.__name__: one
-    for one in (
-        quantizers.DelayedQuantizer,
-        quantizers.CurrentQuantizer,
-        quantizers.BlockQuantizer,
-        quantizers.MXFP8Quantizer,
-        quantizers.NVFP4Quantizer,
-        quantizers.NVFP4HadamardQuantizer,
-    )
-}
-
+_QUANTIZERS: dict[str, type] = {one.__name__: one for one in quantizers.QUANTIZERS.values()}
 
 _FIELDS: dict[str, type] = {
     "operator": str, "version": int, "implementation": str, "against": str, "arguments": dict, "device": str,

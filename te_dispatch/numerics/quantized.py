@@ -44,7 +44,7 @@ class Quantized:
     Data is uint8: the encoding is a tag here, not a dtype, because PyTorch's float8 dtypes round-trip NaN and -0
     differently between releases. FP4 packs two values a byte, the even column in the low nibble. A value reads
     ``decode(data) * scale_inv`` (for nvfp4 ``decode(data) * decode(scale_inv) * global_scale_inv``). Row- and
-    column-wise copies of block scalings are quantized independently from the high-precision input.
+    column-wise copies of block scalings are quantized independently from the high-precision input, but for tiles.
 
     The column-wise copy of nvfp4_rht holds the matrix rotated along M (`te_dispatch.numerics.hadamard`): operators take
     it one copy at a time (`single_copy`), and it stands for the tensor only in a product with another rotated one.

@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
 
 #: Values of `kind`.
-KINDS = ("delayed", "current", "block", "mxfp8", "nvfp4", "nvfp4_rht")
+KINDS = ("delayed", "current", "block", "mxfp8", "mxfp8_2d", "nvfp4", "nvfp4_rht", "nvfp4_4over6")
+
+#: Values of `NVFP4FourOverSixQuantizer.scale_max` and `NVFP4FourOverSixQuantizer.error`.
+SCALE_MAXIMA = (256, 448)
+ERRORS = ("MAE", "MSE")
 
 
 @dataclass(frozen=True)
@@ -135,6 +139,18 @@ class MXFP8Quantizer(_Cast):
 
 
 @dataclass(frozen=True)
+class MXFP8TileQuantizer(_Cast):
+    """`MXFP8Quantizer` with one E8M0 scale for each 32x32 tile, for weights. Edge tiles are partial.
+
+    The two copies hold the same codes. Each has its usual scales of MXFP8, with a tile's exponent repeated for its 32
+    rows or columns, so that products and `dequantize` read the record as any other of mxfp8 scaling.
+    """
+
+    kind: ClassVar[str] = "mxfp8_2d"
+    scaling: ClassVar[str] = "mxfp8"
+
+
+@dataclass(frozen=True)
 class NVFP4Quantizer(_Cast):
     """E2M1 values, an e4m3fn scale per 16 and one float32 scale per tensor, all rounded to nearest even.
 
@@ -165,9 +181,46 @@ class NVFP4HadamardQuantizer(_Cast):
     scaling: ClassVar[str] = "nvfp4_rht"
 
 
+@dataclass(frozen=True)
+class NVFP4FourOverSixQuantizer(_Cast):
+    """`NVFP4Quantizer` whose blocks map their amax to 6 or to 4, whichever leaves the smaller error.
+
+    S = scale_max * 6 / amax(tensor), u = x * S, a = amax(block) * S / 6, every operation rounded to float32. A block
+    has two candidates, b6 = e4m3fn(a) and b4 = e4m3fn(1.5 * a). Each gives values q = e2m1(u / decode(b)), 0 where b
+    reads 0, and errors e = q * decode(b) - u. With E the sum of |e| or of e^2 over the block, b4 is taken where
+    E4 < E6, else b6, so a NaN leaves its block at b6. Sums add halves, in float32: of 16 elements each to that 8
+    further, then 4, 2 and 1; of a tile first the elements of each row, then the rows. Tiles are chosen once, for both
+    copies.
+
+    Formulas: Cook et al., Four Over Six, arXiv 2512.02010, and Transformer Engine's map-to-4 and map-to-6 candidates.
+
+    Attributes:
+        two_d: 16x16 values share a scale, and a choice (weights).
+        scale_max: block scales of b6 reach up to it, 256 or 448. 256 leaves 1.5 times as much to b4; beyond 448 b4
+            saturates.
+        error: ``MAE`` sums |e|, ``MSE`` e^2.
+    """
+
+    encoding: str = "e2m1"
+    two_d: bool = False
+    scale_max: int = 256
+    error: str = "MAE"
+
+    kind: ClassVar[str] = "nvfp4_4over6"
+    scaling: ClassVar[str] = "nvfp4"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.scale_max not in SCALE_MAXIMA:
+            raise ValueError(f"scale_max: got {self.scale_max!r}, expected 256 or 448")
+        if self.error not in ERRORS:
+            raise ValueError(f"error: got {self.error!r}, expected MAE or MSE")
+
+
 Quantizer = Union[
-    DelayedQuantizer, CurrentQuantizer, BlockQuantizer, MXFP8Quantizer, NVFP4Quantizer, NVFP4HadamardQuantizer
-]
+    DelayedQuantizer, CurrentQuantizer, BlockQuantizer, MXFP8Quantizer, MXFP8TileQuantizer, NVFP4Quantizer,
+    NVFP4HadamardQuantizer, NVFP4FourOverSixQuantizer,
+]  # fmt: skip
 
 #: How many elements of the contracted dimension share a scale, by `Quantized.scaling`.
 BLOCK = {"block_1d": 128, "block_2d": 128, "mxfp8": 32, "nvfp4": 16, "nvfp4_rht": 16}

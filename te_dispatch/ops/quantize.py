@@ -85,18 +85,20 @@ def quantize(
         noop_flag: float32 (1,); where it is nonzero `out` is left as it is, and no amax is recorded (weight caching
             under CUDA graphs). Requires `out`.
         amax: float32 (1,): for a `CurrentQuantizer`, use this amax (already reduced across ranks, say) and do not
-            compute it; for an `NVFP4Quantizer` likewise the tensor's amax.
+            compute it; for an `NVFP4Quantizer` or `NVFP4FourOverSixQuantizer` likewise the tensor's amax.
         rng_state: int64 (2,), (seed, offset): round stochastically, to one of the two codes that a scaled value lies
             between, away from zero with the probability of its position between them, to 2^-23. Values of the
             encoding, scales and amaxes are as without. Equal states give equal codes; elements, copies and states draw
-            independently, by a generator of the implementation's own. None rounds to nearest even.
+            independently, by a generator of the implementation's own. None rounds to nearest even, which is all that
+            an `NVFP4FourOverSixQuantizer` does.
 
     Returns:
         `Quantized` with scales in the quantizer's `scale_layout`, fresh memory unless `out` was given.
 
     Raises:
         ValueError: a usage that is none of the three, or a shape or dtype that is not served, such as rows that 16
-            does not divide where an `NVFP4HadamardQuantizer` makes a column-wise copy; names the argument.
+            does not divide where an `NVFP4HadamardQuantizer` makes a column-wise copy, or an `amax` or `rng_state` that
+            the quantizer has no use for; names the argument.
     """
     raise NotImplementedError
 

@@ -28,6 +28,8 @@ from te_dispatch.numerics.quantizers import (
     CurrentQuantizer,
     DelayedQuantizer,
     MXFP8Quantizer,
+    MXFP8TileQuantizer,
+    NVFP4FourOverSixQuantizer,
     NVFP4HadamardQuantizer,
     NVFP4Quantizer,
     Quantizer,
@@ -262,7 +264,8 @@ def _stateless(recipe: Recipe, role: str, encoding: str, common: bool) -> Quanti
         }
         return BlockQuantizer(encoding, common, dims[role] == 2, params.power_2_scale, params.amax_epsilon)
     if isinstance(recipe, MXFP8BlockScaling):
-        return MXFP8Quantizer(encoding, common)
+        tiles = role == "weight" and recipe.enable_2d_quantization
+        return MXFP8TileQuantizer(encoding, common) if tiles else MXFP8Quantizer(encoding, common)
     if isinstance(recipe, NVFP4BlockScaling):
         params = {
             "input": recipe.fp4_quant_fwd_inp,
@@ -271,6 +274,9 @@ def _stateless(recipe: Recipe, role: str, encoding: str, common: bool) -> Quanti
         }[role]
         if params.random_hadamard_transform:
             return NVFP4HadamardQuantizer("e2m1", common)
+        choice = recipe.four_over_six(role)
+        if choice is not None:
+            return NVFP4FourOverSixQuantizer("e2m1", common, params.fp4_2d_quantization, *choice)
         return NVFP4Quantizer("e2m1", common, params.fp4_2d_quantization)
     raise NotImplementedError(f"{type(recipe).__name__}: no quantizers for this recipe yet")
 

@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""The spaces of rotated and stochastically rounded FP4 casts see what they are for."""
+"""The spaces of rotated and stochastically rounded FP4 casts, and of tiles and choices, see what they are for."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from te_dispatch.conformance.subject import subjects
 from te_dispatch.conformance.trial import Failure, Trial
 from te_dispatch.core import scopes
 from te_dispatch.core.operator import OPERATORS
-from te_dispatch.numerics.quantizers import NVFP4HadamardQuantizer, NVFP4Quantizer
-from te_dispatch_torch import blocks, stochastic
+from te_dispatch.numerics.quantizers import MXFP8Quantizer, NVFP4HadamardQuantizer, NVFP4Quantizer
+from te_dispatch_torch import blocks, four_over_six, stochastic
 
 CPU = torch.device("cpu")
 ORACLE = Oracle(scopes.MANAGER)
@@ -80,6 +80,34 @@ def test_draws_of_other_values_are_seen(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(stochastic.Draws, "rounded", spaced)
     assert any("_data" in failure for failure in failures("quantize", "stochastic_fp4"))
+
+
+def _blocks_apart(x: torch.Tensor, quantizer: Any, draws: Any) -> blocks.Parts:
+    return blocks.cast_mxfp8(x, MXFP8Quantizer(quantizer.encoding, quantizer.common), "both", draws)
+
+
+def _narrower(scaled: torch.Tensor, wanted: torch.Tensor, quantizer: Any) -> Any:
+    return candidate(scaled, wanted * 0.75, quantizer)
+
+
+candidate = four_over_six._candidate
+
+
+@pytest.mark.parametrize(
+    ("operator", "prefix"),
+    [("quantize_dbias", "quantized."), ("split_quantize", "0."), ("activation_bwd", "dx_"), ("layernorm_fwd", "y_")],
+)
+def test_wrong_tiles_and_scales_of_choices_are_seen(
+    operator: str, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert failures(operator, "tiles_and_choices") == []
+    with monkeypatch.context() as patched:
+        patched.setattr(blocks, "cast_mxfp8_2d", _blocks_apart)
+        found = failures(operator, "tiles_and_choices")
+        assert found and all("_scale_inv" in failure and prefix in failure for failure in found)
+    monkeypatch.setattr(four_over_six, "_candidate", _narrower)
+    found = failures(operator, "tiles_and_choices")
+    assert found and all("_scale_inv" in failure and prefix in failure for failure in found)
 
 
 def test_recorded_calls_are_judged_by_these_rules() -> None:

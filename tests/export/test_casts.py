@@ -11,7 +11,13 @@ import torch
 
 from te_dispatch import ops
 from te_dispatch.numerics.encodings import ENCODINGS
-from te_dispatch.numerics.quantizers import BlockQuantizer, CurrentQuantizer, DelayedQuantizer, MXFP8Quantizer
+from te_dispatch.numerics.quantizers import (
+    BlockQuantizer,
+    CurrentQuantizer,
+    DelayedQuantizer,
+    MXFP8Quantizer,
+    MXFP8TileQuantizer,
+)
 from te_dispatch.pytorch.export import lowering
 
 BLOCKS = {
@@ -20,6 +26,7 @@ BLOCKS = {
     "128x128": BlockQuantizer(two_d=True, encoding="e5m2"),
     "mxfp8": MXFP8Quantizer(),
     "mxfp8 e5m2": MXFP8Quantizer(encoding="e5m2"),
+    "mxfp8_2d": MXFP8TileQuantizer(),
 }
 
 

@@ -165,7 +165,9 @@ def one_product(got, wanted, x, linear):
     assert ((got - wanted).abs() <= bound).all()
 
 
-@pytest.mark.parametrize("recipe", [Float8BlockScaling(), MXFP8BlockScaling()])
+@pytest.mark.parametrize(
+    "recipe", [Float8BlockScaling(), MXFP8BlockScaling(), MXFP8BlockScaling(enable_2d_quantization=True)]
+)
 def test_blocks_are_standard_operators(recipe):
     """Casts round as eager does, whose product multiplies the same values: only the runtime's own sums differ."""
     module = initialized(Parts(linear=te.Linear(32, 64), second=te.LayerNormLinear(32, 64, normalization="RMSNorm")))

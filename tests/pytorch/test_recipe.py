@@ -176,12 +176,11 @@ def test_recipes_compare_by_value() -> None:
         (DelayedScaling(fp8_dpa=True), "fp8_dpa"),
         (Float8CurrentScaling(fp8_mha=True), "fp8_mha"),
         (DelayedScaling(backward_override="high_precision"), "backward_override"),
-        (MXFP8BlockScaling(enable_2d_quantization=True), "enable_2d_quantization"),
         (
             NVFP4BlockScaling(disable_rht=True, disable_stochastic_rounding=True, row_scaled_activation=True),
             "row_scaled_activation",
         ),
-        (NVFP4BlockScaling(disable_rht=True, disable_stochastic_rounding=True, nvfp4_4over6="all"), "nvfp4_4over6"),
+        (NVFP4BlockScaling(nvfp4_4over6="all"), "nvfp4_4over6"),
         (CustomRecipe(lambda role: None), "qfactory"),
     ],
 )

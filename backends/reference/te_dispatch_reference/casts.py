@@ -21,6 +21,8 @@ from te_dispatch.numerics.quantizers import (
     CurrentQuantizer,
     DelayedQuantizer,
     MXFP8Quantizer,
+    MXFP8TileQuantizer,
+    NVFP4FourOverSixQuantizer,
     NVFP4HadamardQuantizer,
     NVFP4Quantizer,
     Quantizer,
@@ -138,9 +140,16 @@ def cast_mx(x: F32, quantizer: MXFP8Quantizer, draws: Draws | None) -> Copy:
     return Copy(_codes(times(x, spread(scale, 1, 32, x.shape)), quantizer, draws), exponent)
 
 
-def nvfp4_scale(amax: np.float32) -> F32:
+def cast_mx_tiles(x: F32, quantizer: MXFP8TileQuantizer, draws: Draws | None) -> tuple[Codes, Codes]:
+    """Codes (M, K), and the exponent of each 32x32 tile."""
+    exponent = e8m0_scale(block_amax(x, 32, 32), quantizer.max_value)
+    scale = np.ldexp(np.float32(1), 127 - exponent.astype(np.int32))
+    return _codes(times(x, spread(scale, 32, 32, x.shape)), quantizer, draws), exponent
+
+
+def nvfp4_scale(amax: np.float32, scale_max: float = 448.0) -> F32:
     """(1,): S of the quantizers' docstrings."""
-    return scale_of(np.array([amax]), 448.0 * 6.0)
+    return scale_of(np.array([amax]), scale_max * 6.0)
 
 
 def rotated(x: F32, to_bf16: bool) -> F32:
@@ -164,6 +173,67 @@ def cast_nvfp4(
     quotient = over(times(x, global_scale), divisor)
     codes = _codes(np.where(divisor == 0, np.float32(0), quotient).astype(np.float32), quantizer, draws)
     per_row = np.repeat(block, rows, 0)[: x.shape[0]]
+    return Copy(pack_nibbles(codes), per_row)
+
+
+def _halves(x: F32) -> F32:
+    """Sums of the last dimension, a power of two long: each element and the one half the length further, until one is
+    left."""
+    while x.shape[-1] > 1:
+        half = x.shape[-1] // 2
+        with np.errstate(over="ignore", invalid="ignore"):
+            x = x[..., :half] + x[..., half:]
+    return x[..., 0]
+
+
+def _block_errors(error: F32, two_d: bool) -> F32:
+    """Sums over each 1x16 block of a matrix, or 16x16 tile; edge blocks as if zeros followed."""
+    m, k = error.shape
+    rows = 16 if two_d else 1
+    down, across = ceil_div(m, rows), ceil_div(k, 16)
+    padded = np.zeros((down * rows, across * 16), np.float32)
+    padded[:m, :k] = error
+    of_rows = _halves(padded.reshape(down, rows, across, 16))
+    return _halves(of_rows.swapaxes(1, 2))
+
+
+def cast_four_over_six(x: F32, quantizer: NVFP4FourOverSixQuantizer, global_scale: F32) -> tuple[Codes, Codes]:
+    """Codes, not packed, and the scale of each block."""
+    rows = 16 if quantizer.two_d else 1
+    scaled = times(x, global_scale)
+    six = over(times(block_amax(x, rows, 16), global_scale), np.float32(6))
+    found = []
+    for wanted in (six, times(six, np.float32(1.5))):
+        block = encode(wanted, encoding("e4m3fn"), 448.0, True)
+        divisor = spread(decode(block, "e4m3fn").astype(np.float32), rows, 16, x.shape)
+        quotient = np.where(divisor == 0, np.float32(0), over(scaled, divisor)).astype(np.float32)
+        codes = _codes(quotient, quantizer, None)
+        with np.errstate(over="ignore", invalid="ignore"):
+            error = times(decode(codes, quantizer.encoding).astype(np.float32), divisor) - scaled
+        error = np.abs(error) if quantizer.error == "MAE" else times(error, error)
+        found.append((codes, block, _block_errors(error, quantizer.two_d)))
+    (codes6, block6, error6), (codes4, block4, error4) = found
+    four = error4 < error6
+    return np.where(spread(four, rows, 16, x.shape), codes4, codes6), np.where(four, block4, block6)
+
+
+def _four_over_six(
+    x: F32, quantizer: NVFP4FourOverSixQuantizer, amax: np.float32, row: bool, column: bool
+) -> CastArrays:
+    global_scale = nvfp4_scale(amax, quantizer.scale_max)
+    copies: list[Copy | None] = [None, None]
+    made = cast_four_over_six(x, quantizer, global_scale) if row or quantizer.two_d else None
+    if row and made is not None:
+        copies[0] = _packed_copy(*made, quantizer.two_d)
+    if column:
+        tiles = quantizer.two_d and made is not None
+        codes, block = (made[0].T, made[1].T) if tiles else cast_four_over_six(x.T, quantizer, global_scale)
+        copies[1] = _packed_copy(codes, block, quantizer.two_d)
+    return _both(copies[0], copies[1], over(np.float32(1), global_scale))
+
+
+def _packed_copy(codes: Codes, block: Codes, two_d: bool) -> Copy:
+    per_row = np.repeat(block, 16, 0)[: codes.shape[0]] if two_d else block
     return Copy(pack_nibbles(codes), per_row)
 
 
@@ -216,6 +286,18 @@ def cast(
         along_m = cast_mx(x.T, quantizer, draws) if column else None
         # The column-wise copy lies untransposed: only its blocks run along M.
         return _both(along_k, Copy(along_m.data.T, along_m.scale_inv.T) if along_m else None, None)
+    if isinstance(quantizer, MXFP8TileQuantizer):
+        data, exponent = cast_mx_tiles(x, quantizer, draws)
+        m, k = x.shape
+        return CastArrays(
+            data if row else None,
+            data if column else None,
+            np.repeat(exponent, 32, 0)[:m] if row else None,
+            np.repeat(exponent, 32, 1)[:, :k] if column else None,
+            None,
+        )
+    if isinstance(quantizer, NVFP4FourOverSixQuantizer):
+        return _four_over_six(x, quantizer, amax_of(x) if amax is None else host.single(amax).reshape(()), row, column)
     if isinstance(quantizer, NVFP4Quantizer):
         global_scale = nvfp4_scale(amax_of(x) if amax is None else host.single(amax).reshape(()))
         copies = [

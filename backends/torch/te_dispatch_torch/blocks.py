@@ -13,7 +13,13 @@ from torch.nn.functional import pad
 from te_dispatch.numerics.encodings import ENCODINGS
 from te_dispatch.numerics.hadamard import SIGNS, SIZE
 from te_dispatch.numerics.quantized import NVFP4_SCALINGS, Quantized
-from te_dispatch.numerics.quantizers import BlockQuantizer, MXFP8Quantizer, NVFP4HadamardQuantizer, NVFP4Quantizer
+from te_dispatch.numerics.quantizers import (
+    BlockQuantizer,
+    MXFP8Quantizer,
+    MXFP8TileQuantizer,
+    NVFP4HadamardQuantizer,
+    NVFP4Quantizer,
+)
 from te_dispatch.ops.shapes import ceil_div, rows_of
 from te_dispatch_torch.encodings import decode, decode_e2m1, decode_e8m0, encode_, pack_e2m1
 from te_dispatch_torch.scales_layout import pad_matrix
@@ -27,7 +33,8 @@ _NEGATIVE = sum(1 << i for i, sign in enumerate(SIGNS) if sign < 0)
 Parts = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
 
 
-def _matrix(x: torch.Tensor) -> torch.Tensor:
+def as_matrix(x: torch.Tensor) -> torch.Tensor:
+    """The (M, K) view."""
     return x.reshape(rows_of(tuple(x.shape)), x.shape[-1])
 
 
@@ -40,18 +47,18 @@ def _blocked(x: torch.Tensor, block: int) -> torch.Tensor:
     return x.view(x.shape[0], (columns + missing) // block, block)
 
 
-def _tiled(x: torch.Tensor, block: int) -> torch.Tensor:
-    """(R, C) -> (ceil(R / block), block, ceil(C / block), block)."""
-    rows, columns = -x.shape[0] % block, -x.shape[1] % block
+def tiled(x: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    """(R, C) -> (ceil(R / height), height, ceil(C / width), width)."""
+    rows, columns = -x.shape[0] % height, -x.shape[1] % width
     if rows or columns:
         x = pad_matrix(x, rows, columns)
-    return x.view(x.shape[0] // block, block, x.shape[1] // block, block)
+    return x.view(x.shape[0] // height, height, x.shape[1] // width, width)
 
 
 def cast_blocks_1d(x: torch.Tensor, quantizer: BlockQuantizer, usage: str, draws: Draws | None) -> Parts:
     """One scale per 128 elements of the contracted dimension, for each copy its own."""
     row, column, row_scale, col_scale = None, None, None, None
-    matrix = _matrix(x)
+    matrix = as_matrix(x)
     if usage != "column":
         row, row_scale = _blocks_1d(matrix, quantizer, draws)
         row = row.view(x.shape)
@@ -69,8 +76,8 @@ def _blocks_1d(x: torch.Tensor, quantizer: BlockQuantizer, draws: Draws | None) 
 
 def cast_blocks_2d(x: torch.Tensor, quantizer: BlockQuantizer, draws: Draws | None) -> Parts:
     """One scale per 128x128 tile, so that both copies hold the same codes."""
-    matrix = _matrix(x)
-    tiles = _tiled(matrix, 128)
+    matrix = as_matrix(x)
+    tiles = tiled(matrix, 128, 128)
     amax = block_amax(tiles, (1, 3))
     scale = scale_from_amax(amax, quantizer.max_value, quantizer.epsilon, quantizer.power_of_two)
     codes = encode_(tiles * scale, quantizer.encoding, quantizer.max_value, quantizer.keeps_negative_zero, draws)
@@ -82,7 +89,7 @@ def cast_blocks_2d(x: torch.Tensor, quantizer: BlockQuantizer, draws: Draws | No
 def cast_mxfp8(x: torch.Tensor, quantizer: MXFP8Quantizer, usage: str, draws: Draws | None) -> Parts:
     """32 elements share an E8M0 scale; the column-wise copy stays untransposed, with blocks down the rows."""
     row, column, row_scale, col_scale = None, None, None, None
-    matrix = _matrix(x)
+    matrix = as_matrix(x)
     if usage != "column":
         row, row_scale = _mxfp8(matrix, quantizer, draws)
         row = row.view(x.shape)
@@ -100,13 +107,27 @@ def _mxfp8(x: torch.Tensor, quantizer: MXFP8Quantizer, draws: Draws | None) -> t
     return codes.flatten(1)[:, : x.shape[1]].contiguous(), exponent.squeeze(-1)
 
 
+def cast_mxfp8_2d(x: torch.Tensor, quantizer: MXFP8TileQuantizer, draws: Draws | None) -> Parts:
+    """One E8M0 scale per 32x32 tile: both copies hold the same codes, and the tile's scale for each of its lines."""
+    matrix = as_matrix(x)
+    rows, columns = matrix.shape
+    tiles = tiled(matrix, 32, 32)
+    exponent = e8m0_from_amax(block_amax(tiles, (1, 3)), quantizer.max_value)
+    scaled = tiles * e8m0_inverse(exponent)
+    codes = encode_(scaled, quantizer.encoding, quantizer.max_value, quantizer.keeps_negative_zero, draws)
+    codes = codes.flatten(2).flatten(0, 1)[:rows, :columns].contiguous()
+    exponent = exponent.squeeze(3).squeeze(1)
+    of_rows, of_columns = exponent.repeat_interleave(32, 0)[:rows], exponent.repeat_interleave(32, 1)[:, :columns]
+    return codes.view(x.shape), codes.clone(), of_rows.contiguous(), of_columns.contiguous()
+
+
 def cast_nvfp4(
     x: torch.Tensor, quantizer: NVFP4Quantizer, usage: str, amax: torch.Tensor | None, draws: Draws | None
 ) -> tuple[Parts, torch.Tensor]:
     """E2M1 values, an e4m3fn scale per 16, one fp32 scale; returns the parts and global_scale_inv."""
-    matrix = _matrix(x)
+    matrix = as_matrix(x)
     found = amax_of(x) if amax is None else amax
-    scale = _nvfp4_scale(found)
+    scale = nvfp4_scale(found)
     row, column, row_scale, col_scale = None, None, None, None
     if usage != "column":
         row, row_scale = _nvfp4(matrix, scale, quantizer, draws)
@@ -116,25 +137,26 @@ def cast_nvfp4(
     return (row, column, row_scale, col_scale), scale.reciprocal()
 
 
-def _nvfp4_scale(amax: torch.Tensor) -> torch.Tensor:
-    return scale_from_amax(amax, ENCODINGS["e4m3fn"].max * ENCODINGS["e2m1"].max, 0.0, False)
+def nvfp4_scale(amax: torch.Tensor, scale_max: float = ENCODINGS["e4m3fn"].max) -> torch.Tensor:
+    """S of the quantizers' docstrings."""
+    return scale_from_amax(amax, scale_max * ENCODINGS["e2m1"].max, 0.0, False)
 
 
 def cast_nvfp4_rotated(
     x: torch.Tensor, quantizer: NVFP4HadamardQuantizer, usage: str, draws: Draws | None
 ) -> tuple[Parts, torch.Tensor]:
     """As `cast_nvfp4` of each copy by itself, the column-wise one of rotated values."""
-    matrix = _matrix(x)
+    matrix = as_matrix(x)
     row, column, row_scale, col_scale = None, None, None, None
     whole = [x.new_zeros((1,), dtype=torch.float32)] * 2
     if usage != "column":
-        scale = _nvfp4_scale(amax_of(matrix))
+        scale = nvfp4_scale(amax_of(matrix))
         row, row_scale = _nvfp4(matrix, scale, quantizer, draws)
         row = row.view(*x.shape[:-1], row.shape[-1])
         whole[0] = scale.reciprocal()
     if usage != "row":
         rotated = _rotated(matrix.t())
-        scale = _nvfp4_scale(amax_of(rotated))
+        scale = nvfp4_scale(amax_of(rotated))
         column, col_scale = _nvfp4(rotated, scale, quantizer, draws)
         whole[1] = scale.reciprocal()
     return (row, column, row_scale, col_scale), torch.cat(whole)
@@ -164,7 +186,7 @@ def _nvfp4(
     blocks = _blocked(x, 16)
     amax = block_amax(blocks, -1)
     if isinstance(quantizer, NVFP4Quantizer) and quantizer.two_d:
-        tiles = block_amax(_tiled(x, 16), (1, 3)).squeeze(3).squeeze(1)
+        tiles = block_amax(tiled(x, 16, 16), (1, 3)).squeeze(3).squeeze(1)
         amax = tiles.repeat_interleave(16, 0)[:rows].unsqueeze(-1)
     six = torch.full_like(amax, ENCODINGS["e2m1"].max)
     block_codes = encode_(amax * scale / six, "e4m3fn", ENCODINGS["e4m3fn"].max, True)
@@ -194,5 +216,5 @@ def block_values(x: Quantized, data: torch.Tensor, scale: torch.Tensor, row: boo
     # Block by block, rather than with a scale per element: indices that divide by 128, beside the cast's blocks, are
     # more than PyTorch 2.13's compiler for CPUs generates loops for.
     if x.scaling == "block_2d":
-        return (_tiled(found, 128) * scale[:, None, :, None]).flatten(2).flatten(0, 1)[:rows, :columns]
+        return (tiled(found, 128, 128) * scale[:, None, :, None]).flatten(2).flatten(0, 1)[:rows, :columns]
     return (_blocked(found, 128) * scale.unsqueeze(-1)).flatten(1)[:, :columns]

@@ -106,7 +106,11 @@ def pack_e2m1(codes: torch.Tensor) -> torch.Tensor:
 
 def decode_e2m1(data: torch.Tensor, columns: int) -> torch.Tensor:
     """Values (float32) of packed codes; `columns` is the unpacked length."""
-    codes = torch.stack((data & 0xF, data >> 4), dim=-1).flatten(-2)[..., :columns]
+    return e2m1_values(torch.stack((data & 0xF, data >> 4), dim=-1).flatten(-2)[..., :columns])
+
+
+def e2m1_values(codes: torch.Tensor) -> torch.Tensor:
+    """Values (float32) of codes that lie one a byte."""
     magnitude = (codes & 7).to(torch.float32)
     value = torch.where(magnitude < 4, magnitude * 0.5, torch.where(magnitude < 6, magnitude - 2.0, magnitude * 2 - 8))
     return torch.where(codes >= 8, -value, value)

@@ -14,6 +14,8 @@ from te_dispatch.numerics.quantizers import (
     CurrentQuantizer,
     DelayedQuantizer,
     MXFP8Quantizer,
+    MXFP8TileQuantizer,
+    NVFP4FourOverSixQuantizer,
     NVFP4HadamardQuantizer,
     NVFP4Quantizer,
     Quantizer,
@@ -21,7 +23,7 @@ from te_dispatch.numerics.quantizers import (
 from te_dispatch.ops.checks import quantize as checks
 from te_dispatch.ops.results import QuantizeDbias
 from te_dispatch.ops.shapes import rows_of
-from te_dispatch_torch import blocks
+from te_dispatch_torch import blocks, four_over_six
 from te_dispatch_torch.encodings import decode, encode_
 from te_dispatch_torch.scales_layout import canonical, laid_out
 from te_dispatch_torch.scaling import amax_of, scale_from_amax
@@ -70,6 +72,11 @@ def cast(
         return _record(x, quantizer, usage, dtype, blocks.cast_blocks_1d(x, quantizer, usage, draws))
     if isinstance(quantizer, MXFP8Quantizer):
         return _record(x, quantizer, usage, dtype, blocks.cast_mxfp8(x, quantizer, usage, draws))
+    if isinstance(quantizer, MXFP8TileQuantizer):
+        return _record(x, quantizer, usage, dtype, blocks.cast_mxfp8_2d(x, quantizer, draws))
+    if isinstance(quantizer, NVFP4FourOverSixQuantizer):
+        parts, global_scale_inv = four_over_six.cast(x, quantizer, usage, amax)
+        return _record(x, quantizer, usage, dtype, parts, global_scale_inv)
     if isinstance(quantizer, NVFP4Quantizer):
         parts, global_scale_inv = blocks.cast_nvfp4(x, quantizer, usage, amax, draws)
         return _record(x, quantizer, usage, dtype, parts, global_scale_inv)

@@ -21,6 +21,7 @@ from te_dispatch.conformance.families import (  # noqa: F401
     quantize_huge,
     quantize_many,
     quantize_patterns,
+    quantize_tiles,
     refused,
     softmax,
     training,

@@ -22,6 +22,8 @@ from te_dispatch.numerics.quantizers import (
     CurrentQuantizer,
     DelayedQuantizer,
     MXFP8Quantizer,
+    MXFP8TileQuantizer,
+    NVFP4FourOverSixQuantizer,
     NVFP4HadamardQuantizer,
     NVFP4Quantizer,
     Quantizer,
@@ -40,6 +42,9 @@ CASTS = (
     "delayed", "delayed_seen", "current", "block_1d", "block_2d", "mxfp8", "nvfp4", "nvfp4_2d", "block_1d_laid_out",
     "block_2d_laid_out",
 )  # fmt: skip
+
+#: Kinds that few backends make, and that have spaces of their own.
+LATER_CASTS = ("nvfp4_rht", "mxfp8_2d", "nvfp4_4over6", "nvfp4_4over6_2d")
 
 #: More columns than 8,192 and 16,384; many tiles each way and more elements than 2^18; several tiles and no rest.
 LARGE = ("3x8209", "2x16403", "1031x257", "257x1031", "256x512")
@@ -90,7 +95,7 @@ def quantizer_of(
     """A quantizer with state of its own.
 
     Args:
-        cast: of `CASTS`, or ``nvfp4_rht``. ``delayed_seen`` is a delayed one that has seen a larger amax than most
+        cast: of `CASTS` or `LATER_CASTS`. ``delayed_seen`` is a delayed one that has seen a larger amax than most
             tensors have.
         scale, amax: of a delayed one; amax None records nothing.
         power_of_two: None for the kind's default.
@@ -113,7 +118,11 @@ def quantizer_of(
         return NVFP4Quantizer(common=common, two_d=cast == "nvfp4_2d")
     if cast == "nvfp4_rht":
         return NVFP4HadamardQuantizer(common=common)
-    raise ValueError(f"cast: got {cast!r}, expected one of {', '.join(CASTS)}")
+    if cast == "mxfp8_2d":
+        return MXFP8TileQuantizer(encoding, common)
+    if cast in ("nvfp4_4over6", "nvfp4_4over6_2d"):
+        return NVFP4FourOverSixQuantizer(common=common, two_d=cast.endswith("2d"))
+    raise ValueError(f"cast: got {cast!r}, expected one of {', '.join((*CASTS, *LATER_CASTS))}")
 
 
 def record_amax(x: torch.Tensor, quantizer: DelayedQuantizer) -> None:

@@ -28,6 +28,9 @@ from te_dispatch.ops.checks.remember import (
 )
 from te_dispatch.ops.shapes import USAGES, ceil_div
 
+#: Kinds whose scale of the whole tensor may come from an amax that the caller has.
+_TAKE_AMAX = ("current", "nvfp4", "nvfp4_4over6")
+
 
 @remembered(x=LEADING, quantizer=QUANTIZER, out=WRITTEN_RECORD, noop_flag=OPTIONAL, amax=OPTIONAL, rng_state=OPTIONAL)
 def quantize(
@@ -44,10 +47,14 @@ def quantize(
     check.one_of("usage", usage, USAGES)
     check.rotatable("x", x.shape, quantizer, usage)
     if rng_state is not None:
+        if quantizer.kind == "nvfp4_4over6":
+            raise ValueError("rng_state: given with a nvfp4_4over6 quantizer, which rounds to nearest, expected None")
         check.rng(rng_state, x.device)
     if amax is not None:
-        if quantizer.kind not in ("current", "nvfp4"):
-            raise ValueError(f"amax: given with a {quantizer.kind} quantizer, expected a current or nvfp4 one")
+        if quantizer.kind not in _TAKE_AMAX:
+            raise ValueError(
+                f"amax: given with a {quantizer.kind} quantizer, expected one of the kinds {check.listed(_TAKE_AMAX)}"
+            )
         check.scalar("amax", amax, x.device)
     if noop_flag is not None:
         check.scalar("noop_flag", noop_flag, x.device)

@@ -35,10 +35,17 @@ from te_dispatch.numerics.quantizers import (
     CurrentQuantizer,
     DelayedQuantizer,
     MXFP8Quantizer,
+    MXFP8TileQuantizer,
+    NVFP4FourOverSixQuantizer,
     NVFP4HadamardQuantizer,
     NVFP4Quantizer,
 )
 from te_dispatch.ops.checks.likeness import PLAIN, alike
+
+#: Quantizers of which checks read nothing but the encoding.
+_OF_ENCODING = frozenset(
+    (MXFP8Quantizer, MXFP8TileQuantizer, NVFP4Quantizer, NVFP4HadamardQuantizer, NVFP4FourOverSixQuantizer)
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -294,7 +301,7 @@ def _quantizer(q: Any) -> tuple[Any, tuple[Any, ...]]:
         return (kind, q.encoding, q.epsilon.__class__, q.epsilon), ()
     if kind is BlockQuantizer:
         return (kind, q.encoding, q.epsilon.__class__, q.epsilon, q.two_d, q.scale_layout), ()
-    if kind is MXFP8Quantizer or kind is NVFP4Quantizer or kind is NVFP4HadamardQuantizer:
+    if kind in _OF_ENCODING:
         return (kind, q.encoding), ()
     raise TypeError("other classes are checked every time")
 

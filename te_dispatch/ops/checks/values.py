@@ -15,12 +15,11 @@ from te_dispatch.numerics.encodings import FP8_ENCODINGS
 from te_dispatch.numerics.hadamard import SIZE
 from te_dispatch.numerics.quantized import CANONICAL_SCALES, NVFP4_SCALINGS, SCALINGS, Quantized
 from te_dispatch.numerics.quantizers import (
+    QUANTIZERS,
     BlockQuantizer,
     CurrentQuantizer,
     DelayedQuantizer,
-    MXFP8Quantizer,
     NVFP4HadamardQuantizer,
-    NVFP4Quantizer,
 )
 from te_dispatch.ops.shapes import USAGES, data_shapes, global_scale_shape, laid_out_shapes, rows_of
 
@@ -41,10 +40,8 @@ SCALE_LAYOUTS = {
     "swizzled_32x4x4": ("mxfp8", "nvfp4"),
 }
 
-_QUANTIZERS = (
-    DelayedQuantizer, CurrentQuantizer, BlockQuantizer, MXFP8Quantizer, NVFP4Quantizer, NVFP4HadamardQuantizer,
-)  # fmt: skip
-_FP4_QUANTIZERS = (NVFP4Quantizer, NVFP4HadamardQuantizer)
+_QUANTIZERS = tuple(QUANTIZERS.values())
+_FP4_QUANTIZERS = tuple(q for q in _QUANTIZERS if q.scaling in NVFP4_SCALINGS)
 _ONE = torch.Size((1,))
 
 

@@ -26,6 +26,7 @@ from te_dispatch.numerics.quantizers import (
     CurrentQuantizer,
     DelayedQuantizer,
     MXFP8Quantizer,
+    MXFP8TileQuantizer,
     Quantizer,
 )
 from te_dispatch.ops.checks import quantize as checks
@@ -69,7 +70,7 @@ def _quantize(
         values, scale_inv = _per_tensor(x32, quantizer, scale)
     elif isinstance(quantizer, BlockQuantizer):
         values, scale_inv = _blocks(x32, quantizer)
-    elif isinstance(quantizer, MXFP8Quantizer):
+    elif isinstance(quantizer, (MXFP8Quantizer, MXFP8TileQuantizer)):
         values, scale_inv = _mxfp8(x32, quantizer)
     else:
         raise NotImplementedError(
@@ -143,36 +144,40 @@ def _padded(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
     return torch.nn.functional.pad(x, (0, columns, 0, rows)) if rows or columns else x
 
 
-def _blocks(x: torch.Tensor, quantizer: BlockQuantizer) -> tuple[torch.Tensor, torch.Tensor]:
-    """1x128 blocks or 128x128 tiles of the row-wise copy; edge blocks are padded with zeros, which no amax sees."""
+def _divided(x: torch.Tensor, size: int, two_d: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """x in blocks of `size` along its last dimension, or in tiles, and their amaxes: blocks are one dimension, tiles
+    two. Edge blocks are padded with zeros, which no amax sees."""
     matrix = x.reshape(-1, x.shape[-1])
     rows, columns = matrix.shape
-    if quantizer.two_d:
-        padded = _padded(matrix, -rows % 128, -columns % 128)
-        blocks = padded.reshape(-1, 128, padded.shape[1] // 128, 128)
-        amax = _without_nan(blocks).amax((1, 3), keepdim=True)
-    else:
-        padded = _padded(matrix, 0, -columns % 128)
-        blocks = padded.reshape(-1, padded.shape[1] // 128, 128)
-        amax = _without_nan(blocks).amax(-1, keepdim=True)
+    padded = _padded(matrix, -rows % size if two_d else 0, -columns % size)
+    lines = (size,) if two_d else ()
+    blocks = padded.reshape(-1, *lines, padded.shape[1] // size, size)
+    return blocks, _without_nan(blocks).amax((1, 3) if two_d else -1, keepdim=True)
+
+
+def _together(blocks: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """What `_divided` took apart, of the shape of x."""
+    columns = x.shape[-1]
+    padded = blocks.reshape(-1, blocks.shape[-2] * blocks.shape[-1])
+    return padded[: x.numel() // max(columns, 1), :columns].reshape(x.shape)
+
+
+def _blocks(x: torch.Tensor, quantizer: BlockQuantizer) -> tuple[torch.Tensor, torch.Tensor]:
+    """1x128 blocks or 128x128 tiles of the row-wise copy."""
+    blocks, amax = _divided(x, 128, quantizer.two_d)
     scale = _scale_from_amax(amax, quantizer)
     scale_inv = _inverse(scale)
-    values = _pair(blocks * scale, _one(x), quantizer) * scale_inv
-    return values.reshape(padded.shape)[:rows, :columns].reshape(x.shape), scale_inv
+    return _together(_pair(blocks * scale, _one(x), quantizer) * scale_inv, x), scale_inv
 
 
-def _mxfp8(x: torch.Tensor, quantizer: MXFP8Quantizer) -> tuple[torch.Tensor, torch.Tensor]:
-    """Blocks of 32 of the row-wise copy, whose E8M0 scales are held as their values."""
-    matrix = x.reshape(-1, x.shape[-1])
-    columns = matrix.shape[1]
-    padded = _padded(matrix, 0, -columns % 32)
-    blocks = padded.reshape(-1, padded.shape[1] // 32, 32)
-    amax = _without_nan(blocks).amax(-1, keepdim=True)
+def _mxfp8(x: torch.Tensor, quantizer: MXFP8Quantizer | MXFP8TileQuantizer) -> tuple[torch.Tensor, torch.Tensor]:
+    """Blocks of 32 or 32x32 tiles of the row-wise copy, whose E8M0 scales are held as their values."""
+    blocks, amax = _divided(x, 32, isinstance(quantizer, MXFP8TileQuantizer))
     code, powers = _ceil_exponent(amax / torch.full_like(amax, quantizer.max_value))
     # The inverse of a code's value is that of the code mirrored at 1.
     scale_inv = powers[code]
     values = _pair(blocks * powers[2 * _BIAS - code], _one(x), quantizer) * scale_inv
-    return values.reshape(padded.shape)[:, :columns].reshape(x.shape), scale_inv
+    return _together(values, x), scale_inv
 
 
 def _values(x: Any) -> Any:

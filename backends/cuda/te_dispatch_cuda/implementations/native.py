@@ -15,9 +15,11 @@ RANK = 100
 ON_DEVICE = frozenset({"deterministic", "capturable", "no_host_sync"})
 ROWS = ON_DEVICE | {"batch_invariant"}
 FLOATS = ("fp32", "bf16", "fp16")
-#: No kernel here rotates what it casts (with a quantizer, or a list of them), or reads the records of such casts.
-UNROTATED = (NoneOf("quantizer", "nvfp4_rht"),)
-UNROTATED_LIST = (NoneOf("quantizers", "nvfp4_rht"),)
+#: Kinds of casts, with a quantizer or a list of them, that no kernel here makes.
+_NOT_CAST = ("mxfp8_2d", "nvfp4_rht", "nvfp4_4over6")
+CASTS = (NoneOf("quantizer", *_NOT_CAST),)
+CASTS_OF_LISTS = (NoneOf("quantizers", *_NOT_CAST),)
+#: No kernel here reads records with a rotated copy.
 UNROTATED_RECORD = (NoneOf("x.scaling", "nvfp4_rht"),)
 #: The chips that the kernels are written for, and whether this build holds code for the one at hand.
 NVIDIA: tuple[Condition, ...] = (

@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 from te_dispatch.core.manifest import Implementation
-from te_dispatch_cuda.implementations.native import ROWS, UNROTATED, kernel
+from te_dispatch_cuda.implementations.native import CASTS, ROWS, kernel
 
 IMPLEMENTATIONS: tuple[Implementation, ...] = (
-    kernel("layernorm_fwd", "norm:layernorm_fwd", UNROTATED, claims=ROWS),
+    kernel("layernorm_fwd", "norm:layernorm_fwd", CASTS, claims=ROWS),
     kernel("layernorm_bwd", "norm:layernorm_bwd"),
-    kernel("rmsnorm_fwd", "norm:rmsnorm_fwd", UNROTATED, claims=ROWS),
+    kernel("rmsnorm_fwd", "norm:rmsnorm_fwd", CASTS, claims=ROWS),
     kernel("rmsnorm_bwd", "norm:rmsnorm_bwd"),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from te_dispatch.core.manifest import Implementation
 from te_dispatch.core.requirements import OneOf
-from te_dispatch_cuda.implementations.native import ROWS, UNROTATED_LIST, UNROTATED_RECORD, kernel
+from te_dispatch_cuda.implementations.native import CASTS_OF_LISTS, ROWS, UNROTATED_RECORD, kernel
 
 IMPLEMENTATIONS: tuple[Implementation, ...] = (
     kernel("dequantize", "quantize_forms:dequantize", UNROTATED_RECORD, claims=ROWS),
@@ -20,8 +20,8 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
         frozenset({"deterministic", "batch_invariant"}),
         name="convert_encoding_checked",
     ),
-    kernel("split_quantize", "quantize_many:split_quantize", UNROTATED_LIST),
-    kernel("multi_tensor_quantize", "quantize_many:multi_tensor_quantize", UNROTATED_LIST),
+    kernel("split_quantize", "quantize_many:split_quantize", CASTS_OF_LISTS),
+    kernel("multi_tensor_quantize", "quantize_many:multi_tensor_quantize", CASTS_OF_LISTS),
     kernel("pad_rows", "quantize_forms:pad_rows", claims=ROWS),
     kernel("unpad_rows", "quantize_forms:unpad_rows", claims=ROWS),
     kernel("partial_amax", "quantize_forms:partial_amax"),

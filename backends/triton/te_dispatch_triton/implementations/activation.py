@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 from te_dispatch.core.manifest import Implementation
-from te_dispatch_triton.implementations.entry import UNROTATED, UNROTATED_RECORD, kernel
+from te_dispatch_triton.implementations.entry import CASTS, UNROTATED_RECORD, kernel
 
 IMPLEMENTATIONS: tuple[Implementation, ...] = (
-    kernel("activation_fwd", "activation:activation_fwd", (*UNROTATED, *UNROTATED_RECORD)),
-    kernel("activation_bwd", "activation:activation_bwd", (*UNROTATED, *UNROTATED_RECORD)),
+    kernel("activation_fwd", "activation:activation_fwd", (*CASTS, *UNROTATED_RECORD)),
+    kernel("activation_bwd", "activation:activation_bwd", (*CASTS, *UNROTATED_RECORD)),
 )

@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 from te_dispatch.core.manifest import Implementation
-from te_dispatch_triton.implementations.entry import ROWS, UNROTATED, kernel
+from te_dispatch_triton.implementations.entry import CASTS, ROWS, kernel
 
 IMPLEMENTATIONS: tuple[Implementation, ...] = (
-    kernel("layernorm_fwd", "norm:layernorm_fwd", UNROTATED, claims=ROWS),
+    kernel("layernorm_fwd", "norm:layernorm_fwd", CASTS, claims=ROWS),
     kernel("layernorm_bwd", "norm_gradients:layernorm_bwd"),
-    kernel("rmsnorm_fwd", "norm:rmsnorm_fwd", UNROTATED, claims=ROWS),
+    kernel("rmsnorm_fwd", "norm:rmsnorm_fwd", CASTS, claims=ROWS),
     kernel("rmsnorm_bwd", "norm_gradients:rmsnorm_bwd"),
 )

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from te_dispatch.core.manifest import Implementation
 from te_dispatch.core.requirements import OneOf
-from te_dispatch_triton.implementations.entry import UNROTATED, kernel
+from te_dispatch_triton.implementations.entry import CASTS, kernel
 
 IMPLEMENTATIONS: tuple[Implementation, ...] = (
-    kernel("quantize", "quantize:quantize", (OneOf("rng_state", False), *UNROTATED)),
-    kernel("quantize_dbias", "quantize:quantize_dbias", UNROTATED),
+    kernel("quantize", "quantize:quantize", (OneOf("rng_state", False), *CASTS)),
+    kernel("quantize_dbias", "quantize:quantize_dbias", CASTS),
     kernel("compute_amax", "quantize:compute_amax"),
     kernel("update_delayed_scales", "scales:update_delayed_scales"),
 )

@@ -33,6 +33,7 @@ from te_dispatch_faulty import (
     state,
     steps,
     surroundings,
+    tiles,
     unseen,
     usage,
 )
@@ -319,7 +320,7 @@ _CONDUCT = (
 
 _TABLES = (
     sizes, operands, special, secondary, state, draws, options, narrow, paths, rare, surroundings, usage, clauses,
-    corners, unseen,
+    corners, unseen, tiles,
 )  # fmt: skip
 
 FAULTS: tuple[Fault, ...] = (
