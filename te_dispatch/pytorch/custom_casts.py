@@ -81,7 +81,7 @@ class CustomCasts(RecipeCasts):
         super().__init__(recipe, device)
         self.device = device
         self.roles = roles
-        self._operands = [self._asked_operands(name) for name in roles.names]
+        self._operands = [self._asked_operands(i) for i in range(roles.weights)]
         kinds = {_KINDS[made.input.scaling] for made in self._operands if made is not None}
         for alignment, rows in (_ALIGNMENT[kind] for kind in kinds & _ALIGNMENT.keys()):
             self.alignment, self.row_alignment = max(self.alignment, alignment), max(self.row_alignment, rows)
@@ -90,8 +90,8 @@ class CustomCasts(RecipeCasts):
         return self._operands[index]
 
     def boundary(self, casts: GemmCasts, states: BoundaryStates) -> Boundary:
-        output = self._ask("output", self.roles.output)
-        input_grad = self._ask("input_grad", self.roles.input_grad)
+        output = self._ask("output", self.roles.weights - 1)
+        input_grad = self._ask("grad_input", 0)
         if output.stochastic:
             raise NotImplementedError(
                 f"CustomRecipe: {output}: an output is not rounded stochastically; return a quantizer without "
@@ -99,11 +99,11 @@ class CustomCasts(RecipeCasts):
             )
         return Boundary(output.record, input_grad.record, stochastic=input_grad.stochastic)
 
-    def _asked_operands(self, name: str) -> Operands | None:
-        """The casts around the weight of this name."""
-        answers = [self._ask(tensor, QuantizerRole("linear", tensor, name)) for tensor in ("input", "weight")]
+    def _asked_operands(self, index: int) -> Operands | None:
+        """The casts around a weight."""
+        answers = [self._ask(tensor, index) for tensor in ("input", "weight")]
         if self.recipe.backward_override is None:
-            answers.append(self._ask("grad_output", QuantizerRole("linear", "grad_output", name)))
+            answers.append(self._ask("grad_output", index))
         x, w, *rest = answers
         if all(answer.record is None for answer in answers):
             return None
@@ -125,7 +125,7 @@ class CustomCasts(RecipeCasts):
         splits = (x.record.scaling != "tensor", True, True)
         if g is None or g.record is None:
             if self.recipe.backward_override is None:
-                self._leave_gradient(g, len(self.roles.names))
+                self._leave_gradient(g)
             return Operands(x.record, w.record, None, splits)
         _check_pair(g, w)
         _check_pair(g, x)
@@ -135,9 +135,9 @@ class CustomCasts(RecipeCasts):
             )
         return Operands(x.record, w.record, g.record, splits, g.stochastic)
 
-    def _leave_gradient(self, g: _Answer | None, weights: int) -> None:
+    def _leave_gradient(self, g: _Answer | None) -> None:
         """Have the backward read the gradient of the output as it comes."""
-        if weights > 1:
+        if self.roles.weights > 1:
             raise NotImplementedError(
                 f"CustomRecipe: high precision for {g.place if g else 'a gradient'} beside a quantized input and "
                 "weight: in a module with several weights a gradient is read as it comes only where its input and "
@@ -145,10 +145,11 @@ class CustomCasts(RecipeCasts):
             )
         self.override = "dequantized"
 
-    def _ask(self, tensor: str, role: QuantizerRole | None) -> _Answer:
-        """The factory's answer about a tensor, asked for once."""
+    def _ask(self, tensor: str, index: int) -> _Answer:
+        """The factory's answer about a tensor of a weight, asked for once."""
+        role = self.roles.of(tensor, index)
         place = f"{self.roles.module}'s {tensor} (role {role})"
-        key = (self.recipe, tensor, role)
+        key = (self.recipe, tensor, index, role)
         known = self.roles.known
         if key not in known:
             given = _checked(self.recipe, place, role)

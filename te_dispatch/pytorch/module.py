@@ -33,7 +33,7 @@ from te_dispatch.pytorch.gemm_steps import as_dtype
 from te_dispatch.pytorch.known_calls import LOOKS, KnowingModule
 from te_dispatch.pytorch.parallel import ParallelModule
 from te_dispatch.pytorch.quantized_tensor import plain
-from te_dispatch.pytorch.quantizer_role import AskingModule
+from te_dispatch.pytorch.quantizer_role import AskingModule, ModuleRoles
 from te_dispatch.pytorch.scoped import autocast_off
 from te_dispatch.pytorch.state_views import StateViews
 from te_dispatch.pytorch.weight_grads import WeightGradModule
@@ -209,7 +209,13 @@ class GemmModule(KnowingModule, WeightGradModule, ParallelModule, AskingModule, 
             forward, backward = self._scales_for(recipe, device)
         self._known = ()
         self._plan = plan = build_plan(
-            recipe, device, process_group, self.gemm_count, forward, backward, self._asked_roles()
+            recipe,
+            device,
+            process_group,
+            self.gemm_count,
+            forward,
+            backward,
+            self._asked_roles() if recipe.custom() else None,
         )
         if self._scales_identity() != before:
             self._traced_plans = TracedPlans()
@@ -384,7 +390,7 @@ class GemmModule(KnowingModule, WeightGradModule, ParallelModule, AskingModule, 
             _cached_of=(),
             _looks=(),
             _known=(),
-            _roles=self._roles.without_answers(),
+            _answers=ModuleRoles(type(self).__name__),  # a recipe may not be picklable
         )
         return state
 

@@ -175,11 +175,53 @@ def test_a_factory_is_asked_once(module: str, weights: int) -> None:
     assert len(factory.roles) == 6 * weights
 
 
+def test_roles_of_modules() -> None:
+    """What one product hands to the next has the role of whoever reads it, as in Transformer Engine."""
+    mlp = made("LayerNormMLP")
+    mlp.output_quantizer_role = te.QuantizerRole("linear", "input", "next")
+    forward = mlp.get_quantizer_roles(fwd=True, num_quantizers=6)
+    assert [str(role) for role in forward] == [
+        "module_type=linear|tensor_type=input|name=fc1",
+        "module_type=linear|tensor_type=weight|name=fc1",
+        "module_type=linear|tensor_type=input|name=fc2",
+        "module_type=linear|tensor_type=input|name=fc2",
+        "module_type=linear|tensor_type=weight|name=fc2",
+        "module_type=linear|tensor_type=input|name=next",
+    ]
+    backward = mlp.get_quantizer_roles(fwd=False, num_quantizers=4)
+    assert [role and (role.tensor_type, role.name) for role in backward] == [
+        ("grad_output", "fc1"), None, ("grad_output", "fc2"), ("grad_output", "fc1")
+    ]  # fmt: skip
+
+
+class OfOnesOwn(te.LayerNormMLP):
+    """A module that says of its tensors what `answer` returns."""
+
+    answer: Any = None
+
+    def get_quantizer_roles(self, *, fwd: bool, num_quantizers: int) -> Any:
+        return self.answer(num_quantizers)
+
+
+def test_roles_of_a_class_of_ones_own() -> None:
+    factory, module = Counting(), OfOnesOwn(64, 128)
+    module.answer = lambda count: None
+    seen(module, CustomRecipe(factory))
+    assert factory.roles == [te.QuantizerRole()] * 6
+    module.fp8_initialized = False
+    module.answer = lambda count: [te.QuantizerRole("mine", str(i)) for i in range(count)]
+    seen(module, CustomRecipe(factory))
+    assert [role.tensor_type for role in factory.roles[6:]] == ["0", "1", "0", "3", "4", "2"]
+    module.fp8_initialized, module.answer = False, lambda count: [None]
+    with pytest.raises(ValueError, match=r"get_quantizer_roles\(fwd=True\) must return 6 roles, got 1"):
+        seen(module, CustomRecipe(factory))
+
+
 def test_many_recipes_leave_no_trace() -> None:
     layer, expected = made("Linear"), seen(made("Linear"), Float8CurrentScaling())
     for _ in range(40):
         assert same(seen(layer, CustomRecipe(Counting())), expected)
-    assert len(layer._roles.known) <= 64
+    assert len(layer._answers.known) <= 64
 
 
 # -- what else modules do -----------------------------------------------------------------------------------------

@@ -344,6 +344,29 @@ class HybridQuantizer(Quantizer):
         )
 
 
+def as_quantizer(record: records.Quantizer, stochastic: bool = False) -> Quantizer:
+    """A quantizer that stands for an operator's; tensors are shared.
+
+    Args:
+        stochastic: whether the values are rounded stochastically.
+    """
+    both: dict[str, Any] = {"rowwise": True, "columnwise": True}
+    if isinstance(record, records.NVFP4HadamardQuantizer):
+        return NVFP4Quantizer(**both, with_rht=True, with_post_rht_amax=True, stochastic_rounding=stochastic)
+    if isinstance(record, records.NVFP4Quantizer):
+        return NVFP4Quantizer(**both, with_2d_quantization=record.two_d, stochastic_rounding=stochastic)
+    dtype = DType.kFloat8E4M3 if record.encoding.startswith("e4m3") else DType.kFloat8E5M2
+    if isinstance(record, records.MXFP8Quantizer):
+        return MXFP8Quantizer(dtype, **both)
+    if isinstance(record, records.DelayedQuantizer):
+        amax = torch.zeros_like(record.scale) if record.amax is None else record.amax
+        return Float8Quantizer(record.scale, amax, dtype, **both)
+    how: dict[str, Any] = {"force_pow_2_scales": record.power_of_two, "amax_epsilon": record.epsilon}
+    if isinstance(record, records.BlockQuantizer):
+        return Float8BlockQuantizer(dtype, **both, **how, block_scaling_dim=2 if record.two_d else 1)
+    return Float8CurrentScalingQuantizer(dtype, None, **both, **how)
+
+
 def _epsilon(owner: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
         raise ValueError(f"{owner}: amax_epsilon must be a number that is not negative, got {value!r}")
