@@ -94,6 +94,7 @@ _COLLECTIVES = _of(
     "get_distributed_rank",
     "get_distributed_world_size",
     "initialize_affine_weight_gpu",
+    "prepare_te_modules_for_fsdp",
     "reduce_scatter_along_first_dim",
     "set_tensor_model_parallel_attributes",
     "split_tensor_into_1d_equal_chunks",

@@ -61,6 +61,8 @@ class _Answer(NamedTuple):
         return self.given is not None and self.given.stochastic
 
     def __str__(self) -> str:
+        if self.given is None:
+            return f"{self.kind} for {self.place}"
         return f"{type(self.given).__name__} ({self.kind}) for {self.place}"
 
 

@@ -61,10 +61,10 @@ BAD: dict[str, tuple[Any, type[Exception], str]] = {
         rf"one scale per tensor\) for Linear's {GRADIENT} and .* for Linear's {WEIGHT}: .*same kind",
     ),
     "input in high precision": (
-        by_tensor(input=None), NotImplementedError, rf"high precision\) for Linear's {INPUT} .*quantizers for both"
+        by_tensor(input=None), NotImplementedError, rf"high precision for Linear's {INPUT} .*quantizers for both"
     ),
     "weight in high precision": (
-        by_tensor(weight=te.IdentityQuantizer()), NotImplementedError, rf"high precision\) for Linear's {WEIGHT}"
+        by_tensor(weight=te.IdentityQuantizer()), NotImplementedError, rf"high precision for Linear's {WEIGHT}"
     ),
     "gradient alone": (by_tensor(input=None, weight=None), NotImplementedError, "return quantizers for both"),
     "tiles twice": (by_tensor(input=TILES, weight=TILES, grad_output=ROWS), NotImplementedError, "block_scaling_dim=1"),
