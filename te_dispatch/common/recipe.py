@@ -436,13 +436,17 @@ class NVFP4BlockScaling(Recipe):
 @lenient
 @dataclass(eq=False)
 class CustomRecipe(Recipe):
-    """Quantizers from a user's factory; not supported yet.
+    """Quantizers from a user's factory.
 
     Attributes:
-        qfactory: called with a tensor's role, returns its quantizer.
-        fp8_format: encodings for whatever the factory leaves open.
-        fp8_dpa, fp8_mha: as in `DelayedScaling`. backward_override: as in `Float8CurrentScaling`.
-        quantization_alignment: what GEMM dimensions must be multiples of.
+        qfactory: called with the `te_dispatch.pytorch.QuantizerRole` of a tensor, and with None for what leaves a
+            module quantized (unless the module was given a role for that); returns one of the quantizers of
+            `te_dispatch.pytorch.tensor`, or None for high precision. It is called once for each tensor of a module and
+            each recipe, so that it must not depend on when. Equal functions make equal recipes.
+        fp8_format: only what `te_dispatch.pytorch.support.get_fp8_torch_dtype` says of the recipe.
+        fp8_dpa, fp8_mha: as in `DelayedScaling`. backward_override: as in `Float8CurrentScaling`; with one, the factory
+            is not asked about gradients.
+        quantization_alignment: what `Fp8Padding` pads rows to.
     """
 
     qfactory: Callable[..., Any]
@@ -456,9 +460,9 @@ class CustomRecipe(Recipe):
         if not callable(self.qfactory):
             raise TypeError(f"CustomRecipe: qfactory must be a function, got {self.qfactory!r}")
         self._check_shared((Format.E4M3, Format.E5M2, Format.HYBRID))
+        alignment = self.quantization_alignment
+        if isinstance(alignment, bool) or not isinstance(alignment, int) or alignment < 1:
+            raise ValueError(f"CustomRecipe: quantization_alignment must be a positive int, got {alignment!r}")
 
     def row_alignment(self) -> int:
         return self.quantization_alignment
-
-    def unsupported_knob(self) -> str | None:
-        return "qfactory, quantizers from a user's factory; use one of the other recipes"

@@ -27,10 +27,12 @@ _AVAILABLE = _of(
 )
 _AUTOCAST = _of("pytorch.autocast", "autocast", "fp8_autocast", "get_default_recipe")
 _MODEL_INIT = _of("pytorch.model_init", "fp8_model_init", "quantized_model_init")
+_ROLE = _of("pytorch.quantizer_role", "QuantizerRole")
 _QUANTIZATION = {
     **_AVAILABLE,
     **_AUTOCAST,
     **_MODEL_INIT,
+    **_ROLE,
     **_of(
         "pytorch.support",
         "check_fp8_block_scaling_support",
@@ -66,6 +68,15 @@ _BASE = {
 _LAYER = _of("pytorch.transformer_layer", "TransformerLayer")
 _ONNX = _of("pytorch.export", "onnx_export")
 _TENSOR = _of("pytorch.quantized_tensor", "QuantizedTensor")
+_QUANTIZER = _of("pytorch.tensor", "Quantizer")
+_FLOAT8 = _of("pytorch.tensor", "Float8CurrentScalingQuantizer", "Float8Quantizer")
+_FLOAT8_BLOCK = _of("pytorch.tensor", "Float8BlockQuantizer")
+_HYBRID = _of("pytorch.tensor", "HybridQuantizer")
+_IDENTITY = _of("pytorch.tensor", "IdentityQuantizer")
+_MXFP8 = _of("pytorch.tensor", "MXFP8Quantizer")
+_NVFP4 = _of("pytorch.tensor", "NVFP4Quantizer")
+_QUANTIZERS = {**_QUANTIZER, **_FLOAT8, **_FLOAT8_BLOCK, **_HYBRID, **_IDENTITY, **_MXFP8, **_NVFP4}
+_DTYPE = _of("pytorch.tensor", "DType")
 _CHECKPOINT = _of("pytorch.checkpoint", "checkpoint")
 _RECOMPUTE = _of(
     "pytorch.recompute_phases",
@@ -83,6 +94,7 @@ _COLLECTIVES = _of(
     "get_distributed_rank",
     "get_distributed_world_size",
     "initialize_affine_weight_gpu",
+    "prepare_te_modules_for_fsdp",
     "reduce_scatter_along_first_dim",
     "set_tensor_model_parallel_attributes",
     "split_tensor_into_1d_equal_chunks",
@@ -132,6 +144,9 @@ FACE: dict[str, dict[str, str]] = {
         **_MULTI_HEAD,
         **_LAYER,
         **_TENSOR,
+        **_QUANTIZERS,
+        **_DTYPE,
+        **_ROLE,
         **_AUTOCAST,
         **_MODEL_INIT,
         **_CHECKPOINT,
@@ -144,17 +159,20 @@ FACE: dict[str, dict[str, str]] = {
     },
     "transformer_engine.pytorch.quantization": _QUANTIZATION,
     "transformer_engine.pytorch.fp8": _QUANTIZATION,
-    "transformer_engine.pytorch.constants": _of(
-        "pytorch.constants",
-        "AttnBiasTypes",
-        "AttnMaskTypes",
-        "AttnTypes",
-        "GemmParallelModes",
-        "LayerTypes",
-        "MXFP8_BLOCK_SCALING_SIZE",
-        "NVFP4_BLOCK_SCALING_SIZE",
-        "dist_group_type",
-    ),
+    "transformer_engine.pytorch.constants": {
+        **_DTYPE,
+        **_of(
+            "pytorch.constants",
+            "AttnBiasTypes",
+            "AttnMaskTypes",
+            "AttnTypes",
+            "GemmParallelModes",
+            "LayerTypes",
+            "MXFP8_BLOCK_SCALING_SIZE",
+            "NVFP4_BLOCK_SCALING_SIZE",
+            "dist_group_type",
+        ),
+    },
     "transformer_engine.pytorch.distributed": {
         **_CHECKPOINT,
         **_RANDOM,
@@ -204,9 +222,15 @@ FACE: dict[str, dict[str, str]] = {
     "transformer_engine.pytorch.module.fp8_unpadding": _UNPADDING,
     "transformer_engine.pytorch.ops": {},
     "transformer_engine.pytorch.router": {},
-    "transformer_engine.pytorch.tensor": _TENSOR,
-    "transformer_engine.pytorch.tensor.quantized_tensor": _TENSOR,
-    "transformer_engine.pytorch.quantized_tensor": _TENSOR,
+    "transformer_engine.pytorch.tensor": {**_TENSOR, **_QUANTIZERS},
+    "transformer_engine.pytorch.tensor.float8_blockwise_tensor": _FLOAT8_BLOCK,
+    "transformer_engine.pytorch.tensor.float8_tensor": _FLOAT8,
+    "transformer_engine.pytorch.tensor.hybrid_tensor": _HYBRID,
+    "transformer_engine.pytorch.tensor.identity_tensor": _IDENTITY,
+    "transformer_engine.pytorch.tensor.mxfp8_tensor": _MXFP8,
+    "transformer_engine.pytorch.tensor.nvfp4_tensor": _NVFP4,
+    "transformer_engine.pytorch.tensor.quantized_tensor": {**_TENSOR, **_QUANTIZER},
+    "transformer_engine.pytorch.quantized_tensor": {**_TENSOR, **_QUANTIZER},
 }
 
 #: Names without which Megatron, Automodel or BioNeMo do not import, although most of their models never use them: they

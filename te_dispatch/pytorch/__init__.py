@@ -16,6 +16,7 @@ from te_dispatch.pytorch.multi_head_attention import MultiheadAttention
 from te_dispatch.pytorch.normalization import LayerNorm, RMSNorm
 from te_dispatch.pytorch.padding import Fp8Padding, Fp8Unpadding
 from te_dispatch.pytorch.quantized_tensor import QuantizedTensor
+from te_dispatch.pytorch.quantizer_role import QuantizerRole
 from te_dispatch.pytorch.rotary import RotaryPositionEmbedding, apply_rotary_pos_emb
 from te_dispatch.pytorch.sequential import Sequential
 from te_dispatch.pytorch.support import (
@@ -27,18 +28,39 @@ from te_dispatch.pytorch.support import (
     is_mxfp8_available,
     is_nvfp4_available,
 )
+from te_dispatch.pytorch.tensor import (
+    DType,
+    Float8BlockQuantizer,
+    Float8CurrentScalingQuantizer,
+    Float8Quantizer,
+    HybridQuantizer,
+    IdentityQuantizer,
+    MXFP8Quantizer,
+    NVFP4Quantizer,
+    Quantizer,
+)
 from te_dispatch.pytorch.transformer_layer import TransformerLayer
 
 __all__ = [
+    "DType",
     "DotProductAttention",
+    "Float8BlockQuantizer",
+    "Float8CurrentScalingQuantizer",
+    "Float8Quantizer",
     "Fp8Padding",
     "Fp8Unpadding",
+    "HybridQuantizer",
+    "IdentityQuantizer",
     "LayerNorm",
     "LayerNormLinear",
     "LayerNormMLP",
     "Linear",
+    "MXFP8Quantizer",
     "MultiheadAttention",
+    "NVFP4Quantizer",
     "QuantizedTensor",
+    "Quantizer",
+    "QuantizerRole",
     "RMSNorm",
     "RotaryPositionEmbedding",
     "Sequential",

@@ -54,7 +54,7 @@ class Boundary:
     its own.
 
     Attributes:
-        output, input_grad: quantizers.
+        output, input_grad: quantizers; None for what leaves in high precision all the same.
         stochastic: whether the input's gradient is rounded stochastically.
         forward, backward: their states with delayed scaling, of one tensor each; else None.
     """
@@ -63,8 +63,8 @@ class Boundary:
 
     def __init__(
         self,
-        output: Quantizer,
-        input_grad: Quantizer,
+        output: Quantizer | None,
+        input_grad: Quantizer | None,
         forward: DelayedScales | None = None,
         backward: DelayedScales | None = None,
         stochastic: bool = False,
@@ -100,12 +100,13 @@ class Boundary:
         return self._recording_nothing(self.forward.scale_views[0])
 
     def _recording_nothing(self, scale: torch.Tensor) -> Boundary:
+        assert self.output is not None
         output = DelayedQuantizer(self.output.encoding, self.output.common, scale, None)
         return Boundary(output, self.input_grad, self.forward, self.backward)
 
 
-def _canonical(quantizer: Quantizer) -> Quantizer:
-    if quantizer.scale_layout == CANONICAL_SCALES:
+def _canonical(quantizer: Quantizer | None) -> Quantizer | None:
+    if quantizer is None or quantizer.scale_layout == CANONICAL_SCALES:
         return quantizer
     return replace(quantizer, scale_layout=CANONICAL_SCALES)  # type: ignore[call-arg]
 

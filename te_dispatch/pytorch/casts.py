@@ -13,33 +13,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from te_dispatch import ops
-from te_dispatch.common.recipe import (
-    DelayedScaling,
-    Float8BlockScaling,
-    Float8CurrentScaling,
-    MXFP8BlockScaling,
-    NVFP4BlockScaling,
-    Recipe,
-)
+from te_dispatch.common.recipe import DelayedScaling, Recipe
 from te_dispatch.core import scopes
-from te_dispatch.numerics.encodings import device_encoding
-from te_dispatch.numerics.quantizers import (
-    BlockQuantizer,
-    CurrentQuantizer,
-    DelayedQuantizer,
-    MXFP8Quantizer,
-    MXFP8TileQuantizer,
-    NVFP4FourOverSixQuantizer,
-    NVFP4HadamardQuantizer,
-    NVFP4Quantizer,
-    Quantizer,
-)
+from te_dispatch.numerics.quantized import CANONICAL_SCALES
+from te_dispatch.numerics.quantizers import DelayedQuantizer, Quantizer
 from te_dispatch.pytorch import scale_update
+from te_dispatch.pytorch.custom_casts import recipe_casts
 from te_dispatch.pytorch.delayed_scales import DelayedScales
+from te_dispatch.pytorch.quantizer_role import ModuleRoles
 
 if TYPE_CHECKING:
     from te_dispatch.numerics.quantized import Quantized
     from te_dispatch.pytorch.boundary import Boundary
+    from te_dispatch.pytorch.recipe_casts import Operands, RecipeCasts
     from te_dispatch.pytorch.scale_group import ScaleGroup
     from te_dispatch.pytorch.scale_update import Trainer
 
@@ -52,7 +38,7 @@ class GemmCasts:
     """The casts around one weight: fprop x W^T, dgrad dy W, wgrad dy^T x.
 
     Attributes:
-        input, weight, grad: quantizers.
+        input, weight, grad: quantizers; the gradient's is None where no product reads it cast (`Plan.override`).
         stochastic: whether gradients are rounded stochastically.
         input_usage: copies of x, without and with a wgrad to come. weight_usage: of W, without and with a dgrad.
         grad_usage: of dy, by (dgrad) + 2 (wgrad); entry 0 is never used.
@@ -70,7 +56,7 @@ class GemmCasts:
         self,
         input: Quantizer,
         weight: Quantizer,
-        grad: Quantizer,
+        grad: Quantizer | None,
         splits: tuple[bool, bool, bool],
         formats: tuple[Any, Any, Any],
         stochastic: bool = False,
@@ -88,6 +74,7 @@ class GemmCasts:
             layout != quantizer.scale_layout
             for gemm, quantizers in read
             for (_, layout), quantizer in zip(gemm, quantizers, strict=True)
+            if quantizer is not None
         )
         dgrad, wgrad = self.dgrad[0][0], self.wgrad[0][0]
         self.grad_usage = (dgrad, dgrad, wgrad, _union(dgrad, wgrad))
@@ -109,7 +96,9 @@ class Plan:
 
     Attributes:
         recipe, scope, device, process_group: what it was built for.
-        gemms: one per weight, in the order of the forward.
+        casts: what the recipe says for the module.
+        gemms: one per weight, in the order of the forward; None for a weight whose products run in high precision.
+        quantizes: whether there is one that does not.
         forward, backward: states of delayed scaling, None for other recipes.
         forward_group, backward_group: that update them, None before a training step.
         trainer: whose groups they are.
@@ -125,26 +114,28 @@ class Plan:
     """
 
     __slots__ = (
-        "recipe", "scope", "device", "process_group", "gemms", "forward", "backward", "forward_group",
-        "backward_group", "trainer", "replay", "root", "weights", "boundary", "aligned", "source", "override",
-        "_evaluation",
+        "recipe", "scope", "device", "process_group", "casts", "gemms", "quantizes", "forward", "backward",
+        "forward_group", "backward_group", "trainer", "replay", "root", "weights", "boundary", "aligned", "source",
+        "override", "_evaluation",
     )  # fmt: skip
 
     def __init__(
         self,
-        recipe: Recipe,
+        casts: RecipeCasts,
         scope: Any,
         device: torch.device,
         process_group: Any,
-        gemms: Sequence[GemmCasts],
+        gemms: Sequence[GemmCasts | None],
         forward: DelayedScales | None,
         backward: DelayedScales | None,
     ) -> None:
-        self.recipe = recipe
+        self.casts = casts
+        self.recipe = casts.recipe
         self.scope = scope
         self.device = device
         self.process_group = process_group
         self.gemms = tuple(gemms)
+        self.quantizes = any(gemm is not None for gemm in self.gemms)
         self.forward = forward
         self.backward = backward
         self.forward_group: ScaleGroup | None = None
@@ -156,8 +147,14 @@ class Plan:
         self.boundary: Boundary | None = None
         self.aligned: tuple[tuple[int, ...], bool] | None = None
         self.source = self
-        self.override: str | None = recipe.backward_override
+        self.override = casts.override
         self._evaluation: Plan | None = None
+
+    def sole(self) -> GemmCasts:
+        """The casts of a module with one weight, which are there wherever a call has a plan."""
+        (casts,) = self.gemms
+        assert casts is not None
+        return casts
 
     def join(self) -> bool:
         """Have this thread's groups update the states; whether others did before, or none."""
@@ -185,8 +182,8 @@ class Plan:
         if self.forward is None:
             return self
         if self._evaluation is None:
-            gemms = [casts.replaced(_silent(casts.input), _silent(casts.weight)) for casts in self.gemms]
-            plan = Plan(self.recipe, self.scope, self.device, self.process_group, gemms, self.forward, self.backward)
+            gemms = [casts and casts.replaced(_silent(casts.input), _silent(casts.weight)) for casts in self.gemms]
+            plan = Plan(self.casts, self.scope, self.device, self.process_group, gemms, self.forward, self.backward)
             plan.source = self
             plan.boundary = None if self.boundary is None else self.boundary.evaluation()
             self._evaluation = plan
@@ -207,14 +204,14 @@ class Plan:
 
     def as_replay(self) -> Plan:
         """A plan that repeats this forward bit for bit, whatever the scales are by then, and records nothing."""
-        gemms: Sequence[GemmCasts] = self.gemms
+        gemms: Sequence[GemmCasts | None] = self.gemms
         if self.forward is not None and not self.replay:
             scales = self.forward.frozen_scales()
             gemms = [
-                casts.replaced(_frozen(casts.input, scales[2 * i]), _frozen(casts.weight, scales[2 * i + 1]))
+                casts and casts.replaced(_frozen(casts.input, scales[2 * i]), _frozen(casts.weight, scales[2 * i + 1]))
                 for i, casts in enumerate(gemms)
             ]
-        plan = Plan(self.recipe, self.scope, self.device, self.process_group, gemms, self.forward, self.backward)
+        plan = Plan(self.casts, self.scope, self.device, self.process_group, gemms, self.forward, self.backward)
         plan.forward_group, plan.backward_group = self.forward_group, self.backward_group
         plan.replay = True
         plan.weights = self.weights
@@ -233,54 +230,6 @@ def _silent(quantizer: Quantizer) -> Quantizer:
     return _frozen(quantizer, quantizer.scale)
 
 
-def device_encodings(device: torch.device) -> tuple[str, ...]:
-    """FP8 encodings of a device, best first; empty where it has none or nothing is known about it."""
-    found = scopes.MANAGER.devices.facts(device)["encodings"]
-    return found if isinstance(found, tuple) else ()
-
-
-def _splits(recipe: Recipe) -> tuple[bool, bool, bool]:
-    """Split accumulation of fprop, dgrad and wgrad."""
-    if isinstance(recipe, (Float8CurrentScaling, Float8BlockScaling)):
-        gemms = (recipe.fp8_gemm_fprop, recipe.fp8_gemm_dgrad, recipe.fp8_gemm_wgrad)
-        return tuple(gemm.use_split_accumulator for gemm in gemms)  # type: ignore[return-value]
-    return (not isinstance(recipe, DelayedScaling), True, True)
-
-
-def _stateless(recipe: Recipe, role: str, encoding: str, common: bool) -> Quantizer:
-    """The quantizer of a role (``input``, ``weight`` or ``grad``) for a recipe without state."""
-    if isinstance(recipe, (Float8CurrentScaling, Float8BlockScaling)):
-        params = {
-            "input": recipe.fp8_quant_fwd_inp,
-            "weight": recipe.fp8_quant_fwd_weight,
-            "grad": recipe.fp8_quant_bwd_grad,
-        }[role]
-        if isinstance(recipe, Float8CurrentScaling):
-            return CurrentQuantizer(encoding, common, params.power_2_scale, params.amax_epsilon)
-        dims = {
-            "input": recipe.x_block_scaling_dim,
-            "weight": recipe.w_block_scaling_dim,
-            "grad": recipe.grad_block_scaling_dim,
-        }
-        return BlockQuantizer(encoding, common, dims[role] == 2, params.power_2_scale, params.amax_epsilon)
-    if isinstance(recipe, MXFP8BlockScaling):
-        tiles = role == "weight" and recipe.enable_2d_quantization
-        return MXFP8TileQuantizer(encoding, common) if tiles else MXFP8Quantizer(encoding, common)
-    if isinstance(recipe, NVFP4BlockScaling):
-        params = {
-            "input": recipe.fp4_quant_fwd_inp,
-            "weight": recipe.fp4_quant_fwd_weight,
-            "grad": recipe.fp4_quant_bwd_grad,
-        }[role]
-        if params.random_hadamard_transform:
-            return NVFP4HadamardQuantizer("e2m1", common)
-        choice = recipe.four_over_six(role)
-        if choice is not None:
-            return NVFP4FourOverSixQuantizer("e2m1", common, params.fp4_2d_quantization, *choice)
-        return NVFP4Quantizer("e2m1", common, params.fp4_2d_quantization)
-    raise NotImplementedError(f"{type(recipe).__name__}: no quantizers for this recipe yet")
-
-
 def _multiplied(quantizer: Quantizer) -> str:
     """Scaling of what a GEMM reads of a quantizer's records: of those with a rotated copy, one copy (`single_copy`)."""
     return "nvfp4" if quantizer.scaling == "nvfp4_rht" else quantizer.scaling
@@ -295,6 +244,29 @@ def _as_read(quantizer: Quantizer, *formats: tuple[str, str]) -> Quantizer:
     return replace(quantizer, scale_layout=layouts.pop())  # type: ignore[call-arg]
 
 
+def _gemm_casts(device: torch.device, operands: Operands, common: bool) -> GemmCasts:
+    """Casts in the formats in which the products that are bound for them read their operands.
+
+    Raises:
+        NoImplementation: no product takes such operands.
+    """
+    x, w, g, splits, stochastic = operands
+    if common:
+        splits = (True, True, True)
+    fprop = _format(device, x, w, "NT")
+    if g is None:  # the backward reads the copies that fprop read, and a gradient that is not cast
+        plain = ("row", CANONICAL_SCALES)
+        x, w = _as_read(x, fprop[0]), _as_read(w, fprop[1])
+        return GemmCasts(x, w, None, splits, (fprop, (plain, fprop[1]), (plain, fprop[0])))
+    dgrad, wgrad = _format(device, g, w, "NN"), _format(device, g, x, "TN")
+    x, w, g = _as_read(x, fprop[0], wgrad[1]), _as_read(w, fprop[1], dgrad[1]), _as_read(g, dgrad[0], wgrad[0])
+    return GemmCasts(x, w, g, splits, (fprop, dgrad, wgrad), stochastic)
+
+
+def _format(device: torch.device, a: Quantizer, b: Quantizer, layout: str) -> tuple[tuple[str, str], tuple[str, str]]:
+    return ops.gemm_operand_format(device, a.encoding, _multiplied(a), b.encoding, _multiplied(b), layout)
+
+
 def build_plan(
     recipe: Recipe,
     device: torch.device,
@@ -302,6 +274,7 @@ def build_plan(
     gemm_count: int,
     forward: DelayedScales | None,
     backward: DelayedScales | None,
+    roles: ModuleRoles | None = None,
 ) -> Plan:
     """Make a recipe concrete under the policy in force.
 
@@ -309,32 +282,11 @@ def build_plan(
         gemm_count: weights of the module.
         forward, backward: for delayed scaling, states of two tensors (input, weight) and one tensor (gradient) per
             weight; else None.
+        roles: how a `CustomRecipe` is to ask for the module's quantizers; None for a module without a name.
     """
     scope = scopes.capture()
-    common = ops.policy_numerics().fp8_portability == "common"
-    encodings = device_encodings(device)
-    families = ("e2m1", "e2m1") if recipe.nvfp4() else (recipe.fp8_format.fwd, recipe.fp8_format.bwd)
-    fwd, bwd = (f if f == "e2m1" else device_encoding(f, encodings) for f in families)
-    splits = (True, True, True) if common else _splits(recipe)
-    stochastic = isinstance(recipe, NVFP4BlockScaling) and recipe.fp4_quant_bwd_grad.stochastic_rounding
-    gemms = []
-    for i in range(gemm_count):
-        if forward is not None and backward is not None:
-            x: Quantizer = DelayedQuantizer(fwd, common, forward.scale_views[2 * i], forward.amax_views[2 * i])
-            w: Quantizer = DelayedQuantizer(fwd, common, forward.scale_views[2 * i + 1], forward.amax_views[2 * i + 1])
-            g: Quantizer = DelayedQuantizer(bwd, common, backward.scale_views[i], backward.amax_views[i])
-        else:
-            x = _stateless(recipe, "input", fwd, common)
-            w = _stateless(recipe, "weight", fwd, common)
-            g = _stateless(recipe, "grad", bwd, common)
-        formats = fprop, dgrad, wgrad = tuple(
-            ops.gemm_operand_format(device, a.encoding, _multiplied(a), b.encoding, _multiplied(b), layout)
-            for a, b, layout in ((x, w, "NT"), (g, w, "NN"), (g, x, "TN"))
-        )
-        x, w, g = _as_read(x, fprop[0], wgrad[1]), _as_read(w, fprop[1], dgrad[1]), _as_read(g, dgrad[0], wgrad[0])
-        gemms.append(GemmCasts(x, w, g, splits, formats, stochastic))
-    if forward is not None and backward is not None:
-        assert isinstance(recipe, DelayedScaling)
-        forward.retarget([q.max_value for casts in gemms for q in (casts.input, casts.weight)], recipe.margin)
-        backward.retarget([casts.grad.max_value for casts in gemms], recipe.margin)
-    return Plan(recipe, scope, device, process_group, gemms, forward, backward)
+    casts = recipe_casts(recipe, device, forward, backward, roles or ModuleRoles.unnamed(gemm_count))
+    asked = [casts.operands(i) for i in range(gemm_count)]
+    gemms = [operands and _gemm_casts(device, operands, casts.common) for operands in asked]
+    casts.settle(gemms)
+    return Plan(casts, scope, device, process_group, gemms, forward, backward)

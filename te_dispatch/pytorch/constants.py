@@ -2,7 +2,7 @@
 """The values that arguments of modules may have, under Transformer Engine's names.
 
 Its tables of a native module's enumerations (`TE_DType`, `FP8FwdTensorIdx` and the like) are not here, because nothing
-here takes such values.
+here takes such values; `DType`, which quantizers take, is in `te_dispatch.pytorch.tensor`.
 """
 
 from __future__ import annotations

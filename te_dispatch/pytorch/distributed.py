@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 from te_dispatch.pytorch.arguments import reject_unsupported
-from te_dispatch.pytorch.parallel import forked
-from te_dispatch.pytorch.quantized_tensor import plain
+from te_dispatch.pytorch.parallel import forked, require_one_rank
+from te_dispatch.pytorch.quantized_tensor import QuantizedTensor, plain
 
 __all__ = [
     "allreduce",
@@ -24,6 +24,7 @@ __all__ = [
     "get_distributed_rank",
     "get_distributed_world_size",
     "initialize_affine_weight_gpu",
+    "prepare_te_modules_for_fsdp",
     "reduce_scatter_along_first_dim",
     "set_tensor_model_parallel_attributes",
     "split_tensor_into_1d_equal_chunks",
@@ -215,3 +216,32 @@ def _written(what: str, out: torch.Tensor | None, shape: tuple[int, ...], like: 
             f"strides {out.stride()}"
         )
     return out
+
+
+def prepare_te_modules_for_fsdp(fsdp_root: torch.nn.Module) -> None:
+    """Have modules under FSDP divide what they save for the backward among the ranks, which saves memory.
+
+    On one rank there is nothing to divide. On several, FSDP works without this call: each rank keeps what it saves.
+
+    Args:
+        fsdp_root: a model that `torch.distributed.fsdp.FullyShardedDataParallel` has wrapped.
+
+    Raises:
+        TypeError: another model. RuntimeError: a wrapped module has quantized parameters.
+        NotImplementedError: FSDP divides a module among several ranks.
+    """
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    name = "prepare_te_modules_for_fsdp"
+    if not isinstance(fsdp_root, FullyShardedDataParallel):
+        raise TypeError(
+            f"{name}: fsdp_root must be wrapped by FullyShardedDataParallel, got {type(fsdp_root).__name__}"
+        )
+    for wrapped in FullyShardedDataParallel.fsdp_modules(fsdp_root):
+        inner = wrapped.module
+        if any(isinstance(parameter, QuantizedTensor) for parameter in inner.parameters()):
+            raise RuntimeError(f"{name}: {type(inner).__name__} has quantized parameters, which FSDP cannot divide")
+        try:
+            require_one_rank(name, "the process group", wrapped.process_group)
+        except NotImplementedError as error:
+            raise NotImplementedError(f"{error}; leave the call out: FSDP divides parameters without it") from None

@@ -188,6 +188,7 @@ def quantize_gradient(
     casts: GemmCasts, usage: str, dy: torch.Tensor, bias_dtype: torch.dtype | None
 ) -> tuple[Quantized, torch.Tensor | None]:
     """The gradient cast, and its column sums where `bias_dtype` asks for them."""
+    assert casts.grad is not None
     if dy.__class__ is QuantizedTensor or casts.stochastic:  # the cast that sums takes no random numbers
         dyq = operand(dy, casts.grad, usage, True, casts.stochastic)
         return dyq, None if bias_dtype is None else column_sums(dy, bias_dtype)

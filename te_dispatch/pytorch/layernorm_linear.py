@@ -69,7 +69,7 @@ class _LayerNormLinear(torch.autograd.Function):
                 lambda scope: NormSteps.of(scope, norm, x, gamma, beta, None, "row"),
             )  # fmt: skip
         else:
-            casts = plan.gemms[0]
+            casts = plan.sole()
             reads = needs_wgrad and plan.override is None
             quantizer, usage = snapshot(casts.input, x), casts.input_usage[1 if reads else 0]
             with_y = options.returns_norm or (needs_wgrad and plan.override == "high_precision")

@@ -81,6 +81,7 @@ class LayerNormMLP(GemmModule):
     """
 
     gemm_count = 2
+    part_names = ("fc1", "fc2")
 
     def __init__(
         self,

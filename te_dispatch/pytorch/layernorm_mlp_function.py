@@ -121,8 +121,13 @@ class Needs(NamedTuple):
 
 
 def _casts(plan: Plan | None) -> tuple[GemmCasts | None, GemmCasts | None]:
-    """Of the first GEMM and the second; None for high precision."""
+    """Of the first GEMM and the second; each None for high precision."""
     return (None, None) if plan is None else plan.gemms  # type: ignore[return-value]
+
+
+def _read_in_backward(casts: GemmCasts | None) -> tuple[str, str]:
+    """Usages of a weight and an input; of plain ones, any."""
+    return ("row", "row") if casts is None else (casts.dgrad[1][0], casts.wgrad[1][0])
 
 
 def first_half(
@@ -136,25 +141,28 @@ def first_half(
     needs: Needs,
     with_normed: bool,
 ) -> Half:
-    """`weight` is quantized under a plan and in x's dtype without one."""
+    """`weight` is quantized where the first GEMM is, else in x's dtype."""
     first, second = _casts(plan)
-    if first is None or second is None:
+    operand: Any
+    hidden: Any
+    if first is None:
         normed = norm_forward(x, gamma, beta, options.norm)
-        z = product(None, normed.y, weight, bias, x.dtype)
-        hidden = ops.activation_fwd(z, kind=options.kind, params=options.params).out
-        return Half(normed.y, normed.y, z, hidden, normed.mean, normed.rstd)  # type: ignore[arg-type]
-    normed = norm_forward(
-        x, gamma, beta, options.norm, snapshot(first.input, x), first.input_usage[1 if needs.first else 0], with_normed
-    )
-    operand = normed.y_quantized
+        operand = normed.y
+    else:
+        usage = first.input_usage[1 if needs.first else 0]
+        normed = norm_forward(x, gamma, beta, options.norm, snapshot(first.input, x), usage, with_normed)
+        operand = normed.y_quantized
     z = product(first, operand, weight, bias, x.dtype)
-    hidden = ops.activation_fwd(
-        z,
-        kind=options.kind,
-        params=options.params,
-        quantizer=snapshot(second.input, x),
-        usage=second.input_usage[1 if needs.second else 0],
-    ).out_quantized
+    if second is None:
+        hidden = ops.activation_fwd(z, kind=options.kind, params=options.params).out
+    else:
+        hidden = ops.activation_fwd(
+            z,
+            kind=options.kind,
+            params=options.params,
+            quantizer=snapshot(second.input, x),
+            usage=second.input_usage[1 if needs.second else 0],
+        ).out_quantized
     return Half(normed.y, operand, z, hidden, normed.mean, normed.rstd)
 
 
@@ -246,8 +254,9 @@ def _gradients(ctx: Any, dy: torch.Tensor, saved: list[Any]) -> tuple[torch.Tens
         dtypes = (*steps.first.dtypes, *steps.second.dtypes[1:])
         w1, w2, operand, hidden = steps.operands(saved)
     saved.clear()
+    casts1, casts2 = _casts(plan)
     if options.recomputes:
-        w1_again = as_dtype(w1, x.dtype) if plan is None else w1
+        w1_again = as_dtype(w1, x.dtype) if casts1 is None else w1
         half = first_half(x, gamma, beta, w1_again, b1, options, ctx.replay, needs, False)
         operand, z, hidden = half.operand, half.z, half.hidden
         del half
@@ -256,7 +265,6 @@ def _gradients(ctx: Any, dy: torch.Tensor, saved: list[Any]) -> tuple[torch.Tens
     second = (x_dtype if needs.hidden else None, w2_dtype if wants[5] else None, b2_dtype if wants[6] else None)
     if plan is not None:
         note_backward(plan, root, dy)
-    casts1, casts2 = _casts(plan)
     into1, into2 = options.sinks or (None, None)
     dnorm = dw1 = db1 = None
     learn = steps.learn_second if learns else None
@@ -295,17 +303,16 @@ def _save(
 ) -> None:
     """Keep for the backward the one copy of each operand that it reads."""
     plan, again = options.plan, options.recomputes
-    usages = ("row",) * 4
-    if plan is not None:
-        casts1, casts2 = plan.gemms
-        usages = (casts1.dgrad[1][0], casts2.dgrad[1][0], casts1.wgrad[1][0], casts2.wgrad[1][0])
-        if again:
-            # The first GEMM runs again and reads the copy that fprop reads, which may not be dgrad's.
-            usages = (casts1.weight_usage[1], *usages[1:])
-    w1_header, w1_parts = keep(first_operand if plan is not None else w1, usages[0], needs.norm or again)
-    w2_header, w2_parts = keep(second_operand if plan is not None else w2, usages[1], needs.hidden)
-    x_header, x_parts = keep(half.operand, usages[2], needs.first and not again)
-    h_header, h_parts = keep(half.hidden, usages[3], needs.second and not again)
+    casts1, casts2 = _casts(plan)
+    w1_usage, x_usage = _read_in_backward(casts1)
+    w2_usage, h_usage = _read_in_backward(casts2)
+    if casts1 is not None and again:
+        # The first GEMM runs again and reads the copy that fprop reads, which may not be dgrad's.
+        w1_usage = casts1.weight_usage[1]
+    w1_header, w1_parts = keep(first_operand if casts1 is not None else w1, w1_usage, needs.norm or again)
+    w2_header, w2_parts = keep(second_operand if casts2 is not None else w2, w2_usage, needs.hidden)
+    x_header, x_parts = keep(half.operand, x_usage, needs.first and not again)
+    h_header, h_parts = keep(half.hidden, h_usage, needs.second and not again)
     ctx.save_for_backward(
         x,
         gamma,
@@ -346,6 +353,7 @@ def _activation_gradient(
         dz = step.dx
     else:
         usage = casts.grad_usage[(x_dtype is not None) + 2 * (weight_dtype is not None)]
+        assert casts.grad is not None
         if casts.stochastic:  # an activation's cast takes no random numbers
             step = ops.activation_bwd(dhidden, z, **asked)
             dz = rounded(step.dx, casts.grad, usage, True)

@@ -48,7 +48,7 @@ class _Linear(torch.autograd.Function):
         if plan is None:
             out, saved = plain_product(ctx, options, x, x, weight, bias, needs_dgrad, needs_wgrad)
         else:
-            casts = plan.gemms[0]
+            casts = plan.sole()
             xq = operand(x, casts.input, casts.input_usage[1 if needs_wgrad and plan.override is None else 0])
             out, saved = quantized_product(
                 ctx, options, x, x, xq, weight, bias, needs_dgrad, needs_wgrad, options.output

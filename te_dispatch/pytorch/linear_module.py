@@ -212,7 +212,8 @@ class LinearModule(GemmModule):
             raise NotImplementedError(_COMPILED_GRADIENT)
         boundary, trains = plan.boundary, torch.is_grad_enabled()
         assert boundary is not None
+        output, grad = boundary.output, boundary.input_grad
         return (
-            Leaves(boundary.output, trains) if fp8_output else None,
-            Leaves(boundary.input_grad, trains, boundary.stochastic) if fp8_grad and trains else None,
+            Leaves(output, trains) if fp8_output and output is not None else None,
+            Leaves(grad, trains, boundary.stochastic) if fp8_grad and trains and grad is not None else None,
         )

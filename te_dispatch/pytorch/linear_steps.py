@@ -172,7 +172,7 @@ def quantized_product(
     """
     plan = options.plan
     assert plan is not None
-    casts = plan.gemms[0]
+    casts = plan.sole()
     override = plan.override
     quantized = weight_operand(casts, weight, options.weight, inp, needs_dgrad and override is None)
     out = product(casts, x, quantized, bias, inp.dtype, leaves, inp)
@@ -234,7 +234,7 @@ def product_backward(
     if plan.override is not None:
         dx, dw, db = product_gradients(None, dy, *(_values(t, ctx.dtypes[0]) for t in (x, weight)), wanted, into=into)
         return dx if dx is None or leaves is None else leaving(dx, leaves), dw, db
-    casts = plan.gemms[0]
+    casts = plan.sole()
     if isinstance(x, torch.Tensor):
         x = operand(x, casts.input, casts.wgrad[1][0], in_backward=True)
     return product_gradients(casts, dy, x, weight, wanted, leaves, into=into)

@@ -16,7 +16,7 @@ from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.ops.checks.likeness import Likeness, alike
 from te_dispatch.pytorch import regions, scale_update
 from te_dispatch.pytorch.autocast import AutocastState, thread, trains
-from te_dispatch.pytorch.boundary import Boundary, operand
+from te_dispatch.pytorch.boundary import operand
 from te_dispatch.pytorch.casts import Plan, build_plan
 from te_dispatch.pytorch.compile import (
     call_outside_graph,
@@ -28,10 +28,12 @@ from te_dispatch.pytorch.compile import (
     register_call,
 )
 from te_dispatch.pytorch.compile.recipes import group_numbered, recipe_named
+from te_dispatch.pytorch.delayed_scales import DelayedScales
 from te_dispatch.pytorch.gemm_steps import as_dtype
 from te_dispatch.pytorch.known_calls import LOOKS, KnowingModule
 from te_dispatch.pytorch.parallel import ParallelModule
 from te_dispatch.pytorch.quantized_tensor import plain
+from te_dispatch.pytorch.quantizer_role import AskingModule, ModuleRoles
 from te_dispatch.pytorch.scoped import autocast_off
 from te_dispatch.pytorch.state_views import StateViews
 from te_dispatch.pytorch.weight_grads import WeightGradModule
@@ -62,7 +64,7 @@ class TracedPlans:
     """
 
 
-class GemmModule(KnowingModule, WeightGradModule, ParallelModule, StateViews):
+class GemmModule(KnowingModule, WeightGradModule, ParallelModule, AskingModule, StateViews):
     """Base of `Linear`, `LayerNormLinear` and `LayerNormMLP`."""
 
     #: Whether the module's Function multiplies with a `QuantizedTensor` as it is; others are given its values.
@@ -112,9 +114,8 @@ class GemmModule(KnowingModule, WeightGradModule, ParallelModule, StateViews):
                 plan = plan.evaluation()
         if not state.enabled:
             return None, None
-        if not regions.maybe_checkpointed():
-            return plan, None
-        return plan, self._record(plan, regions.find()[0])
+        record = self._record(plan, regions.find()[0]) if regions.maybe_checkpointed() else None
+        return plan if plan.quantizes else None, record
 
     def _begin_traced(self, x: torch.Tensor, boundary: bool) -> Plan | None:
         """`_begin` in a compiled or exported program, which knows no checkpoint regions."""
@@ -128,7 +129,7 @@ class GemmModule(KnowingModule, WeightGradModule, ParallelModule, StateViews):
             else:
                 call_outside_graph(_DELAYED_FORWARD)
                 thread.traced.append(plan)
-        return plan if state.enabled else None
+        return plan if state.enabled and plan.quantizes else None
 
     def _traced_plan(self, state: AutocastState, device: torch.device, boundary: bool = False) -> Plan:
         """The plan of a call in a compiled program; made outside of it, because a graph cannot make state."""
@@ -192,14 +193,14 @@ class GemmModule(KnowingModule, WeightGradModule, ParallelModule, StateViews):
 
     def _add_boundary(self, plan: Plan) -> None:
         """Have casts for what leaves the module quantized."""
-        if plan.boundary is not None:
+        if plan.boundary is not None or not plan.quantizes:
             return
-        recipe, casts = plan.recipe, plan.gemms[0]
-        if not isinstance(recipe, DelayedScaling):
-            plan.boundary = Boundary(casts.input, casts.grad, stochastic=casts.stochastic)
-            return
-        forward, backward = self._boundary_scales_for(recipe, plan.device)
-        plan.add_boundary(Boundary.delayed(casts.input, casts.grad, recipe.margin, forward, backward))
+
+        def states() -> tuple[DelayedScales, DelayedScales]:
+            assert isinstance(plan.recipe, DelayedScaling)
+            return self._boundary_scales_for(plan.recipe, plan.device)
+
+        plan.add_boundary(plan.casts.boundary(plan.sole(), states))
 
     def _build_plan(self, recipe: Recipe, device: torch.device, process_group: Any) -> Plan:
         forward = backward = None
@@ -207,7 +208,15 @@ class GemmModule(KnowingModule, WeightGradModule, ParallelModule, StateViews):
         if isinstance(recipe, DelayedScaling):
             forward, backward = self._scales_for(recipe, device)
         self._known = ()
-        self._plan = plan = build_plan(recipe, device, process_group, self.gemm_count, forward, backward)
+        self._plan = plan = build_plan(
+            recipe,
+            device,
+            process_group,
+            self.gemm_count,
+            forward,
+            backward,
+            self._asked_roles() if recipe.custom() else None,
+        )
         if self._scales_identity() != before:
             self._traced_plans = TracedPlans()
         return plan
@@ -235,7 +244,8 @@ class GemmModule(KnowingModule, WeightGradModule, ParallelModule, StateViews):
                 scale_update.open_task(task)
             else:
                 plan.root = source.root
-        return plan, self._record(plan, targets) if targets else None
+        record = self._record(plan, targets) if targets else None
+        return plan if plan.quantizes else None, record
 
     def _calibrate(self, index: int, x: torch.Tensor, weight: torch.Tensor) -> None:
         """Record amaxes of a GEMM that runs in high precision."""
@@ -277,7 +287,7 @@ class GemmModule(KnowingModule, WeightGradModule, ParallelModule, StateViews):
             # A weight that inference mode cached could not be saved for a later microbatch's backward.
             with torch.inference_mode(False), torch.no_grad():
                 self._cached_weights = [
-                    operand(w.detach().contiguous(), casts.weight, casts.weight_usage[1])
+                    None if casts is None else operand(w.detach().contiguous(), casts.weight, casts.weight_usage[1])
                     for w, casts in zip(weights, plan.gemms)
                 ]
             self._cached_for, self._cached_of = plan, tuple(weights)
@@ -380,6 +390,7 @@ class GemmModule(KnowingModule, WeightGradModule, ParallelModule, StateViews):
             _cached_of=(),
             _looks=(),
             _known=(),
+            _answers=ModuleRoles(type(self).__name__),  # a recipe may not be picklable
         )
         return state
 

@@ -73,8 +73,8 @@ def check_alignment(
     trained = differentiated and any(weight.requires_grad for weight in weights)
     if not compiling and plan.aligned == (shape, trained):
         return
-    recipe, alignment = plan.recipe, plan.recipe.alignment
-    of_rows = alignment if trained else recipe.untrained_row_alignment
+    recipe, alignment = plan.recipe, plan.casts.alignment
+    of_rows = alignment if trained else plan.casts.row_alignment
     rows = inp.numel() // shape[-1] if shape[-1] else 0
     if rows % of_rows:
         where = "" if trained or of_rows == alignment else " where no weight takes a gradient"

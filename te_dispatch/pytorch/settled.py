@@ -187,7 +187,7 @@ class LinearSteps(Steps):
             self.norm = norm(scope)
             return None if self.norm is None else self
         if plan is not None:
-            casts = plan.gemms[0]
+            casts = plan.sole()
             self.cast_x = cast(scope, x, casts.input, casts.input_usage[1])
             return None if self.cast_x is None else self
         return self

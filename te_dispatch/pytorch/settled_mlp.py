@@ -76,6 +76,8 @@ class MLPSteps(Steps):
             out = PlainProduct.of(scope, half.hidden, second[0], second[2], True)
         else:
             casts1, casts2 = plan.gemms
+            if casts1 is None or casts2 is None:
+                return None
             normed = NormSteps.of(scope, options.norm, *norm, casts1.input, casts1.input_usage[1])
             into = ProductSteps.of(scope, casts1, x.dtype, half.operand, *first, True)
             out = ProductSteps.of(scope, casts2, x.dtype, half.hidden, *second, True)
@@ -147,7 +149,8 @@ class MLPSteps(Steps):
         sums: bool,
     ) -> None:
         """The same of the activation's gradient and the first product's, after the second's."""
-        casts, how = self.first.casts, {"kind": self.kind, "params": self.params, "with_dbias": sums}
+        casts = self.first.casts
+        how: dict[str, Any] = {"kind": self.kind, "params": self.params, "with_dbias": sums}
         if casts is not None:
             how |= {"quantizer": casts.grad, "usage": casts.grad_usage[3]}
         activation = repeating(self.scope, "activation_bwd", ("dy", "x"), dy=dhidden, x=z, **how)

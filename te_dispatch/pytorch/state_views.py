@@ -11,6 +11,7 @@ import torch
 from te_dispatch.pytorch.autocast import AutocastState, current_state
 from te_dispatch.pytorch.delayed_scales import DelayedScales
 from te_dispatch.pytorch.quantized_tensor import QuantizedTensor
+from te_dispatch.pytorch.tensor.quantizers import Quantizer, as_quantizer
 
 if TYPE_CHECKING:
     from te_dispatch.pytorch.casts import Plan
@@ -76,6 +77,52 @@ class StateViews(torch.nn.Module):
     def fp8_meta(self) -> Fp8Meta:
         """What the last quantized call ran under."""
         return Fp8Meta(self._plan, self.gemm_count)
+
+    @property
+    def fp8(self) -> bool:
+        """Whether a call now would quantize, by the autocast in force."""
+        state = current_state()
+        return state is not None and state.enabled
+
+    @property
+    def fp8_calibration(self) -> bool:
+        """Whether a call now would record amaxes only, by the autocast in force."""
+        state = current_state()
+        return state is not None and state.calibrating
+
+    @property
+    def activation_dtype(self) -> torch.dtype:
+        """The dtype that a call now would compute in and return: that of torch.autocast where it is on, else that of
+        the parameters, which inputs then have to have."""
+        parameter = next(self.parameters(recurse=False))
+        device = parameter.device.type
+        return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else parameter.dtype
+
+    @property
+    def quantizers(self) -> dict[str, list[Quantizer | None]]:
+        """The casts of the last quantized call, made anew; assigning to them changes nothing.
+
+        ``scaling_fwd`` has those of each weight's input, itself and output, ``scaling_bwd`` those of the gradients of
+        its output and input: None for what is not cast, and where a weight's products run in high precision. Empty
+        before the first quantized call. With delayed scaling, scales and amaxes are those in use.
+        """
+        forward: list[Quantizer | None] = []
+        backward: list[Quantizer | None] = []
+        plan = self._plan
+        for casts in () if plan is None else plan.gemms:
+            boundary = None if plan is None else plan.boundary
+            forward += [None, None, None]
+            backward += [None, None]
+            if casts is None:
+                continue
+            forward[-3:-1] = [as_quantizer(casts.input), as_quantizer(casts.weight)]
+            if casts.grad is not None:
+                backward[-2] = as_quantizer(casts.grad, casts.stochastic)
+            if boundary is not None and boundary.output is not None:
+                forward[-1] = as_quantizer(boundary.output)
+            if boundary is not None and boundary.input_grad is not None:
+                backward[-1] = as_quantizer(boundary.input_grad, boundary.stochastic)
+        return {"scaling_fwd": forward, "scaling_bwd": backward}
 
     @property
     def primary_weights_in_fp8(self) -> bool:

@@ -11,6 +11,7 @@ import torch
 
 from te_dispatch import ops
 from te_dispatch.common.recipe import (
+    CustomRecipe,
     DelayedScaling,
     Float8BlockScaling,
     Float8CurrentScaling,
@@ -25,7 +26,7 @@ from te_dispatch.core.resolve import resolve
 from te_dispatch.numerics.encodings import ENCODINGS, device_encoding
 from te_dispatch.pytorch.arguments import resolve_device
 from te_dispatch.pytorch.autocast import require_usable
-from te_dispatch.pytorch.casts import device_encodings
+from te_dispatch.pytorch.recipe_casts import device_encodings
 
 __all__ = [
     "check_fp8_block_scaling_support",
@@ -102,6 +103,8 @@ def check_recipe_support(recipe: Recipe) -> None:
         RuntimeError: no installed backend serves its products.
     """
     require_usable("check_recipe_support", recipe)
+    if isinstance(recipe, CustomRecipe):
+        return  # what it multiplies is known when a module asks its factory
     served, why = _support(next(kind for kind in _SCALINGS if isinstance(recipe, kind)))
     if not served:
         raise RuntimeError(why)

@@ -77,6 +77,38 @@ print(FP8GlobalStateManager.is_fp8_enabled())
     assert first.startswith("True Float8CurrentScaling(") and second == "False"
 
 
+def test_a_factory_of_quantizers():
+    """The names are written as in Transformer Engine's own factories; a product is what its own recipe gives."""
+    out = said("""
+import te_dispatch
+te_dispatch.as_transformer_engine()
+import torch
+import transformer_engine.pytorch as te
+from transformer_engine.common.recipe import CustomRecipe, Float8BlockScaling
+from transformer_engine.pytorch import DType, QuantizerRole
+from transformer_engine.pytorch.constants import DType as same
+from transformer_engine.pytorch.quantization import QuantizerRole as also
+from transformer_engine.pytorch.tensor.float8_blockwise_tensor import Float8BlockQuantizer
+from transformer_engine.pytorch.tensor.float8_tensor import Float8CurrentScalingQuantizer, Float8Quantizer
+from transformer_engine.pytorch.tensor.identity_tensor import IdentityQuantizer
+from transformer_engine.pytorch.tensor.mxfp8_tensor import MXFP8Quantizer
+from transformer_engine.pytorch.tensor.nvfp4_tensor import NVFP4Quantizer
+assert same is DType and also is QuantizerRole and te.tensor.Quantizer is te.Quantizer
+
+def factory(role):
+    dim = 2 if role is not None and role.tensor_type == "weight" else 1
+    return Float8BlockQuantizer(fp8_dtype=DType.kFloat8E4M3, rowwise=True, columnwise=True, block_scaling_dim=dim)
+
+layer, x = te.Linear(64, 64, device="cpu"), torch.randn(32, 64)
+outs = []
+for recipe in (CustomRecipe(qfactory=factory), Float8BlockScaling()):
+    with te.autocast(recipe=recipe):
+        outs.append(layer(x))
+print(torch.equal(*outs))
+""")
+    assert out.split() == ["True"]
+
+
 def test_the_version_is_read_from_the_package_and_from_its_metadata():
     out = said("""
 import importlib.metadata, importlib.util

@@ -3,14 +3,18 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 import te_dispatch.pytorch as te
 from te_dispatch.common.recipe import DelayedScaling, Float8BlockScaling, Float8CurrentScaling, MXFP8BlockScaling
+from te_dispatch.pytorch.distributed import prepare_te_modules_for_fsdp
 from te_dispatch.pytorch.rng_tracker import DEFAULT_STATE, RngStatesTracker
 
 HIDDEN, FFN, HEADS = 64, 128, 4
@@ -317,3 +321,38 @@ def test_a_module_without_bias_has_empty_ones(module: Callable[[], torch.nn.Modu
     built = module()
     assert [getattr(built, name).numel() for name in names] == [0] * len(names)
     assert not any("_bias" in name and "norm" not in name for name in built.state_dict())
+
+
+def wrapped(*modules: torch.nn.Module) -> Any:
+    """Modules in a sequence, each wrapped by FSDP, and the sequence too."""
+    kinds = ModuleWrapPolicy({type(module) for module in modules})
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*NO_SHARD.*")
+        return FullyShardedDataParallel(
+            torch.nn.Sequential(*modules), device_id=torch.device("cpu"), auto_wrap_policy=kinds
+        )
+
+
+def test_fsdp_is_prepared_on_one_rank(alone: Any) -> None:
+    linear, mlp = BUILDERS["Linear"](), te.LayerNormMLP(FFN, FFN, device="cpu")
+    expected = torch.nn.Sequential(linear, mlp)(x := torch.randn(4, HIDDEN)).detach()
+    model = wrapped(linear, mlp)
+    prepare_te_modules_for_fsdp(model)
+    out = model(x)
+    out.sum().backward()
+    assert torch.equal(out, expected) and all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_fsdp_that_is_not_prepared(alone: Any, pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(TypeError, match="must be wrapped by FullyShardedDataParallel, got Linear"):
+        prepare_te_modules_for_fsdp(BUILDERS["Linear"]())
+    model = wrapped(BUILDERS["Linear"]())
+    monkeypatch.setattr(model.module[0], "process_group", pair)
+    with pytest.raises(NotImplementedError, match=r"process group of 2 ranks is not supported yet.*leave the call out"):
+        prepare_te_modules_for_fsdp(model)
+    monkeypatch.undo()
+    quantized = te.MXFP8Quantizer(te.DType.kFloat8E4M3).quantize(torch.randn(32, 32))
+    layer = model.module[0].module
+    monkeypatch.setattr(type(layer), "parameters", lambda self, recurse=True: iter([quantized]))
+    with pytest.raises(RuntimeError, match="Linear has quantized parameters"):
+        prepare_te_modules_for_fsdp(model)

@@ -181,7 +181,7 @@ def test_recipes_compare_by_value() -> None:
             "row_scaled_activation",
         ),
         (NVFP4BlockScaling(nvfp4_4over6="all"), "nvfp4_4over6"),
-        (CustomRecipe(lambda role: None), "qfactory"),
+        (CustomRecipe(lambda role: None, fp8_dpa=True), "fp8_dpa"),
     ],
 )
 def test_knobs_without_effect_are_refused_where_used(recipe: Recipe, name: str) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import te_dispatch
 import te_dispatch.pytorch as te
 from te_dispatch.common.recipe import DelayedScaling
-from te_dispatch.pytorch import casts, scale_update
+from te_dispatch.pytorch import recipe_casts, scale_update
 from te_dispatch.pytorch.delayed_scales import DelayedScales, StateError
 
 CPU = torch.device("cpu")
@@ -199,7 +199,7 @@ def _layer_bits(layer: te.Linear) -> list[list[list[int]]]:
 @pytest.fixture
 def on(monkeypatch: pytest.MonkeyPatch) -> Callable[[tuple[str, ...]], None]:
     """Pretend from here on that this device has these encodings. Layers that have a plan keep it."""
-    return lambda encodings: monkeypatch.setattr(casts, "device_encodings", lambda device: encodings)
+    return lambda encodings: monkeypatch.setattr(recipe_casts, "device_encodings", lambda device: encodings)
 
 
 @pytest.mark.parametrize(("source", "target"), [(OCP, FNUZ), (FNUZ, OCP)])

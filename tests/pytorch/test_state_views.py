@@ -10,7 +10,14 @@ import pytest
 import torch
 
 import te_dispatch.pytorch as te
-from te_dispatch.common.recipe import DelayedScaling, Float8CurrentScaling
+from te_dispatch.common.recipe import (
+    CustomRecipe,
+    DelayedScaling,
+    Float8BlockScaling,
+    Float8CurrentScaling,
+    MXFP8BlockScaling,
+    NVFP4BlockScaling,
+)
 
 RECIPE = DelayedScaling(amax_history_len=3)
 
@@ -146,3 +153,63 @@ def test_attributes_are_set(module: Any) -> None:
     assert module.sequence_parallel is True and module.ub_name == "qkv"
     with pytest.raises(AttributeError):
         module.fast_setattr("fp8_meta", {})
+
+
+def test_attributes_tell_of_the_autocast_in_force(module: Any) -> None:
+    def told() -> tuple[bool, bool, torch.dtype]:
+        return module.fp8, module.fp8_calibration, module.activation_dtype
+
+    assert told() == (False, False, torch.float32)
+    with te.autocast(recipe=RECIPE):
+        assert told() == (True, False, torch.float32)
+        with te.autocast(enabled=False, calibrating=True, recipe=RECIPE):
+            assert told() == (False, True, torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert told() == (False, False, torch.bfloat16)
+        assert module(torch.randn(16, 32)).dtype == module.activation_dtype
+    assert module.to(torch.float16).activation_dtype == torch.float16
+    with pytest.raises(AttributeError):
+        module.fp8 = True
+
+
+#: Recipes of every kind of cast.
+KINDS: dict[str, Any] = {
+    "delayed": RECIPE,
+    "current": Float8CurrentScaling(use_power_2_scales=True),
+    "block": Float8BlockScaling(),
+    "mxfp8": MXFP8BlockScaling(),
+    "nvfp4": NVFP4BlockScaling(),
+    "nvfp4, plain": NVFP4BlockScaling(disable_rht=True, disable_stochastic_rounding=True),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_quantizers_cast_as_the_module_does(module: Any, kind: str) -> None:
+    assert module.quantizers == {"scaling_fwd": [], "scaling_bwd": []}
+    step(module, torch.randn(32, 32), KINDS[kind])
+    found = module.quantizers
+    assert {key: len(of) for key, of in found.items()} == {
+        "scaling_fwd": 3 * module.gemm_count, "scaling_bwd": 2 * module.gemm_count
+    }  # fmt: skip
+    encodings = ("e4m3fn", "e5m2")
+    for i, casts in enumerate(module._plan.gemms):
+        told = (*found["scaling_fwd"][3 * i : 3 * i + 2], found["scaling_bwd"][2 * i])
+        for quantizer, used in zip(told, (casts.input, casts.weight, casts.grad), strict=True):
+            record = quantizer.cast(encodings, False)
+            if kind == "delayed":
+                assert record.scale is used.scale and record.amax is used.amax and record.encoding == used.encoding
+            else:
+                assert record == used
+        assert told[2].stochastic is casts.stochastic and not told[0].stochastic
+        assert found["scaling_fwd"][3 * i + 2] is None and found["scaling_bwd"][2 * i + 1] is None
+
+
+def test_quantizers_of_what_leaves_a_module() -> None:
+    module = te.Linear(32, 32, device="cpu")
+    step(module, torch.randn(16, 32, requires_grad=True), Float8CurrentScaling(), fp8_output=True, fp8_grad=True)
+    found = module.quantizers
+    encodings = ("e4m3fn", "e5m2")
+    assert found["scaling_fwd"][2].cast(encodings, False) == module._plan.boundary.output
+    assert found["scaling_bwd"][1].cast(encodings, False) == module._plan.boundary.input_grad
+    step(module, torch.randn(32, 32), CustomRecipe(lambda role: None))
+    assert module.quantizers == {"scaling_fwd": [None] * 3, "scaling_bwd": [None] * 2}
