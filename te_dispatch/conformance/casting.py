@@ -333,13 +333,13 @@ def _copy_rules(
     shape = (ends.low.shape[0], ends.low.shape[1])
     if isinstance(quantizer, DelayedQuantizer):
         scale = quantizer.scale.double().reshape(1, 1)
-        return _codes(_products(ends, _Interval(scale, scale)), quantizer), Bitwise()
+        return _codes(_products(ends, _Interval(scale, scale)), quantizer, stochastic), Bitwise()
     size = _magnitude(ends)
     if isinstance(quantizer, CurrentQuantizer):
         amax = _Interval(*(end.amax().reshape(1) if end.numel() else torch.zeros(1) for end in size))
         around = _around(reported.reshape(1, 1))
         around = _power_of_two(around) if quantizer.power_of_two else around
-        return _codes(_products(ends, around), quantizer), _scale_inv_rule(amax, quantizer, expected)
+        return _codes(_products(ends, around), quantizer, stochastic), _scale_inv_rule(amax, quantizer, expected)
     block = BLOCK[quantizer.scaling]
     if isinstance(quantizer, BlockQuantizer):
         rows = 128 if quantizer.two_d else 1
@@ -351,7 +351,7 @@ def _copy_rules(
         wide = _Interval(*(_spread(end, rows, block, shape) for end in around))
         # Padding is 0, without an error.
         rule = Within(_laid_out(_scale_inv_rule(amax, quantizer, expected).limit, layout))
-        return _codes(_products(ends, wide), quantizer), rule
+        return _codes(_products(ends, wide), quantizer, stochastic), rule
     if isinstance(quantizer, (NVFP4Quantizer, NVFP4HadamardQuantizer, NVFP4FourOverSixQuantizer)):
         assert global_inv is not None
         return _nvfp4_rules(ends, quantizer, reported, global_inv, stochastic)
@@ -363,7 +363,7 @@ def _copy_rules(
     scale = _spread(1 / _e8m0(reported), 1, block, shape)
     rule = _between(codes[0], codes[1], expected)
     limit = rule.limit.t() if turned else rule.limit
-    return _codes(_products(ends, _Interval(scale, scale)), quantizer), Within(limit)
+    return _codes(_products(ends, _Interval(scale, scale)), quantizer, stochastic), Within(limit)
 
 
 def _e8m0_code(amax: torch.Tensor, max_value: float) -> torch.Tensor:

@@ -106,6 +106,37 @@ class Dropout:
 
 
 @dataclass(frozen=True)
+class Drawn:
+    """What a stochastic rounding made of the values of one copy, in the row-wise order of elements.
+
+    Attributes:
+        up: bool, True where the code of the larger magnitude was taken.
+        position: float64, where the value lies between the two codes: the probability with which it must be.
+        known: bool, True where it lies between two codes and not too near to either.
+        negative, subnormal: bool, of the value.
+    """
+
+    up: torch.Tensor
+    position: torch.Tensor
+    known: torch.Tensor
+    negative: torch.Tensor
+    subnormal: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """For calls that round stochastically: which of two codes a value becomes is the implementation's choice.
+
+    Attributes:
+        recover: (arguments, result), on the host -> what was drawn, by copy.
+        one: (arguments) -> whether a result's copies are one matrix, drawn for once.
+    """
+
+    recover: Callable[[Arguments, Any], Mapping[str, Drawn]]
+    one: Callable[[Arguments], bool]
+
+
+@dataclass(frozen=True)
 class Later:
     """A call whose later tokens are others.
 
@@ -187,6 +218,7 @@ class Space:
             spaces' (`rules_for`); None for all that no space names.
         raises: what every call must raise, with everything left as it was, where the contract asks for an error.
         dropout: for calls that draw a mask.
+        rounding: for calls that round stochastically.
         later: for causal calls: (values, arguments, maker) -> the same call with other later tokens.
         views: operands are views of one tensor, as an argument promises: checks leave them where they lie.
         placed: (arguments, results by path) -> what is wrong with where results lie, None if nothing is.
@@ -215,6 +247,7 @@ class Space:
     raises: type[Exception] | None = None
     batch: Callable[[Arguments], Arguments] | None = None
     dropout: Dropout | None = None
+    rounding: Rounding | None = None
     later: Callable[[Values, Arguments, Maker], Later] | None = None
     views: bool = False
     placed: Callable[[Arguments, Mapping[str, torch.Tensor]], str | None] | None = None

@@ -88,9 +88,10 @@ def quantize(
             compute it; for an `NVFP4Quantizer` or `NVFP4FourOverSixQuantizer` likewise the tensor's amax.
         rng_state: int64 (2,), (seed, offset): round stochastically, to one of the two codes that a scaled value lies
             between, away from zero with the probability of its position between them, to 2^-23. Values of the
-            encoding, scales and amaxes are as without. Equal states give equal codes; elements, copies and states draw
-            independently, by a generator of the implementation's own. None rounds to nearest even, which is all that
-            an `NVFP4FourOverSixQuantizer` does.
+            encoding, scales and amaxes are as without. Equal states give equal codes; elements and states draw
+            independently, by a generator of the implementation's own, and so do copies, but those of a per-tensor
+            cast, of 128x128 blocks and of an `MXFP8TileQuantizer`, which hold the same codes. None rounds to nearest
+            even, which is all that an `NVFP4FourOverSixQuantizer` does.
 
     Returns:
         `Quantized` with scales in the quantizer's `scale_layout`, fresh memory unless `out` was given.

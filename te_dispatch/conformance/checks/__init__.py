@@ -67,6 +67,7 @@ _MODULES = (
     "placement",
     "refusing",
     "repeatability",
+    "rounding",
     "saved",
     "sharing",
 )

@@ -16,6 +16,7 @@ from te_dispatch.conformance.families import (  # noqa: F401
     position,
     quantize_bookkeeping,
     quantize_casts,
+    quantize_drawn,
     quantize_forms,
     quantize_fp4,
     quantize_huge,

@@ -32,7 +32,7 @@ _OUT = Axis("out", ("fresh", "exact", "both", "flag_clear", "flag_set"), dull=("
 _RHT = "nvfp4_rht"
 
 
-def _whole_blocks(values: Values) -> bool:
+def whole_blocks(values: Values) -> bool:
     """Checks make cases of more rows: there too 16 divides them, where they are rotated."""
     rows_alone = values["usage"] == "row" and values.get("out", "fresh") in ("fresh", "exact")
     if rows_alone or values.get("cast", _RHT) != _RHT:
@@ -40,7 +40,7 @@ def _whole_blocks(values: Values) -> bool:
     return math.prod(sizes(values)[:-1]) % hadamard.SIZE == 0
 
 
-def _record_rules(
+def record_rules(
     judged: Judged, x: torch.Tensor, quantizer: Quantizer, prefix: str = "", stochastic: bool = False
 ) -> dict[str, Rule]:
     """Of the record at `prefix` that a cast of x made."""
@@ -57,7 +57,7 @@ def _record_rules(
 
 def _column_rules(judged: Judged, x: torch.Tensor, quantizer: Quantizer, prefix: str = "") -> dict[str, Rule]:
     """The rules of a rotated copy; the row-wise scale beside its own is equal by bits."""
-    found = _record_rules(judged, x, quantizer, prefix)
+    found = record_rules(judged, x, quantizer, prefix)
     whole = found[f"{prefix}global_scale_inv"]
     assert isinstance(whole, Within)
     limit = torch.cat((torch.zeros(1, dtype=torch.float64), whole.limit[1:]))
@@ -153,7 +153,7 @@ def _stochastic(values: Values, maker: Maker) -> Arguments:
 def _stochastic_rules(judged: Judged) -> Mapping[str, Rule]:
     """Codes are either neighbour's. Scales do not depend on the draws."""
     x, quantizer = judged.arguments["x"], judged.arguments["quantizer"]
-    found = _record_rules(judged, x, quantizer, stochastic=True)
+    found = record_rules(judged, x, quantizer, stochastic=True)
     codes = {path: rule for path, rule in found.items() if path.endswith("_data")}
     if quantizer.kind == _RHT and judged.arguments["usage"] != "row":
         return {**bits(judged), **_column_rules(judged, x, quantizer), **codes}
@@ -177,7 +177,7 @@ _PLAIN = Axis("values", ("normal",))
 
 register(
     Space(
-        "quantize", "rotated", (DTYPE, _SHAPE, USAGE, _VALUES, COMMON, _OUT), _cast, _rules, _whole_blocks, widen=False,
+        "quantize", "rotated", (DTYPE, _SHAPE, USAGE, _VALUES, COMMON, _OUT), _cast, _rules, whole_blocks, widen=False,
         serves=_rotates,
     ),
     Space(
@@ -186,10 +186,10 @@ register(
             Axis("cast", ("nvfp4", "nvfp4_2d", _RHT)), DTYPE, Axis("shape", ("48x33", "16x0")), USAGE,
             Axis("values", ("normal", "outlier", "nan")), COMMON,
         ),
-        _stochastic, _stochastic_rules, _whole_blocks, widen=False, serves=_draws_fp4,
+        _stochastic, _stochastic_rules, whole_blocks, widen=False, serves=_draws_fp4,
     ),
     Space(
-        "quantize_dbias", "rotated", (DTYPE, _SMALL, USAGE, _PLAIN, COMMON), _call, _dbias_rules, _whole_blocks,
+        "quantize_dbias", "rotated", (DTYPE, _SMALL, USAGE, _PLAIN, COMMON), _call, _dbias_rules, whole_blocks,
         widen=False, serves=_rotates,
     ),
     Space(
@@ -202,7 +202,7 @@ register(
     ),
     *(
         Space(
-            operator, "rotated", (DTYPE, _SMALL, USAGE, COMMON), make, rules, _whole_blocks,
+            operator, "rotated", (DTYPE, _SMALL, USAGE, COMMON), make, rules, whole_blocks,
             serves=lambda arguments: False,
         )
         for operator, make, rules in (

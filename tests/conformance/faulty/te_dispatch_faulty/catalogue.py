@@ -25,6 +25,7 @@ from te_dispatch_faulty import (
     paths,
     products,
     rare,
+    rounding,
     rows,
     scores,
     secondary,
@@ -320,7 +321,7 @@ _CONDUCT = (
 
 _TABLES = (
     sizes, operands, special, secondary, state, draws, options, narrow, paths, rare, surroundings, usage, clauses,
-    corners, unseen, tiles,
+    corners, unseen, tiles, rounding,
 )  # fmt: skip
 
 FAULTS: tuple[Fault, ...] = (

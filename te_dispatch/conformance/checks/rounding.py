@@ -1,0 +1,139 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Stochastic rounding: which of its two codes a value becomes is the implementation's choice; how often it becomes the
+larger one, when it does so again, and what the choices of others tell of it is not.
+
+A choice is 1 with the probability p of the value's position between its codes. Less p, over sqrt(p (1 - p)), it has
+mean 0 and variance 1, whatever p is, and so has the product of two independent ones. The statistics are those of
+`te_dispatch.conformance.chance`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from te_dispatch.conformance.chance import SIGMAS, THREADS, changed_states, require_no_repetition
+from te_dispatch.conformance.checks import Check
+from te_dispatch.conformance.checks.values import synchronize, thread_count
+from te_dispatch.conformance.space import Arguments, Drawn, Space
+from te_dispatch.conformance.subject import Subject
+from te_dispatch.conformance.transfer import mapped
+from te_dispatch.conformance.trial import Failure, Trial
+
+#: Positions that are counted apart: a draw of a few bits shows only near a code.
+PARTS = (0.0, 1 / 64, 0.25, 0.75, 63 / 64, 1.0)
+#: Products of choices nearer to 0 or 1 are far from normal.
+MIDDLE = 0.1
+
+
+def rounding(trial: Trial) -> None:
+    """Recover the choices; count them; draw again, by equal and by other states; compare elements and copies."""
+    arguments = trial.on_device()
+    trial.claim(arguments)
+    drawn = _draw(trial, arguments)
+    for copy, one in drawn.items():
+        _require_shares(copy, one)
+        require_no_repetition(f"the {copy}-wise copy", _standard(one), _middle(one))
+    if not _equal(drawn, _draw(trial, arguments)):
+        raise Failure("equal rng_state, other codes")
+    if trial.device.type == "cpu":
+        with thread_count(THREADS):
+            if not _equal(drawn, _draw(trial, arguments)):
+                raise Failure(f"equal rng_state, other codes with {THREADS} threads of the CPU")
+    zero = {**arguments, "rng_state": torch.zeros_like(arguments["rng_state"])}
+    if not _equal(_draw(trial, zero), _draw(trial, zero)):
+        raise Failure("equal rng_state, seed and offset 0, other codes")
+    for state, name, what in changed_states(arguments["rng_state"].cpu(), trial.case.random_seed):
+        others = _draw(trial, {**arguments, "rng_state": state.to(trial.device)})
+        for copy, one in drawn.items():
+            _require_independent(f"draws of {name}s that differ {what}", one, others[copy])
+    plan = trial.space.rounding
+    assert plan is not None
+    if len(drawn) == 2:
+        row, column = drawn.values()
+        if not plan.one(arguments):
+            _require_independent("the two copies", row, column)
+            _require_independent("the two copies, as they lie in memory,", _flat(row), _flat(_turned(column)))
+        elif not torch.equal(row.up[row.known], column.up[row.known]):
+            raise Failure("copies with the same scales were drawn for apart, expected one matrix")
+    counted = sum(int(one.known.sum()) for one in drawn.values())
+    trial.notes.append(f"{counted} values between two codes")
+
+
+def _draw(trial: Trial, arguments: Arguments) -> Mapping[str, Drawn]:
+    plan = trial.space.rounding
+    assert plan is not None
+    result: Any = trial.call(arguments)
+    synchronize(trial)
+    return plan.recover(trial.arguments(), mapped(result, lambda x: x.detach().cpu()))
+
+
+def _equal(one: Mapping[str, Drawn], other: Mapping[str, Drawn]) -> bool:
+    return all(torch.equal(one[copy].up, other[copy].up) for copy in one)
+
+
+def _standard(drawn: Drawn) -> torch.Tensor:
+    """The choices with mean 0 and variance 1."""
+    p = drawn.position.clamp(1e-9, 1 - 1e-9)
+    return (drawn.up.double() - p) / (p * (1 - p)).sqrt()
+
+
+def _middle(drawn: Drawn) -> torch.Tensor:
+    return drawn.known & (drawn.position >= MIDDLE) & (drawn.position <= 1 - MIDDLE)
+
+
+def _turned(drawn: Drawn) -> Drawn:
+    return _changed(drawn, torch.t)
+
+
+def _flat(drawn: Drawn) -> Drawn:
+    return _changed(drawn, torch.flatten)
+
+
+def _changed(drawn: Drawn, change: Callable[[torch.Tensor], torch.Tensor]) -> Drawn:
+    return Drawn(*(change(getattr(drawn, field.name)) for field in dataclasses.fields(drawn)))
+
+
+def _groups(drawn: Drawn) -> Iterator[tuple[str, torch.Tensor]]:
+    yield "of all values", drawn.known
+    yield "of positive values", drawn.known & ~drawn.negative
+    yield "of negative values", drawn.known & drawn.negative
+    yield "of subnormal values", drawn.known & drawn.subnormal
+    for low, high in itertools.pairwise(PARTS):
+        inside = (drawn.position >= low) & (drawn.position < high)
+        yield f"of values at {low:.3g} to {high:.3g} of the way to the larger code", drawn.known & inside
+
+
+def _require_shares(copy: str, drawn: Drawn) -> None:
+    for what, group in _groups(drawn):
+        p = drawn.position[group]
+        expected, found = float(p.sum()), int(drawn.up[group].sum())
+        deviation = math.sqrt(float((p * (1 - p)).sum()))
+        if abs(found - expected) > SIGMAS * deviation + 1:
+            raise Failure(
+                f"{copy}-wise copy: {found} {what} became the larger of their codes, expected {expected:.0f} of "
+                f"{p.numel()}, +- {SIGMAS:g} standard deviations of {deviation:.0f}"
+            )
+
+
+def _require_independent(what: str, one: Drawn, other: Drawn) -> None:
+    both = _middle(one) & _middle(other)
+    n = int(both.sum())
+    total = float((_standard(one) * _standard(other))[both].sum())
+    if abs(total) > SIGMAS * math.sqrt(n):
+        raise Failure(
+            f"{what} are not independent: their correlation is {total / n:.3g}, {total / math.sqrt(n):.0f} standard "
+            "deviations from 0"
+        )
+
+
+def _applies(subject: Subject, space: Space) -> str | None:
+    return None if space.rounding is not None else "nothing is rounded stochastically"
+
+
+CHECKS = (Check("rounding", rounding, _applies, 1, 24, "the odds of stochastic rounding, its replay, its draws"),)
