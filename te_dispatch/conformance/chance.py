@@ -28,15 +28,16 @@ LOW_BITS, HIGH_BITS = range(32), range(32, 63)
 THREADS = 3
 
 
-def changed_states(state: torch.Tensor, choice: int) -> Iterator[tuple[torch.Tensor, str, str]]:
-    """States that choose otherwise: by the next seed and offset, and by each with a low and with a high bit changed.
+def changed_states(state: torch.Tensor, choice: int) -> Iterator[tuple[torch.Tensor, str]]:
+    """States that choose otherwise: by the next seed and offset, by each with a low and with a high bit changed, and by
+    both with the same sum.
 
     Args:
         state: int64 (2,), (seed, offset).
         choice: says which bits.
 
     Yields:
-        The state, which word was changed and in what.
+        The state, and what the two are of, such as ``seeds that differ in bit 5``.
     """
     for place, name in enumerate(("seed", "offset")):
         number, shift = int(state[place]), choice >> (8 * place)
@@ -47,7 +48,8 @@ def changed_states(state: torch.Tensor, choice: int) -> Iterator[tuple[torch.Ten
         for changed, what in changes:
             other = state.clone()
             other[place] = changed
-            yield other, name, what
+            yield other, f"{name}s that differ {what}"
+    yield state + torch.tensor([1, -1]), "seeds and offsets of the same sum"
 
 
 def require_share(what: str, found: torch.Tensor, share: float) -> None:

@@ -279,6 +279,9 @@ def cast(
             None,
         )
     if isinstance(quantizer, BlockQuantizer):
+        if quantizer.two_d:  # both copies are one matrix, drawn for once
+            data, scale_inv = cast_blocks(x, quantizer, draws)
+            return _both(Copy(data, scale_inv) if row else None, Copy(data.T, scale_inv.T) if column else None, None)
         copies = [cast_blocks(m, quantizer, draws) if wanted else None for m, wanted in ((x, row), (x.T, column))]
         return _both(copies[0], copies[1], None)
     if isinstance(quantizer, MXFP8Quantizer):

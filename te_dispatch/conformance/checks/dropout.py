@@ -44,10 +44,10 @@ def dropout(trial: Trial) -> None:
     zero = {**given, "rng_state": torch.zeros_like(given["rng_state"])}
     if not torch.equal(plan.recover(run, zero)[0], plan.recover(run, zero)[0]):
         raise Failure("equal rng_state, seed and offset 0, other elements dropped")
-    for state, name, what in changed_states(given["rng_state"].cpu(), trial.case.random_seed):
+    for state, what in changed_states(given["rng_state"].cpu(), trial.case.random_seed):
         other, _ = plan.recover(run, {**given, "rng_state": state.to(given["rng_state"].device)})
         require_share(
-            f"masks of {name}s that differ {what} are independent: they agree",
+            f"masks of {what} are independent: they agree",
             (keep == other)[live],
             p * p + (1 - p) ** 2,
         )

@@ -48,10 +48,10 @@ def rounding(trial: Trial) -> None:
     zero = {**arguments, "rng_state": torch.zeros_like(arguments["rng_state"])}
     if not _equal(_draw(trial, zero), _draw(trial, zero)):
         raise Failure("equal rng_state, seed and offset 0, other codes")
-    for state, name, what in changed_states(arguments["rng_state"].cpu(), trial.case.random_seed):
+    for state, what in changed_states(arguments["rng_state"].cpu(), trial.case.random_seed):
         others = _draw(trial, {**arguments, "rng_state": state.to(trial.device)})
         for copy, one in drawn.items():
-            _require_independent(f"draws of {name}s that differ {what}", one, others[copy])
+            _require_independent(f"draws of {what}", one, others[copy])
     plan = trial.space.rounding
     assert plan is not None
     if len(drawn) == 2:

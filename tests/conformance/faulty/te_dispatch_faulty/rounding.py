@@ -65,6 +65,10 @@ def _state(change: Callable[[torch.Tensor], torch.Tensor], place: int) -> Bits:
     return bits
 
 
+def _of_the_sum(count: int, state: torch.Tensor, first: int = 0) -> torch.Tensor:
+    return bits24(count, torch.stack((state.sum(), torch.zeros_like(state[0]))), first)
+
+
 def _middle(count: int, state: torch.Tensor, first: int = 0) -> torch.Tensor:
     return torch.full((count,), 1 << 23, dtype=torch.int32)
 
@@ -139,6 +143,7 @@ FAULTS: tuple[Fault, ...] = table(
         "rounding_ignores_high_seed": ("reads the seed's low 32 bits", _with_bits(_state(lambda w: w & _LOW, 0))),
         "rounding_ignores_offset": ("does not read the offset", _with_bits(_state(lambda w: w & 0, 1))),
         "rounding_ignores_high_offset": ("reads the offset's low 32 bits", _with_bits(_state(lambda w: w & _LOW, 1))),
+        "rounding_reads_the_sum": ("adds the offset to the seed and reads the sum alone", _with_bits(_of_the_sum)),
         "copies_share_draws": (
             "draws the same for both copies, which have blocks of their own",
             _with_bits(_same_copies, _kinds("block", "mxfp8", "nvfp4")),
