@@ -27,8 +27,10 @@ _SHAPES = (
     "4x0x2x16",
 )
 _SMOKE_SHAPES = ("17x2x3x32", "127x1x1x34", "0x2x2x16")
-#: Positions past 4,096 and 65,536, many sequences, many heads, large heads and such as no power of two.
+#: As many sequences as positions, where values alone tell one layout from the other; positions past 4,096 and 65,536,
+#: many sequences, many heads, large heads and such as no power of two.
 _LARGE_SHAPES = (
+    "5x5x3x8",
     "4211x1x2x8",
     "8200x2x1x4",
     "65549x1x1x2",

@@ -34,8 +34,13 @@ from te_dispatch.conformance.families import (  # noqa: F401  # whose spaces rig
 from te_dispatch.conformance.families.quantize import bits
 from te_dispatch.conformance.maker import Maker
 from te_dispatch.conformance.space import Arguments, Axis, Space, Values, find, register
-from te_dispatch.numerics.quantized import Quantized
-from te_dispatch.numerics.quantizers import CurrentQuantizer
+from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized
+from te_dispatch.numerics.quantizers import (
+    BlockQuantizer,
+    CurrentQuantizer,
+    NVFP4FourOverSixQuantizer,
+    NVFP4HadamardQuantizer,
+)
 
 #: Arguments of a right call -> those that make it wrong.
 Change = Callable[[Arguments], Arguments]
@@ -263,6 +268,8 @@ _ROPE = {
     "unknown_layout": given(layout="hbsd"),
     "more_angles_than_features": given(freqs=lambda right: torch.cat([right["freqs"]] * 3, -1)),
     "angles_in_fp64": given(freqs=lambda right: right["freqs"].double()),
+    "odd_angles": given(freqs=lambda right: right["freqs"][..., :-1].clone()),
+    "fewer_angles_than_positions": given(freqs=lambda right: right["freqs"][: _positions(right) - 1].clone()),
     "offsets_of_more": _OFFSETS,
     "sequences_of_a_dense_layout": given(cu_seqlens=torch.tensor([0, 3], dtype=torch.int32)),
 }
@@ -270,6 +277,11 @@ _ROPE = {
 
 def _rotated(right: Arguments) -> str:
     return "x" if "x" in right else "dy"
+
+
+def _positions(right: Arguments) -> int:
+    """How many a sequence of sbhd layout has."""
+    return int(right[_rotated(right)].shape[0])
 
 
 #: Words and dtypes that the forms of records do not know; scalings and formats that they are not made for.
@@ -295,6 +307,17 @@ def _mxfp8(right: Arguments) -> Quantized:
     scale = torch.full((x.rows(), -(-x.shape[-1] // 32)), 127, dtype=torch.uint8)
     return Quantized(
         x.row_data, None, scale, None, x.encoding, "mxfp8", x.scale_layout, x.shape, x.dtype, x.device
+    )  # fmt: skip
+
+
+def _nvfp4(right: Arguments) -> Quantized:
+    """A record of x's shape in blocks of 16."""
+    x = right["x"]
+    rows, columns = x.rows(), x.shape[-1]
+    codes = torch.zeros((*x.shape[:-1], -(-columns // 2)), dtype=torch.uint8)
+    scale = torch.full((rows, -(-columns // 16)), 0x38, dtype=torch.uint8)
+    return Quantized(
+        codes, None, scale, None, "e2m1", "nvfp4", CANONICAL_SCALES, x.shape, x.dtype, x.device, torch.ones(1)
     )  # fmt: skip
 
 
@@ -327,6 +350,13 @@ register(
             "noop_flag_without_out": given(noop_flag=torch.zeros(1)),
             "usage": given(usage="rows"),
             "fp64": given(x=lambda right: right["x"].double()),
+            "rng_state_of_one": given(rng_state=torch.zeros(1, dtype=torch.int64)),
+            "rng_state_in_int32": given(rng_state=torch.zeros(2, dtype=torch.int32)),
+            "draws_for_a_choice": given(
+                quantizer=NVFP4FourOverSixQuantizer(), rng_state=torch.zeros(2, dtype=torch.int64)
+            ),
+            "rotated_rows_of_no_16": given({"shape": "33x65"}, quantizer=NVFP4HadamardQuantizer(), usage="column"),
+            "amax_of_blocks": given(quantizer=BlockQuantizer(), amax=torch.ones(1)),
         },
     ),
     _refused(
@@ -345,7 +375,16 @@ register(
         {"out_of_two": given(out=torch.zeros(2)), "bf16_out": given(out=torch.zeros(1, dtype=torch.bfloat16))},
     ),
     _refused("partial_amax", "plain", {**_SHARD, "amax_of_more_blocks": longer("amax")}),
-    _refused("partial_cast", "plain", {**_SHARD, "scale_of_more_blocks": longer("scale"), "long_out": longer("out")}),
+    _refused(
+        "partial_cast",
+        "plain",
+        {
+            **_SHARD,
+            "scale_of_more_blocks": longer("scale"),
+            "long_out": longer("out"),
+            "fp4": given(encoding="e2m1"),
+        },
+    ),
     _refused(
         "pad_rows",
         "plain",
@@ -392,12 +431,25 @@ register(
     _refused("rope_fwd", "dense", _ROPE),
     _refused("rope_bwd", "dense", _ROPE),
     _refused("rope_fwd", "thd", {"no_sequences": given(cu_seqlens=None)}, "refused_thd"),
-    _refused("transpose_quantized", "plain", {"blocks_of_rows": given(x=_mxfp8), "block_1d": given(x=_block_1d)}),
+    _refused(
+        "transpose_quantized",
+        "plain",
+        {
+            "blocks_of_rows": given(x=_mxfp8),
+            "block_1d": given(x=_block_1d),
+            "blocks_of_16": given(x=_nvfp4),
+        },
+    ),
     _refused("relayout_scales", "plain", _LAYOUTS),
     _refused(
         "convert_encoding",
         "plain",
-        {"another_format": given(encoding=_of_another_format), "count_of_two": given(count=torch.zeros(2).long())},
+        {
+            "another_format": given(encoding=_of_another_format),
+            "count_of_two": given(count=torch.zeros(2).long()),
+            "its_own_encoding": given(encoding=lambda right: right["x"].encoding),
+            "scales_of_8_bits": given(x=_mxfp8),
+        },
     ),
     _refused("update_delayed_scales", "plain", _UPDATES),
     _refused(

@@ -158,6 +158,12 @@ FAULTS: tuple[Fault, ...] = (
             "gives the offset its gradient without dropout", _offset_gradient_undropped),
         "gradient_of_blind_rows_spreads": ("multiplies NaN in rows that see nothing by 0", _nan_times_nothing),
     }, on="unfused_attention_bwd"),
+    *table("rope_fwd", {"rope_takes_square_bshd_for_sbhd": (
+        "takes bshd for sbhd where there are as many sequences as positions",
+        when(
+            lambda call: call["layout"] == "bshd" and call["x"].shape[0] == call["x"].shape[1],
+            lambda call: call.sound(layout="sbhd"),
+        ))}),
     *table("quantize", {
         "cast_replaces_a_scale_of_out": ("puts another scale into `out`", _scale_replaced),
         "cast_writes_one_scale_of_out": ("writes one of two scales of `out`", _one_scale_written),
