@@ -86,11 +86,11 @@ def _thd(values: Values, maker: Maker) -> Arguments:
 
 
 def _add_offsets(arguments: Arguments, values: Values, maker: Maker, sequences: int) -> int:
-    """Offsets, where the case has them; returns where they start."""
+    """Offsets, where the case has them, of which no two neighbours are equal; returns where they start."""
     first = _OFFSETS.get(values["offsets"])
     if first is None:
         return 0
-    arguments["offsets"] = maker.integers(first, first + 9, sequences)
+    arguments["offsets"] = (first + maker.integers(1, 9, sequences).cumsum(0) % 9).int()
     return first
 
 

@@ -137,6 +137,13 @@ def _short_in_one_row(call: Call) -> Any:
     return call.sound(x=call["x"][: width - start % width])
 
 
+def _offsets_of_empty(call: Call) -> torch.Tensor:
+    offsets: torch.Tensor = call["offsets"].clone()
+    for place in (call["cu_seqlens"].diff()[:-1] == 0).nonzero().flatten().tolist():
+        offsets[place + 1] = offsets[place]
+    return offsets
+
+
 FAULTS: tuple[Fault, ...] = (
     *table("attention_fwd", {
         "packed_ragged_attention_reads_keys_as_values": (
@@ -164,6 +171,9 @@ FAULTS: tuple[Fault, ...] = (
             lambda call: call["layout"] == "bshd" and call["x"].shape[0] == call["x"].shape[1],
             lambda call: call.sound(layout="sbhd"),
         ))}),
+    *table("rope_fwd", {"rope_takes_an_empty_sequences_offset": (
+        "takes an empty sequence's offset for the next one's",
+        when(given(cu_seqlens=..., offsets=...), lambda call: call.sound(offsets=_offsets_of_empty(call))))}),
     *table("quantize", {
         "cast_replaces_a_scale_of_out": ("puts another scale into `out`", _scale_replaced),
         "cast_writes_one_scale_of_out": ("writes one of two scales of `out`", _one_scale_written),
