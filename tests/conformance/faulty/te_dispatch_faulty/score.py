@@ -37,7 +37,7 @@ from te_dispatch_faulty.catalogue import FAULTS
 from te_dispatch_faulty.fault import KNOWN_FILE, LIKELY, MISSED, Fault
 
 #: Seconds after which a unit of a fault that blocks its process is given up.
-HUNG_S = 5.0
+HUNG_S = 20.0
 #: Cases that come before the checks of behaviour. Most faults show in far fewer.
 EARLY = 48
 #: Units after which a fault took long to find: its unit is remembered, and comes first from then on.
