@@ -24,7 +24,7 @@ LAG_SIGMAS = 8.0
 LAG_PAIRS = 1024
 #: Bits of a seed, and of an offset, that are changed: one of each range, another one in each case. The sign is none.
 LOW_BITS, HIGH_BITS = range(32), range(32, 63)
-#: Threads of the CPU with which choices are made again.
+#: Number of CPU threads of a repeated call, whose choices must be the same.
 THREADS = 3
 
 

@@ -104,7 +104,7 @@ class RecipeCasts:
 
 
 class StatelessCasts(RecipeCasts):
-    """Of a recipe without state, alike for every module."""
+    """The casts of a recipe without state, which are the same in every module."""
 
     def operands(self, index: int) -> Operands:
         x, w, g = (self._quantizer(role) for role in ("input", "weight", "grad"))

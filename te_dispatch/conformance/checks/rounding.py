@@ -33,27 +33,33 @@ MIDDLE = 0.1
 
 def rounding(trial: Trial) -> None:
     """Recover the choices; count them; draw again, by equal and by other states; compare elements and copies."""
+    plan, host = trial.space.rounding, trial.arguments()
+    assert plan is not None
     arguments = trial.on_device()
     trial.claim(arguments)
-    drawn = _draw(trial, arguments)
+
+    def draw(given: Arguments) -> Mapping[str, Drawn]:
+        result: Any = trial.call(given)
+        synchronize(trial)
+        return plan.recover(host, mapped(result, lambda x: x.detach().cpu()))
+
+    drawn = draw(arguments)
     for copy, one in drawn.items():
         _require_shares(copy, one)
         require_no_repetition(f"the {copy}-wise copy", _standard(one), _middle(one))
-    if not _equal(drawn, _draw(trial, arguments)):
+    if not _equal(drawn, draw(arguments)):
         raise Failure("equal rng_state, other codes")
     if trial.device.type == "cpu":
         with thread_count(THREADS):
-            if not _equal(drawn, _draw(trial, arguments)):
+            if not _equal(drawn, draw(arguments)):
                 raise Failure(f"equal rng_state, other codes with {THREADS} threads of the CPU")
     zero = {**arguments, "rng_state": torch.zeros_like(arguments["rng_state"])}
-    if not _equal(_draw(trial, zero), _draw(trial, zero)):
+    if not _equal(draw(zero), draw(zero)):
         raise Failure("equal rng_state, seed and offset 0, other codes")
     for state, what in changed_states(arguments["rng_state"].cpu(), trial.case.random_seed):
-        others = _draw(trial, {**arguments, "rng_state": state.to(trial.device)})
+        others = draw({**arguments, "rng_state": state.to(trial.device)})
         for copy, one in drawn.items():
             _require_independent(f"draws of {what}", one, others[copy])
-    plan = trial.space.rounding
-    assert plan is not None
     if len(drawn) == 2:
         row, column = drawn.values()
         if not plan.one(arguments):
@@ -63,14 +69,6 @@ def rounding(trial: Trial) -> None:
             raise Failure("copies with the same scales were drawn for apart, expected one matrix")
     counted = sum(int(one.known.sum()) for one in drawn.values())
     trial.notes.append(f"{counted} values between two codes")
-
-
-def _draw(trial: Trial, arguments: Arguments) -> Mapping[str, Drawn]:
-    plan = trial.space.rounding
-    assert plan is not None
-    result: Any = trial.call(arguments)
-    synchronize(trial)
-    return plan.recover(trial.arguments(), mapped(result, lambda x: x.detach().cpu()))
 
 
 def _equal(one: Mapping[str, Drawn], other: Mapping[str, Drawn]) -> bool:

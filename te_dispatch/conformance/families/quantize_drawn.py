@@ -9,17 +9,15 @@ NVFP4, 1/448 for its block and 1 for the tensor).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import torch
 
 from te_dispatch.conformance import casting
 from te_dispatch.conformance.decoding import table
-from te_dispatch.conformance.families.quantize import DTYPE, USAGE, bits, quantizer_of, sizes
-from te_dispatch.conformance.families.quantize_fp4 import record_rules, whole_blocks
-from te_dispatch.conformance.maker import Maker
-from te_dispatch.conformance.rules import Rule
-from te_dispatch.conformance.space import Arguments, Axis, Drawn, Judged, Rounding, Space, Values, register
+from te_dispatch.conformance.families.quantize import DTYPE, USAGE, quantizer_of, sizes
+from te_dispatch.conformance.families.quantize_fp4 import stochastic_rules, whole_blocks
+from te_dispatch.conformance.maker import DTYPES, Maker
+from te_dispatch.conformance.space import Arguments, Axis, Drawn, Rounding, Space, Values, register
 from te_dispatch.numerics.encodings import encoding
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.numerics.quantizers import (
@@ -69,19 +67,8 @@ def _cast(values: Values, maker: Maker) -> Arguments:
     row, column = (torch.arange(size) for size in scaled.shape)
     scaled[(row[:, None] + column) % _APART == 0] = known[-1]
     factor = 448.0 if values["cast"] in _FP4 else 1.0
-    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[values["dtype"]]
-    return {
-        "x": (scaled * factor).to(dtype).reshape(shape), "quantizer": quantizer, "usage": values["usage"],
-        "rng_state": maker.rng_state(),
-    }  # fmt: skip
-
-
-def _rules(judged: Judged) -> Mapping[str, Rule]:
-    """Codes are either neighbour's. Scales do not depend on the draws."""
-    found = record_rules(judged, judged.arguments["x"], judged.arguments["quantizer"], stochastic=True)
-    rotated = judged.arguments["quantizer"].kind == "nvfp4_rht" and judged.arguments["usage"] != "row"
-    exact = {path for path in found if not path.endswith("_data") and not rotated}
-    return {**bits(judged), **{path: rule for path, rule in found.items() if path not in exact}}
+    x = (scaled * factor).to(DTYPES[values["dtype"]]).reshape(shape)
+    return {"x": x, "quantizer": quantizer, "usage": values["usage"], "rng_state": maker.rng_state()}
 
 
 def _recover(arguments: Arguments, result: Quantized) -> dict[str, Drawn]:
@@ -128,7 +115,7 @@ def _one_matrix(arguments: Arguments) -> bool:
 
 register(
     Space(
-        "quantize", "drawn", (_CAST, _ENCODING, DTYPE, _SHAPE, USAGE), _cast, _rules, _valid, widen=False,
+        "quantize", "drawn", (_CAST, _ENCODING, DTYPE, _SHAPE, USAGE), _cast, stochastic_rules, _valid, widen=False,
         serves=lambda arguments: arguments.get("rng_state") is not None and arguments["quantizer"].encoding != "e2m1",
         rounding=Rounding(_recover, _one_matrix),
     ),

@@ -40,7 +40,7 @@ def whole_blocks(values: Values) -> bool:
     return math.prod(sizes(values)[:-1]) % hadamard.SIZE == 0
 
 
-def record_rules(
+def _record_rules(
     judged: Judged, x: torch.Tensor, quantizer: Quantizer, prefix: str = "", stochastic: bool = False
 ) -> dict[str, Rule]:
     """Of the record at `prefix` that a cast of x made."""
@@ -57,7 +57,7 @@ def record_rules(
 
 def _column_rules(judged: Judged, x: torch.Tensor, quantizer: Quantizer, prefix: str = "") -> dict[str, Rule]:
     """The rules of a rotated copy; the row-wise scale beside its own is equal by bits."""
-    found = record_rules(judged, x, quantizer, prefix)
+    found = _record_rules(judged, x, quantizer, prefix)
     whole = found[f"{prefix}global_scale_inv"]
     assert isinstance(whole, Within)
     limit = torch.cat((torch.zeros(1, dtype=torch.float64), whole.limit[1:]))
@@ -150,10 +150,10 @@ def _stochastic(values: Values, maker: Maker) -> Arguments:
     }  # fmt: skip
 
 
-def _stochastic_rules(judged: Judged) -> Mapping[str, Rule]:
+def stochastic_rules(judged: Judged) -> Mapping[str, Rule]:
     """Codes are either neighbour's. Scales do not depend on the draws."""
     x, quantizer = judged.arguments["x"], judged.arguments["quantizer"]
-    found = record_rules(judged, x, quantizer, stochastic=True)
+    found = _record_rules(judged, x, quantizer, stochastic=True)
     codes = {path: rule for path, rule in found.items() if path.endswith("_data")}
     if quantizer.kind == _RHT and judged.arguments["usage"] != "row":
         return {**bits(judged), **_column_rules(judged, x, quantizer), **codes}
@@ -186,7 +186,7 @@ register(
             Axis("cast", ("nvfp4", "nvfp4_2d", _RHT)), DTYPE, Axis("shape", ("48x33", "16x0")), USAGE,
             Axis("values", ("normal", "outlier", "nan")), COMMON,
         ),
-        _stochastic, _stochastic_rules, whole_blocks, widen=False, serves=_draws_fp4,
+        _stochastic, stochastic_rules, whole_blocks, widen=False, serves=_draws_fp4,
     ),
     Space(
         "quantize_dbias", "rotated", (DTYPE, _SMALL, USAGE, _PLAIN, COMMON), _call, _dbias_rules, whole_blocks,
