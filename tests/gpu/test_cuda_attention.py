@@ -258,3 +258,50 @@ def test_eight_bit_attention_differs_from_the_unfused_one_by_its_casts(mask: str
     for name in ("dq", "dk", "dv"):
         assert _error(getattr(back, name), getattr(wanted_back, name)) < 0.15, name
     assert amaxes == pytest.approx(wanted_amaxes, rel=0.1)
+
+
+@pytest.mark.parametrize("inference", [True, False])
+def test_the_largest_logit_is_nan_where_a_logit_is(inference: bool) -> None:
+    q, k, v = operands(2, 48)
+    k[5, 1, 0] = torch.nan
+    with te_dispatch.using(attention="cuda"):
+        made = ops.attention_fwd(q, k, v, mask="none", with_max_logit=True, inference=inference)
+    logits = torch.einsum("sbhd,tbhd->bhst", q.float(), k.float()) / 8
+    assert made.max_logit is not None
+    torch.testing.assert_close(made.max_logit, logits.amax((0, 2, 3)), equal_nan=True, rtol=1e-3, atol=1e-3)
+    assert made.max_logit.isnan().tolist() == [True, False]
+
+
+def test_the_largest_logit_of_rows_whose_logits_are_all_minus_inf() -> None:
+    q, k, v = operands(1, 48)
+    bias = torch.zeros(1, 1, 48, 48, device="cuda", dtype=torch.bfloat16)
+    bias[:, :, 7] = -torch.inf
+    with te_dispatch.using(attention="cuda"):
+        made = ops.attention_fwd(
+            q, k, v, mask="none", bias=bias, bias_type="post_scale", with_max_logit=True, inference=True
+        )
+    assert made.max_logit is not None and made.max_logit.isfinite().all()
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["one tensor", "two tensors"])
+def test_what_a_gradient_has_in_packed_rows_that_see_no_key_does_not_matter(shared: bool) -> None:
+    """`shared`: queries and keys have the same cumulative lengths, so that all rows see a key and nothing is copied."""
+    q, k, v = (torch.randn(24, 2, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    lengths = torch.tensor([0, 16, 24], device="cuda", dtype=torch.int32)
+    keys = lengths if shared else torch.tensor([0, 6, 24], device="cuda", dtype=torch.int32)
+    how: dict[str, Any] = {"layout": "thd", "mask": "padding_causal", "window": (2, 0), "cu_seqlens_q": lengths,
+                           "cu_seqlens_kv": keys, "max_seqlen_q": 16, "max_seqlen_kv": 18}  # fmt: skip
+    with te_dispatch.using(attention="cuda"):
+        made = ops.attention_fwd(q, k, v, **how)
+        assert made.saved is not None and made.saved.implementation == CUDNN
+        nothing = made.lse.isneginf().any(1)
+        assert int(nothing.sum()) == (0 if shared else 16 - 8)
+        dout = torch.randn_like(made.out)
+        found = []
+        for fill in (0.0, torch.nan):
+            given = torch.where(nothing[:, None, None], torch.full_like(dout, fill), dout)
+            back = ops.attention_bwd(given, q, k, v, made.out, made.lse, made.saved, **how)
+            found.append([back.dq, back.dk, back.dv])
+    for one, other in zip(*found, strict=True):
+        assert other.isfinite().all()
+        torch.testing.assert_close(one, other)

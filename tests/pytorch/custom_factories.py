@@ -87,17 +87,19 @@ def made(name: str, /, **how: Any) -> torch.nn.Module:
 
 
 def seen(module: torch.nn.Module, recipe: Recipe | None, steps: int = 1, call: Any = None) -> list[torch.Tensor]:
-    """Output, and the gradients of the input and all parameters, of the last of some training steps."""
+    """Output, and the gradients of the input and all parameters, of the last of some training steps, on the module's
+    device; the data are the same on all."""
     call = module if call is None else call
+    device = next(module.parameters()).device
     generator = torch.Generator().manual_seed(1)
-    x = torch.randn(32, 2, 64, generator=generator).requires_grad_()
+    x = torch.randn(32, 2, 64, generator=generator).to(device).requires_grad_()
     for _ in range(steps):
         module.zero_grad()
         x.grad = None
         torch.manual_seed(2)
         with te.autocast(enabled=recipe is not None, recipe=recipe):
             out = call(x)
-        out.backward(torch.randn(out.shape, generator=torch.Generator().manual_seed(3)))
+        out.backward(torch.randn(out.shape, generator=torch.Generator().manual_seed(3)).to(device))
     return [out.detach(), x.grad, *[p.grad for p in module.parameters()]]  # type: ignore[list-item]
 
 

@@ -25,6 +25,7 @@ from te_dispatch.ops.attention import lse_shape  # noqa: E402
 from te_dispatch.ops.results import Saved  # noqa: E402
 from te_dispatch_cuda import packages  # noqa: E402
 from te_dispatch_cuda.attention import (  # noqa: E402
+    assemble,
     calls,
     cudnn,
     eight_bit,
@@ -317,6 +318,31 @@ def test_addresses_stand_in_the_order_of_their_slots(monkeypatch: pytest.MonkeyP
     }  # fmt: skip
 
 
+def test_gradients_of_packed_queries_that_may_see_nothing_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless the sequences are the keys' own: then every row sees itself, and the graph reads dout where it lies."""
+    dout: list[int] = []
+    copied: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(
+        run, "execute", lambda graph, device, stream, workspace, addresses: dout.append(addresses[Slot.DOUT])
+    )
+    monkeypatch.setattr(rows, "_native", types.SimpleNamespace(
+        attention_clean=lambda *given: copied.append(given), attention_mend=lambda *_: None,
+    ))  # fmt: skip
+    shape = (10, 4, 64)
+    strides = setting.contiguous(shape)
+    packed = {"layout": "thd", "batch": 2, "longest_q": 6, "longest_kv": 6, "q": shape, "k": shape, "v": shape}
+    packed |= {"q_stride": strides, "k_stride": strides, "v_stride": strides}
+    s = _setting(**packed, mask="padding_causal", window=(3, 0))
+    call = assemble.Call(s)
+    call.finish(types.SimpleNamespace(bytes=256, ragged=()), (3,))  # type: ignore[arg-type]
+    call.prepared, call.written = False, (call.cleaned[0].target,) * 3
+    for keys, expected in ((77, 256), (66, 13)):
+        batch = rows.Batch(66, keys, 0, 0)
+        run.backward(call, 0, 0, 0, (1, 2, 3), 4, 5, 13, (14, 15, 16), 0, 0, 0, 0, batch)
+        assert dout[-1] == expected
+    assert len(copied) == 1 and copied[0][-4:-1] == (3, 0, False)
+
+
 def test_addresses_of_eight_bit_attention_stand_in_the_order_of_their_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[tuple[int, ...]] = []
     call = eight_bit.graphs.Call(None, graph=object(), bytes=256)  # type: ignore[arg-type]
@@ -407,4 +433,4 @@ def test_native_functions_name_a_bad_argument() -> None:
     with pytest.raises(ValueError, match="query rows"):
         native.attention_mend(0, 0, 1, 0, 0, 0, 0, 1, 1, False, False, -1, -1, False, 8, *[0] * 17)
     with pytest.raises(ValueError, match="batch"):
-        native.attention_clean(0, 0, -1, 0, 0, 0, 0, 1, 1, False, ())
+        native.attention_clean(0, 0, -1, 0, 0, 0, 0, 1, 1, False, -1, -1, False, ())

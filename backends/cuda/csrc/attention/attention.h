@@ -68,6 +68,7 @@ struct Clean {
   Side queries, keys;
   int64_t batch;
   bool packed;
+  Band band;
   int count;
   Copy copies[kMaxCopies];
 };

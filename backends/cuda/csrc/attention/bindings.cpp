@@ -66,11 +66,11 @@ void attention_mend(int device, uintptr_t stream, int64_t batch, uintptr_t cumul
 // copies: tuples (of keys, source, its strides of batch, row and head, target, its strides, heads, bytes of a head).
 void attention_clean(int device, uintptr_t stream, int64_t batch, uintptr_t cumulative_q, uintptr_t cumulative_kv,
                      uintptr_t starts_q, uintptr_t starts_kv, int64_t extent_q, int64_t extent_kv, bool packed,
-                     const py::tuple& copies) {
+                     int64_t left, int64_t right, bool bottom_right, const py::tuple& copies) {
   require_size("batch", batch);
   if (copies.size() > static_cast<size_t>(kMaxCopies)) throw std::invalid_argument("copies: got too many tensors");
   Clean a{side("cu_seqlens_q", cumulative_q, starts_q, extent_q), side("cu_seqlens_kv", cumulative_kv, starts_kv, extent_kv),
-          batch, packed, static_cast<int>(copies.size()), {}};
+          batch, packed, {left, right, bottom_right}, static_cast<int>(copies.size()), {}};
   for (int t = 0; t < a.count; ++t) {
     const py::tuple of = copies[t];
     if (of.size() != 11) throw std::invalid_argument("copies: got a tuple that is not of 11 numbers");

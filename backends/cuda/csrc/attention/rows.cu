@@ -53,7 +53,8 @@ __global__ void __launch_bounds__(32 * kWarps) clean_kernel(const Clean a, const
   index -= first.of[tensor];
   const Copy& copy = a.copies[tensor];
   const Side& side = copy.of_keys ? a.keys : a.queries;
-  const bool inside = place_of(side, a.batch, a.packed, index).sequence >= 0;
+  const Place place = place_of(side, a.batch, a.packed, index);
+  const bool used = copy.of_keys ? place.sequence >= 0 : !sees_nothing(a.band, a.queries, a.keys, place);
   const char* from = row_of(copy.source, a.packed, side.extent, index);
   char* to = row_of(copy.target, a.packed, side.extent, index);
   // The target is dense; where the source's heads lie beside each other too, a row is one piece.
@@ -64,7 +65,7 @@ __global__ void __launch_bounds__(32 * kWarps) clean_kernel(const Clean a, const
     const uint4* in = reinterpret_cast<const uint4*>(from + h * copy.source.head_stride);
     uint4* out = reinterpret_cast<uint4*>(to + h * copy.target.head_stride);
 #pragma unroll 8
-    for (int c = lane; c < pieces; c += 32) out[c] = inside ? in[c] : uint4{};
+    for (int c = lane; c < pieces; c += 32) out[c] = used ? in[c] : uint4{};
   }
 }
 
@@ -82,9 +83,10 @@ __global__ void __launch_bounds__(kThreads) summarize_kernel(const RowStatistics
     const int64_t sequence = a.packed ? 0 : index / extent;
     const int64_t at = a.packed ? index * a.heads + h : (sequence * a.heads + h) * extent + index - sequence * extent;
     const bool nothing = sees_nothing(a.band, a.queries, a.keys, place_of(a.queries, a.batch, a.packed, index));
-    const float value = nothing ? -INFINITY : a.maxima[at];
-    top = larger(top, value);
-    if (a.lse != nullptr) a.lse[at] = nothing ? -INFINITY : value + logf(a.sums[at]);
+    const float most = nothing ? -INFINITY : a.maxima[at], sum = nothing ? 0.f : a.sums[at];
+    // cuDNN's maximum passes over NaN, its sum does not; exp(inf - inf) is one of its own.
+    top = larger(top, sum != sum && most != INFINITY ? sum : most);
+    if (a.lse != nullptr) a.lse[at] = nothing ? -INFINITY : most + logf(sum);
   }
   for (int offset = 16; offset > 0; offset /= 2) {
     top = larger(top, __shfl_xor_sync(~0u, top, offset));

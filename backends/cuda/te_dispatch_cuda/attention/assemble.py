@@ -37,7 +37,7 @@ _SHORT_CAUSAL, _SHORT_FULL = 6, 3
 
 
 class Cleaned(NamedTuple):
-    """An operand of which the graph reads a copy, rows outside of sequences as zeros.
+    """An operand of which the graph reads a copy, rows outside of sequences and queries that see nothing as zeros.
 
     Attributes:
         operand: 0 to 3 for q, k, v and dout. at: of the copy, bytes into the workspace.
@@ -221,7 +221,13 @@ def _routes(s: Setting) -> tuple[bool, ...]:
 
 
 def _backward(s: Setting, with_dbias: bool, through_scores: bool) -> Call:
-    cleaned = (0, 1, 2, 3) if s.mask.startswith("padding") and s.layout != "thd" else ()
+    cleaned: tuple[int, ...] = ()
+    if s.layout == "thd":
+        left, _, bottom_right = band(s)
+        # cuDNN multiplies what dout has in rows that see nothing by their probabilities, and 0 * NaN is NaN.
+        cleaned = (3,) if left >= 0 or bottom_right else ()
+    elif s.mask.startswith("padding"):
+        cleaned = (0, 1, 2, 3)
     b = Builder(_with_copies(s, cleaned), handle_of(s.device, 0))
     e, call = b.extents, Call(s)
     options = b.options()

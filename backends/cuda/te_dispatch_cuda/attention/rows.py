@@ -97,6 +97,10 @@ class Sequences:
         self._bits = sum(keys << r for r, (keys, _) in enumerate(offsets))
         self._elements = (*(n for _, n in offsets), *[0] * (_MAX_OFFSETS - len(offsets)))
 
+    def all_see_themselves(self, batch: Batch) -> bool:
+        """Whether sequences of packed queries are those of the keys, so that no row sees nothing."""
+        return self._mask[0] and batch.queries == batch.keys
+
     def describe(
         self,
         stream: int,
@@ -132,13 +136,14 @@ class Sequences:
         )  # fmt: skip
 
     def clean(self, stream: int, batch: Batch, copies: tuple[tuple[int, ...], ...]) -> None:
-        """Copy tensors, rows that belong to no sequence as zeros.
+        """Copy tensors, rows that belong to no sequence, and of queries those that see nothing, as zeros.
 
         Args:
             copies: of each whether it is of keys, address and strides of the source and of the target, heads, bytes.
         """
+        packed, _, left, right, bottom_right = self._mask
         _native.attention_clean(
-            self._device, stream, self._batch, *batch, *self._extents, self._mask[0], copies,
+            self._device, stream, self._batch, *batch, *self._extents, packed, left, right, bottom_right, copies,
         )  # fmt: skip
 
     def summarize(self, stream: int, batch: Batch, maxima: int, sums: int, lse: int, largest: int) -> None:

@@ -65,7 +65,7 @@ def backward(
 ) -> None:
     """As `forward`."""
     lengths, sink = _prepare(call, stream, workspace, batch, sink) if call.prepared else (_NO_LENGTHS, sink)
-    if batch is not None and call.cleaned:
+    if batch is not None and call.cleaned and not call.sequences.all_see_themselves(batch):
         *operands, dout = _clean(call, stream, workspace, batch, (*operands, dout))
     execute(call.graph, device, stream, workspace, (
         0, *operands, out, lse, bias, *lengths, sink, 0, 0, 0, dout, *gradients, dbias, dsink, 0,
