@@ -38,8 +38,7 @@ NO_NVCC = @echo "no nvcc: backends/cuda is left out, and so are its tests of the
 demo: $(STAMP) $(if $(PRESENT),$(call cuda_stamp,$(PRESENT)))
 	$(BIN)/te-dispatch demo --out $(OUT) $(DEMO)
 
-# These tests are of the CPU, also where there is a GPU, which modules would otherwise be made on: `make test-gpu` has its
-# own.
+# Needs no GPU and uses none: where one is visible, modules would be made on it, and these tests' data are on the CPU.
 test: $(STAMP) $(if $(NVCC),$(call cuda_stamp,$(ALL_ARCHS)))
 	$(if $(NVCC)$(BUILT),,$(NO_NVCC))
 	CUDA_VISIBLE_DEVICES= HIP_VISIBLE_DEVICES= $(BIN)/python -m pytest -n 2 -q $(TESTS)

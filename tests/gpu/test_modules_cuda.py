@@ -9,6 +9,7 @@ import torch
 import te_dispatch
 import te_dispatch.pytorch as te
 from te_dispatch.common import recipe
+from tests.gpu.layer_losses import losses
 
 RECIPES = {
     "delayed": recipe.DelayedScaling,
@@ -32,23 +33,8 @@ def test_readme_usage_runs_with_only_the_import_changed():
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_layer_trains_in_fp8(name):
-    torch.manual_seed(0)
-    layer = te.TransformerLayer(
-        256, 1024, 8, hidden_dropout=0.0, attention_dropout=0.0, params_dtype=torch.bfloat16, fuse_qkv_params=True
-    )
-    optimizer = torch.optim.AdamW(layer.parameters(), lr=2e-3)
-    x = torch.randn(128, 4, 256, device="cuda", dtype=torch.bfloat16)
-    target = torch.randn_like(x)
-    losses = []
-    for _ in range(30):
-        with te.autocast(enabled=True, recipe=RECIPES[name]()):
-            y = layer(x, attention_mask=None)
-        loss = (y.float() - target.float()).pow(2).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.9 * losses[0], losses
+    found = losses(RECIPES[name], fuse_qkv_params=True)
+    assert found[-1] < 0.9 * found[0], found
 
 
 def test_fp8_state_moves_with_the_module_and_ignores_dtype_casts():

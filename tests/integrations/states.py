@@ -12,6 +12,10 @@ import te_dispatch.pytorch as te
 
 #: Where the tests of one process run. Those of several ranks (`tests/pytorch/ranks.py`) have a GPU each, or none.
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+#: Why the Trainer of one process cannot train in FP8 here; empty where it can.
+TRAINER_REFUSED = (
+    "the Trainer of one process uses all GPUs, which accelerate refuses in FP8" if torch.cuda.device_count() > 1 else ""
+)
 PARTS = ("history", "scale", "scale_amax")
 GEMM_MODULES = (te.Linear, te.LayerNormLinear, te.LayerNormMLP)
 

@@ -58,7 +58,7 @@ struct Mend {
 };
 void mend(const Queue& q, const Mend& a);
 
-// Copies of tensors, rows that belong to no sequence as zeros.
+// Copies of tensors, rows that belong to no sequence, and queries that see nothing, as zeros.
 constexpr int kMaxCopies = 4;
 struct Copy {
   bool of_keys;
