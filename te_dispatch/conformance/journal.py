@@ -70,6 +70,8 @@ def _head(settings: Settings, environment: Mapping[str, Any]) -> dict[str, Any]:
 def _read(path: Path, head: Mapping[str, Any]) -> dict[str, Outcome]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError as error:
+        raise UsageError(f"resume: {path} is not there, so there is no run to go on with: start it without") from error
     except OSError as error:
         raise UsageError(f"resume: {path} cannot be read: {error.strerror}") from error
     try:

@@ -37,7 +37,7 @@ def cases_of(space: Space, level: str, seed: int = 0) -> tuple[Case, ...]:
 
     Another seed than 0 changes both the data and which values of different axes meet beyond pairs.
     """
-    if space.sampled and level != "soak":
+    if (space.sampled and level != "soak") or (space.slow and level == "smoke"):
         return ()
     if level == "smoke":
         axes = {axis.name: axis.smoke or axis.values for axis in space.axes}
@@ -125,6 +125,8 @@ class SpacePlan:
         """Units of the checks that apply; those that are not claimed go to `refused` as well."""
         smoke = self.settings.level == "smoke"
         for check in wanted:
+            if self.space.checks and check.name not in self.space.checks:
+                continue
             able = [
                 one
                 for one in self.tested

@@ -231,6 +231,8 @@ class Space:
             of theirs that the implementation claims. They may name ``once`` values.
         forms: the axis, if there is one, that says of which tensors an operand consists, or whether it is given: checks
             of operands' memory get a case of each of its values.
+        checks: the names of those that its cases are for; empty for all that apply.
+        slow: a case takes seconds, so level ``smoke`` has none.
     """
 
     operator: str
@@ -256,6 +258,8 @@ class Space:
     within: tuple[Values, ...] = field(default=(), hash=False)
     fixed: tuple[Values, ...] = field(default=(), hash=False)
     forms: str = ""
+    checks: tuple[str, ...] = ()
+    slow: bool = False
 
     def __post_init__(self) -> None:
         axes = {axis.name: axis.known for axis in self.axes}

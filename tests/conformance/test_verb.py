@@ -295,7 +295,7 @@ def test_what_a_run_needs_is_looked_for_before_the_plan_is_made(verb, monkeypatc
         pytest.fail("the plan was made")
 
     monkeypatch.setattr("te_dispatch.conformance.certification.plan", unwanted)
-    assert "journal.jsonl cannot be read" in verb.refused(*SOFTMAX, "--resume")
+    assert "journal.jsonl is not there, so there is no run to go on with" in verb.refused(*SOFTMAX, "--resume")
     assert "/nowhere/skip.txt: cannot be read" in verb.refused(*SOFTMAX, "--skip-file", "/nowhere/skip.txt")
 
 

@@ -396,6 +396,18 @@ def test_a_call_without_rows_is_declined() -> None:
         setting.extents(_setting(q=(0, 2, 4, 64)))
 
 
+@pytest.mark.parametrize("layout", ["sbhd", "thd"])
+def test_more_sequences_than_a_grid_has_blocks_are_declined(layout: str) -> None:
+    def of(batch: int) -> Any:
+        if layout == "thd":
+            return _setting(layout="thd", batch=batch, **dict.fromkeys("qkv", (70_000, 4, 64)))
+        return _setting(**dict.fromkeys("qkv", (5, batch, 4, 64)))
+
+    assert setting.extents(of(65_535)).batch == 65_535
+    with pytest.raises(Declined, match="batches up to 65535, got 65536"):
+        setting.extents(of(65_536))
+
+
 @pytest.mark.parametrize("scale", [0.0, -0.25, float("nan")])
 def test_a_scale_that_is_not_positive_is_declined(scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Declined, match="positive softmax_scale"):

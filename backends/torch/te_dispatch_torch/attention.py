@@ -296,9 +296,11 @@ def _backward(kernel: Kernel) -> Callable[..., AttentionBackward]:
 
 # PyTorch expands groups itself before the CPU and the memory-efficient kernels.
 CPU = Kernel("sdpa_cpu", False, True, _cpu_forward, _cpu_backward)
-# The flash kernel's batch is the second dimension of a CUDA grid, which ends there.
-FLASH = Kernel("sdpa_flash", True, False, _flash_forward, _flash_backward, batches=65535)
-CUDNN = Kernel("sdpa_cudnn", False, False, _cudnn_forward, _cudnn_backward, lone_query=False)
+# The most blocks of a CUDA grid in its second and third dimension: PyTorch's flash kernel has the batch in the second,
+# and cuDNN 9.19 launches no more either (H100).
+_BATCHES = 65535
+FLASH = Kernel("sdpa_flash", True, False, _flash_forward, _flash_backward, batches=_BATCHES)
+CUDNN = Kernel("sdpa_cudnn", False, False, _cudnn_forward, _cudnn_backward, lone_query=False, batches=_BATCHES)
 EFFICIENT = Kernel("sdpa_efficient", False, True, _efficient_forward, _efficient_backward)
 
 cpu_fwd, cpu_bwd = _forward(CPU), _backward(CPU)

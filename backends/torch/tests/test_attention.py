@@ -263,9 +263,10 @@ def test_sdpa_declines_before_anything_runs() -> None:
     q, k, v, _ = operands("sbhd", 2, 2, 8, 9)
     with pytest.raises(Declined, match="causal"):
         attention.flash_fwd(q, k, v, mask="causal")
-    many = torch.empty(65536, 1, 1, 8)
-    with pytest.raises(Declined, match="batches up to 65535"):
-        attention.flash_fwd(many, many, many, layout="bshd", mask="none")
+    many = torch.empty(65536, 2, 1, 8)
+    for forward in (attention.flash_fwd, attention.cudnn_fwd):
+        with pytest.raises(Declined, match="batches up to 65535"):
+            forward(many, many, many, layout="bshd", mask="none")
     one = torch.empty(1, 2, 2, 8)
     with pytest.raises(Declined, match="single query"):
         attention.cudnn_fwd(one, one, one, mask="none")

@@ -6,6 +6,7 @@ from te_dispatch.conformance.families import (  # noqa: F401
     attention,
     attention_bwd,
     attention_dropout,
+    attention_grid,
     gemm,
     gemm_records,
     grouped,

@@ -27,7 +27,7 @@ def _amax(values: Values, maker: Maker) -> Arguments:
 #: row that begins in one row of blocks and ends in the next, none, and beyond 2^32.
 _SHARDS = {
     "whole": (200, 300, 0, 60_000), "middle": (200, 300, 4_321, 45_678), "in_row": (7, 1031, 130, 900),
-    "next_block": (200, 300, 38_300, 200),
+    "beyond": (65_537, 65_537, 2**32 + 1_000, 300), "next_block": (200, 300, 38_300, 200),
     "last": (129, 129, 129 * 129 - 1, 1), "none": (200, 300, 17, 0), "tall": (1031, 3, 5, 3000),
     "small": (16, 16, 3, 77), "far": (65_537, 65_537, 2**32 - 150, 300), "rows": (70_001, 3, 100, 200_000),
     "columns": (5, 9_001, 123, 40_000), "long": (1_031, 1_033, 77, 1_050_000),

@@ -133,12 +133,17 @@ class Extents(NamedTuple):
     features_v: int
 
 
+#: The most blocks of a CUDA grid in its second and third dimension. Dense batches beyond it cannot be launched, and
+#: packed ones take a workspace of 72 GiB in the backward (cuDNN 9.19 on an H100).
+_BATCHES = 65_535
+
+
 def extents(s: Setting) -> Extents:
     """Of a checked call.
 
     Raises:
-        Declined: a dimension of size 0, or a scale that is not positive: cuDNN's kernels find the largest logit
-            before they scale, and give NaN (cuDNN 9.19 on an H100).
+        Declined: a dimension of size 0, more than `_BATCHES` sequences, or a scale that is not positive: cuDNN's
+            kernels find the largest logit before they scale, and give NaN (cuDNN 9.19 on an H100).
     """
     if s.scale is not None and not s.scale > 0:
         raise Declined(f"cuDNN's attention needs a positive softmax_scale, got {s.scale}")
@@ -158,6 +163,8 @@ def extents(s: Setting) -> Extents:
     found = Extents(batch, heads, groups, rows, columns, features, features_v)
     if 0 in found or 0 in s.q or 0 in s.k:
         raise Declined(f"cuDNN's attention takes no dimension of 0, got {found}")
+    if batch > _BATCHES:
+        raise Declined(f"cuDNN's attention takes batches up to {_BATCHES}, got {batch}")
     return found
 
 

@@ -16,6 +16,7 @@ from te_dispatch_faulty.spoiling import (
     columns,
     columns_from,
     elements_from,
+    last_row,
     off,
     rows,
     rows_from,
@@ -150,6 +151,17 @@ def _sequences(more_than: int) -> Condition:
     return lambda call: call["layout"] == "thd" and call["cu_seqlens_q"].numel() - 1 > more_than
 
 
+def _blocks(more_than: int) -> Condition:
+    """Sequences times heads."""
+
+    def holds(call: Call) -> bool:
+        q, layout = call["q"], call["layout"]
+        batch = call["cu_seqlens_q"].numel() - 1 if layout == "thd" else q.shape[1 if layout == "sbhd" else 0]
+        return bool(batch * q.shape[-2] > more_than)
+
+    return holds
+
+
 def _heads_from(first: int, path: str) -> Behaviour:
     def behave(call: Call) -> Any:
         made = call.sound()
@@ -171,6 +183,10 @@ def _attention(half: str, path: str) -> tuple[Fault, ...]:
         f"attention_{half}_needs_17_sequences": (
             "keeps the bounds of 17 packed sequences",
             spoiled(path, on=_sequences(17)),
+        ),
+        f"attention_{half}_stops_at_65535_blocks": (
+            "leaves what the second dimension of a grid has no room for",
+            spoiled(path, last_row, zero, on=_blocks(65_535)),
         ),
     }
     suffix = "_bwd" if half == "bwd" else ""

@@ -137,6 +137,25 @@ def _short_in_one_row(call: Call) -> Any:
     return call.sound(x=call["x"][: width - start % width])
 
 
+def _infinity_as_largest(call: Call) -> Any:
+    """Reads e5m2's code of Inf as its largest number."""
+    return call.sound(a=_without_infinity(call["a"]), b=_without_infinity(call["b"]))
+
+
+def _without_infinity(x: Any) -> Any:
+    if not isinstance(x, Quantized) or x.encoding != "e5m2":
+        return x
+    row, column = (
+        data if data is None else torch.where((data & 0x7F) == 0x7C, data - 1, data)
+        for data in (x.row_data, x.col_data)
+    )
+    return with_members(x, row_data=row, col_data=column)
+
+
+def _start_in_32_bits(call: Call) -> Any:
+    return call.sound(start=call["start"] % 2**32)
+
+
 def _offsets_of_empty(call: Call) -> torch.Tensor:
     offsets: torch.Tensor = call["offsets"].clone()
     for place in (call["cu_seqlens"].diff()[:-1] == 0).nonzero().flatten().tolist():
@@ -180,8 +199,13 @@ FAULTS: tuple[Fault, ...] = (
     }),
     *table("partial_amax", {"short_shard_lies_in_one_row_of_blocks": (
         "takes a shard shorter than a row to lie in one row of blocks", _short_in_one_row)}),
-    *table("gemm", {"product_reads_one_tile_of_scales": ("reads the first tile of scales for all", _one_tile)},
-           on="emulated_gemm"),
+    *table("partial_amax", {"shard_begins_in_32_bits": ("keeps where a shard begins in 32 bits", _start_in_32_bits)}),
+    *table("partial_cast", {"cast_shard_begins_in_32_bits": (
+        "keeps where a shard begins in 32 bits", _start_in_32_bits)}),
+    *table("gemm", {
+        "product_reads_one_tile_of_scales": ("reads the first tile of scales for all", _one_tile),
+        "product_takes_infinity_for_a_number": ("reads e5m2's Inf as its largest number", _infinity_as_largest),
+    }, on="emulated_gemm"),
     *table("grouped_gemm", {
         "grouped_reads_one_tile_of_scales": ("reads the first tile of scales for all", _one_tile_each),
         "grouped_records_read_adjacent_splits": (
