@@ -71,7 +71,7 @@ def _read(path: Path, head: Mapping[str, Any]) -> dict[str, Outcome]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError as error:
-        raise UsageError(f"resume: {path} is not there, so there is no run to go on with: start it without") from error
+        raise UsageError(f"resume: {path} is not there, so there is no run to go on with: leave it away") from error
     except OSError as error:
         raise UsageError(f"resume: {path} cannot be read: {error.strerror}") from error
     try:

@@ -13,6 +13,7 @@ import torch
 
 import te_dispatch.ops  # noqa: F401  # declares the operators
 from te_dispatch.conformance.case import Case
+from te_dispatch.conformance.checks import checks
 from te_dispatch.conformance.maker import Maker
 from te_dispatch.conformance.selection import cases_of
 from te_dispatch.conformance.space import spaces
@@ -95,6 +96,16 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     from te_dispatch.conformance.transfer import tensors
 
     return [tensor.contiguous() for _, tensor in tensors(value)]
+
+
+@pytest.mark.parametrize("space", [space for space in spaces() if space.checks], ids=lambda space: space.id)
+def test_a_space_names_checks_that_there_are(space: Any) -> None:
+    assert set(space.checks) <= {check.name for check in checks()}
+
+
+@pytest.mark.parametrize("space", [space for space in spaces() if space.slow], ids=lambda space: space.id)
+def test_smoke_has_no_case_that_takes_seconds(space: Any) -> None:
+    assert cases_of(space, "full") and not cases_of(space, "smoke")
 
 
 @pytest.mark.parametrize("space", spaces(), ids=lambda space: space.id)

@@ -13,8 +13,10 @@ from te_dispatch.conformance.space import Axis, Space, Values, register
 
 _LEAST = (Axis("dims", ("8/8",)), Axis("dtype", ("bf16",)))
 _HEADS = Axis("heads", ("1024/1024", "1/1"))
-_DENSE = (Axis("shape", ("67x3x5", "65537x1x2")), _HEADS, Axis("layout", ("bshd",)))
-_RAGGED = (Axis("lengths", ("67:5", "65537:2")), _HEADS, Axis("layout", ("thd",)), Axis("mask", ("padding",)))
+_DENSE = (Axis("shape", ("67x3x5", "65537x1x2")), _HEADS, Axis("layout", ("bshd",)), *_LEAST)
+_RAGGED = (
+    Axis("lengths", ("67:5", "65537:2")), _HEADS, Axis("layout", ("thd",)), Axis("mask", ("padding",)), *_LEAST,
+)  # fmt: skip
 _WITH_MANY_HEADS = ("67x3x5", "67:5")
 
 
@@ -24,19 +26,21 @@ def _of_few_elements(values: Values) -> bool:
     return (values["heads"] == "1024/1024") == (size in _WITH_MANY_HEADS)
 
 
-def _space(operator: str, name: str, axes: tuple[Axis, ...]) -> Space:
-    forward = operator == "attention_fwd"
-    return Space(
-        operator, name, (*axes, *_LEAST), inputs.forward if forward else inputs.backward,
-        forward_rules if forward else backward_rules, valid=_of_few_elements,
-        forward=None if forward else inputs.forward_of, checks=("values",), slow=True,
-    )  # fmt: skip
-
-
 register(
-    *(
-        _space(operator, name, axes)
-        for operator in ("attention_fwd", "attention_bwd")
-        for name, axes in (("grid", _DENSE), ("grid_ragged", _RAGGED))
-    )
-)
+    Space(
+        "attention_fwd", "grid", _DENSE, inputs.forward, forward_rules, valid=_of_few_elements,
+        checks=("values",), slow=True,
+    ),
+    Space(
+        "attention_fwd", "grid_ragged", _RAGGED, inputs.forward, forward_rules, valid=_of_few_elements,
+        checks=("values",), slow=True,
+    ),
+    Space(
+        "attention_bwd", "grid", _DENSE, inputs.backward, backward_rules, valid=_of_few_elements,
+        forward=inputs.forward_of, checks=("values",), slow=True,
+    ),
+    Space(
+        "attention_bwd", "grid_ragged", _RAGGED, inputs.backward, backward_rules, valid=_of_few_elements,
+        forward=inputs.forward_of, checks=("values",), slow=True,
+    ),
+)  # fmt: skip

@@ -129,6 +129,10 @@ def _twice(values: Values, maker: Maker) -> Arguments:
     return {"a": record, "b": record, "layout": values["layout"]}
 
 
+#: Of e5m2 (OCP 8-bit Floating Point Specification, revision 1.0, table 1): S.11111.00.
+_INF_CODE = 0x7C
+
+
 def _infinite(values: Values, maker: Maker) -> Arguments:
     """The operand in e5m2 holds one code of Inf: no cast of this project makes it, and the contract says what it is."""
     given = {**values, "dtype": "bf16", "values": "normal", "accumulation": "default", "shape": "48x32x64"}
@@ -136,12 +140,8 @@ def _infinite(values: Values, maker: Maker) -> Arguments:
     x = arguments["ab"[values["encodings"].split("+").index("e5m2")]]
     for codes in (x.row_data, x.col_data):
         if codes is not None:
-            codes.view(torch.uint8).view(-1)[codes.numel() // 3] = _INF_CODE | (0x80 if values["sign"] == "-" else 0)
+            codes.view(-1)[codes.numel() // 3] = _INF_CODE | (0x80 if values["sign"] == "-" else 0)
     return arguments
-
-
-#: Of e5m2 (OCP 8-bit Floating Point Specification, revision 1.0, table 1): S.11111.00.
-_INF_CODE = 0x7C
 
 
 #: A training step's products: activations and weights in e4m3, gradients in e5m2.

@@ -24,7 +24,7 @@ def _amax(values: Values, maker: Maker) -> Arguments:
 
 
 #: (height, width, start, length) of a shard: whole, from within one row to within another, inside one row, less than a
-#: row that begins in one row of blocks and ends in the next, none, and beyond 2^32.
+#: row that begins in one row of blocks and ends in the next, none, across and beyond 2^32.
 _SHARDS = {
     "whole": (200, 300, 0, 60_000), "middle": (200, 300, 4_321, 45_678), "in_row": (7, 1031, 130, 900),
     "beyond": (65_537, 65_537, 2**32 + 1_000, 300), "next_block": (200, 300, 38_300, 200),
