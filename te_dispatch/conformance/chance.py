@@ -22,15 +22,15 @@ SIGMAS = 6.0
 LAG_SIGMAS = 8.0
 #: Lags with fewer pairs are not looked at: their sums are far from normal.
 LAG_PAIRS = 1024
-#: Bits of a seed, and of an offset, that are changed: one of each range, another one in each case. The sign is none.
+#: Bits of a seed, and of an offset, that are changed: one of each range, another one in each case.
 LOW_BITS, HIGH_BITS = range(32), range(32, 63)
 #: Number of CPU threads of a repeated call, whose choices must be the same.
 THREADS = 3
 
 
 def changed_states(state: torch.Tensor, choice: int) -> Iterator[tuple[torch.Tensor, str]]:
-    """States that choose otherwise: by the next seed and offset, by each with a low and with a high bit changed, and by
-    both with the same sum.
+    """States that choose otherwise: by the next seed and offset, by each with a low or high bit or its sign changed,
+    and by both with the same sum.
 
     Args:
         state: int64 (2,), (seed, offset).
@@ -45,6 +45,7 @@ def changed_states(state: torch.Tensor, choice: int) -> Iterator[tuple[torch.Ten
         for bits in (LOW_BITS, HIGH_BITS):
             bit = bits[shift % len(bits)]
             changes.append((number ^ (1 << bit), f"in bit {bit}"))
+        changes += [(-number, "in sign")] if number else []
         for changed, what in changes:
             other = state.clone()
             other[place] = changed

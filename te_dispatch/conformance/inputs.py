@@ -27,6 +27,7 @@
 | half_infinite | one half of every row is -Inf, in turn | running maxima that start with nothing but -Inf |
 | tiny | multiples of 2^-24 below 2^-14: fp16's subnormals, in any dtype | subnormals that are none of fp32's |
 | minute | 1 to 16 times the dtype's smallest normal number | scales that overflow to Inf |
+| subnormal | nothing but subnormal numbers of the dtype | an amax that is flushed to zero |
 | nan_first | normal; the first element is NaN, the last one the largest | maxima that start with NaN, or end early |
 | nan_last | normal; the last element is NaN, the first one the largest | the same the other way round |
 """
@@ -95,6 +96,10 @@ def _one_sign(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Gener
 
 def _minute(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
     return torch.finfo(dtype).tiny * _exponents(0, 4, shape, generator)
+
+
+def _subnormal(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    return torch.finfo(dtype).tiny * _uniform(shape, generator) * _signs(shape, generator)
 
 
 def _denormal(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
@@ -271,6 +276,7 @@ KINDS: dict[str, Fill] = {
     "half_infinite": _half_infinite,
     "tiny": _tiny,
     "minute": _minute,
+    "subnormal": _subnormal,
     "nan_first": _nan_at(0, -1),
     "nan_last": _nan_at(-1, 0),
 }

@@ -231,7 +231,10 @@ def _has_rows(subject: Subject, space: Space) -> str | None:
 
 CHECKS = (
     Check("fewer_rows", fewer_rows, _has_rows, 1, 2, "a call behind one with more rows"),
-    Check("same_memory", same_memory, _applies, 1, 3, "the same memory with other contents, or other scales alone"),
+    Check(
+        "same_memory", same_memory, _applies, 1, 3, "the same memory with other contents, or other scales alone",
+        of_forms=True,
+    ),
     Check("turned", turned, _turns, 1, 4, "the same memory with other groups or sequences", shows=_can_turn),
     Check("many_calls", many_calls, anywhere, 0, 1, "the results of late calls, and what calls leave behind"),
-)
+)  # fmt: skip

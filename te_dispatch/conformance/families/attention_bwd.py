@@ -20,6 +20,14 @@ def _with_bias(values: Values) -> bool:
     return values["bias"] in ("pre_scale", "post_scale") or values["dbias"] == "no"
 
 
+def _blind(values: Values) -> bool:
+    """`fwd.masked`, and what lies in the output's gradient where the mask or the window hides all keys of a row."""
+    rows, columns = (int(n) for n in values["shape"].split("x")[1:])
+    if rows > columns and (values["mask"] == "causal_bottom_right" or values["window"] not in ("none", "-1:-1")):
+        values = {**values, "hole": "number"}
+    return fwd.masked(values)
+
+
 def packed_alike(arguments: Arguments, results: Mapping[str, torch.Tensor]) -> str | None:
     """Gradients of operands that are views of one tensor are views of one tensor, stacked along the same axis."""
     names, axis = inputs.PACKED[arguments["packing"]]
@@ -42,7 +50,7 @@ register(
         together=(("dtype", "layout", "mask", "dims"),), fixed=fwd.COMMON,
     ),
     Space(
-        "attention_bwd", "masked", fwd.MASKED, inputs.backward, backward_rules, valid=fwd.masked,
+        "attention_bwd", "masked", fwd.MASKED, inputs.backward, backward_rules, valid=_blind,
         forward=inputs.forward_of, together=(("layout", "mask", "window"),),
     ),
     Space("attention_bwd", "twice", fwd.SAME, inputs.backward, backward_rules, forward=inputs.forward_of),

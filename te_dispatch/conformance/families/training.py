@@ -248,7 +248,7 @@ register(
             _DTYPE, _LISTS, Axis("grads", ("fp32", "bf16", "fp16")), Axis("master", _YES_NO), Axis("adam_w", _YES_NO),
             Axis("correction", ("yes", "no")),
             Axis("step", ("1", "2", "10", "1000"), ("1", "10"), once=("32768", "100000")),
-            Axis("decay", ("0.0", "0.1")), _NOOP, Axis("lr", ("0.001", "1.0")),
+            Axis("decay", ("0.0", "0.1")), _NOOP, Axis("lr", ("0.001", "1.0", "0.0")),
             Axis("beta1", ("0.9", "0.0", "0.9995")), Axis("beta2", ("0.999", "0.5")),
             Axis("eps", ("1e-8", "0.001")), _GRADIENTS,
         ),

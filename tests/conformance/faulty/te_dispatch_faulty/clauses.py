@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from te_dispatch.numerics.quantized import Quantized
+from te_dispatch.numerics.quantizers import CurrentQuantizer
 from te_dispatch_faulty.binding import Call
 from te_dispatch_faulty.fault import Fault
 from te_dispatch_faulty.formulas import softmax_scale
@@ -131,6 +133,39 @@ def _without_derivative_of_cap(call: Call) -> Any:
     return made
 
 
+def _slopes_kept(call: Call, memory: Memory) -> Any:
+    """Reads the slopes of ALiBi once for each address."""
+    slopes = call["alibi_slopes"]
+    if slopes is None:
+        return call.sound()
+    key = (slopes.data_ptr(), slopes.shape)
+    return call.sound(alibi_slopes=memory.kept.setdefault(key, slopes.detach().clone()))
+
+
+def _lone_columns_as_rows(call: Call) -> Any:
+    x = call["x"]
+    if not isinstance(x, Quantized) or x.row_data is not None or x.scaling != "tensor":
+        return call.sound()
+    rows = x.col_data.reshape(x.shape)
+    return call.sound(x=with_members(x, row_data=rows, row_scale_inv=x.col_scale_inv, col_data=None))
+
+
+def _flat_record(call: Call) -> Any:
+    made = call.sound()
+    if call["out"] is None and len(made.shape) > 3:
+        made.shape = (made.rows(), made.shape[-1])
+    return made
+
+
+def _subnormal_amax_of_zero(call: Call) -> Any:
+    """Of current scaling without an amax that is given."""
+    x, quantizer = operand(call, "x"), call["quantizer"]
+    if x is None or not x.numel() or not isinstance(quantizer, CurrentQuantizer) or call["amax"] is not None:
+        return call.sound()
+    flushed = x.detach().nan_to_num(0.0, torch.inf, -torch.inf).abs().max() < torch.finfo(torch.float32).tiny
+    return call.sound(amax=torch.zeros(1, device=x.device)) if flushed else call.sound()
+
+
 FAULTS: tuple[Fault, ...] = (
     *table("activation_bwd", {"dbias_of_first_batch": ("sums dbias over the first batch", _dbias_of_first_batch)}),
     *table("grouped_gemm", {"grouped_keeps_out_of_empty_groups": (
@@ -146,6 +181,17 @@ FAULTS: tuple[Fault, ...] = (
     *table("gemm", {"product_keeps_gelu_of_z": ("casts gelu(z) for aux", _aux_behind_gelu)}, on="emulated_gemm"),
     *table("layernorm_fwd", {"layernorm_takes_eps_of_zero_for_none": (
         "takes the default for an eps of 0", when(given(eps=0.0), with_(eps=1e-5)))}),
+    *table("activation_fwd", {"activation_reads_lone_columns_as_rows": (
+        "takes the codes of a transposed copy alone for those of rows", _lone_columns_as_rows)}),
+    *table("attention_fwd", {"attention_keeps_slopes_by_address": (
+        "remembers the slopes of ALiBi that a tensor held first", remembering(_slopes_kept))}, on="unfused_attention"),
+    *table("quantize", {
+        "record_of_four_dimensions_is_flat": (
+            "gives the record of a tensor of more than three dimensions two", _flat_record),
+        "quantize_flushes_subnormal_amaxes": ("takes a subnormal amax for 0", _subnormal_amax_of_zero),
+    }),
+    *table("multi_tensor_adam", {"adam_does_nothing_at_rate_zero": (
+        "leaves the moments as they are where lr is 0", when(given(lr=0.0), lambda call: None))}),
     *table("multi_tensor_scale", {"scale_of_zero_clears": (
         "writes zeros for a scale of 0, whatever the inputs are", when(given(scale=0.0), _zeros))}),
     *table("quantize_dbias", {"dbias_cast_overwrites_amax": ("overwrites the recorded amax", _amax_of_this_call)}),

@@ -126,6 +126,11 @@ def _by_threads(call: Call) -> Any:
     return call.sound(rng_state=call["rng_state"] + (torch.get_num_threads() > 1))
 
 
+def _without_sign(call: Call) -> Any:
+    state = call["rng_state"]
+    return call.sound(rng_state=None if state is None else state.abs())
+
+
 def _advancing(call: Call, memory: Memory) -> Any:
     state = call["rng_state"]
     return call.sound(rng_state=None if state is None else state + memory.calls)
@@ -157,6 +162,7 @@ FAULTS: tuple[Fault, ...] = table(
             "rounds subnormal values towards 0", _with_rounding(_subnormals_towards_zero, _kinds("block", "mxfp8"))
         ),
         "rounding_draws_by_thread": ("draws otherwise with several threads", _behaving(_by_threads)),
+        "rounding_ignores_signs": ("draws the same for a seed and its negative", _without_sign),
         "rounding_advances_by_itself": ("draws anew at every call, whatever the state", remembering(_advancing)),
     },
 )  # fmt: skip

@@ -67,6 +67,11 @@ def _nan_times_nothing(call: Call) -> Any:
     return made
 
 
+def _nan_times_hidden(call: Call) -> Any:
+    """The same, where it is a window or the alignment to the last key, and no mask of the caller, that hides all."""
+    return call.sound() if call["mask"] == "arbitrary" else _nan_times_nothing(call)
+
+
 def _maximum_without_nan(call: Call) -> Any:
     """The largest number among the logits of a head, NaN left out."""
     made, k = call.sound(), operand(call, "k")
@@ -183,6 +188,9 @@ FAULTS: tuple[Fault, ...] = (
         "offset_gradient_forgets_dropout": (
             "gives the offset its gradient without dropout", _offset_gradient_undropped),
         "gradient_of_blind_rows_spreads": ("multiplies NaN in rows that see nothing by 0", _nan_times_nothing),
+        "gradient_of_hidden_rows_spreads": (
+            "multiplies NaN by 0 in rows that a window or an alignment hides all keys of", _nan_times_hidden,
+        ),
     }, on="unfused_attention_bwd"),
     *table("rope_fwd", {"rope_takes_square_bshd_for_sbhd": (
         "takes bshd for sbhd where there are as many sequences as positions",
