@@ -78,6 +78,11 @@ class FP8GlobalStateManager:
         return False
 
     @classmethod
+    def get_meta_tensor_key(cls, forward: bool = True) -> str:
+        """The name of a direction's state in `get_fp8_meta_tensors` and in `quantizers` of a module."""
+        return "scaling_fwd" if forward else "scaling_bwd"
+
+    @classmethod
     def is_fp8_available(cls) -> tuple[bool, str]:
         """`check_fp8_support`."""
         return check_fp8_support()

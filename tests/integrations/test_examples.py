@@ -21,12 +21,24 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 ON = f"FP8 on {DEVICE}(?::0)?"
 LAUNCH = ("-m", "accelerate.commands.launch", *([] if DEVICE == "cuda" else ["--cpu"]))
+#: On the CPU accelerate leaves a model whole. FSDP2 with its efficient loading fails in accelerate itself, which takes
+#: every tensor of a state dict for a divided one.
+FSDP = (
+    "--num_processes", "2", "--use_fsdp", "--fsdp_auto_wrap_policy", "NO_WRAP", "--fsdp_cpu_ram_efficient_loading",
+    "false", "--fsdp_state_dict_type", "SHARDED_STATE_DICT", "--fsdp_version",
+)  # fmt: skip
 #: Of each run of an example: what it needs, the options before it, the file, and what it prints in the end.
 EXAMPLES = {
     "accelerate": ("accelerate", (), "accelerate_fp8.py", rf"{ON}: loss [\d.]+ -> [\d.]+"),
     "accelerate launch": (
         "accelerate", LAUNCH, "accelerate_fp8.py", rf"{ON}: loss [\d.]+ -> [\d.]+",
     ),
+    **{
+        f"accelerate launch, FSDP{version}": (
+            "accelerate", (*LAUNCH, *FSDP, version), "accelerate_fp8.py", rf"{ON}: loss [\d.]+ -> [\d.]+",
+        )
+        for version in ("1", "2")
+    },
     "transformers": (
         "transformers", (), "transformers_trainer_fp8.py",
         rf"{ON}: loss [\d.]+ -> ([\d.]+); resumed at step 10: \1$",
@@ -50,6 +62,8 @@ EXAMPLES = {
 def test_example(run: str, tmp_path: Path) -> None:
     needs, options, name, expected = EXAMPLES[run]
     pytest.importorskip(needs)
+    if FSDP[0] in options and torch.cuda.device_count() < 2:
+        pytest.skip("two GPUs are needed")
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1"}
     if not options:  # one process: the Trainer would have it use all GPUs, which accelerate refuses in FP8
         environment["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]

@@ -33,6 +33,14 @@ def test_a_state_is_entered_again():
         Manager.set_autocast_state((True, None))
 
 
+def test_directions_are_named_as_modules_name_them():
+    module = te.Linear(32, 32, device="cpu", params_dtype=torch.float32)
+    with te.autocast(recipe=DelayedScaling()):
+        module(torch.randn(32, 32)).sum().backward()
+    keys = [Manager.get_meta_tensor_key(forward=forward) for forward in (True, False)]
+    assert keys == list(module.quantizers) == list(module.get_fp8_meta_tensors())
+
+
 def test_reset_leaves_autocasts_and_drops_due_updates():
     module = te.Linear(32, 32, device="cpu", params_dtype=torch.float32)
     context = te.autocast(recipe=DelayedScaling())

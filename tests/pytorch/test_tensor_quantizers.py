@@ -124,8 +124,9 @@ def test_encodings_are_the_devices() -> None:
     assert fnuz == records.MXFP8Quantizer("e4m3fnuz", True)
 
 
-def test_scales_of_the_users_own() -> None:
-    scale, amax, x = torch.tensor([4.0]), torch.tensor([0.5]), torch.tensor([[1.0, -3.0]])
+@pytest.mark.parametrize("shape", [(1,), ()])
+def test_scales_of_the_users_own(shape: tuple[int, ...]) -> None:
+    scale, amax, x = torch.full(shape, 4.0), torch.full(shape, 0.5), torch.tensor([[1.0, -3.0]])
     quantizer = te.Float8Quantizer(scale, amax, E4M3, columnwise=False)
     made = quantizer.quantize(x)
     assert torch.equal(made.dequantize(), x) and made.record.row_scale_inv.item() == 0.25

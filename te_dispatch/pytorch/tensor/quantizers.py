@@ -110,7 +110,7 @@ class Float8Quantizer(Quantizer):
     `te_dispatch.common.recipe.DelayedScaling` keeps scales of its own up to date.
 
     Args:
-        scale: float32 (1,), what values are multiplied by before the cast. amax: float32 (1,).
+        scale: float32, (1,) or (), what values are multiplied by before the cast. amax: likewise.
         fp8_dtype: `DType` or a dtype of PyTorch; the device decides between its OCP and FNUZ encodings.
         rowwise, columnwise: as in `Quantizer`.
 
@@ -125,9 +125,10 @@ class Float8Quantizer(Quantizer):
         for name, value in (("scale", scale), ("amax", amax)):
             if not isinstance(value, torch.Tensor):
                 raise TypeError(f"Float8Quantizer: {name} must be a tensor, got {value!r}")
-            if value.shape != (1,) or value.dtype != torch.float32:
+            if value.shape not in ((1,), ()) or value.dtype != torch.float32:
                 raise ValueError(
-                    f"Float8Quantizer: {name} must be float32 of shape (1,), got {value.dtype}, {tuple(value.shape)}"
+                    f"Float8Quantizer: {name} must be float32 of shape (1,) or (), got {value.dtype}, "
+                    f"{tuple(value.shape)}"
                 )
         self._family = fp8_family("Float8Quantizer", fp8_dtype)
         self.scale = scale
@@ -135,7 +136,8 @@ class Float8Quantizer(Quantizer):
         self.dtype = fp8_dtype
 
     def cast(self, encodings: tuple[str, ...], common: bool) -> records.Quantizer:
-        return records.DelayedQuantizer(device_encoding(self._family, encodings), common, self.scale, self.amax)
+        encoding = device_encoding(self._family, encodings)
+        return records.DelayedQuantizer(encoding, common, self.scale.view(1), self.amax.view(1))
 
 
 class Float8CurrentScalingQuantizer(Quantizer):
