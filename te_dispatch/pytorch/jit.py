@@ -24,8 +24,13 @@ __all__ = [
     "bias_dropout_add_fused_inference",
     "bias_dropout_add_fused_train",
     "bias_gelu_fused",
+    "dgelu_fused_",
+    "gelu_fused_",
     "get_bias_dropout_add",
     "jit_fuser",
+    "l2normalization_backward_fused",
+    "l2normalization_fused",
+    "l2normalization_fwd_fused",
     "lazy_compile",
     "no_torch_dynamo",
     "set_jit_fusion_options",
@@ -181,6 +186,40 @@ def bgrad_dgelu_fused(
         The bias's gradient (K,), None without a bias; the input's (M, K).
     """
     return outside_autocast(_bias_gelu_gradients, grad_output, inp, bias)  # type: ignore[no-any-return]
+
+
+def gelu_fused_(inp: torch.Tensor) -> torch.Tensor:
+    """`bias_gelu_fused` without a bias. Nothing is written in place, there neither."""
+    return bias_gelu_fused(inp, None)
+
+
+def dgelu_fused_(grad_output: torch.Tensor, inp: torch.Tensor) -> torch.Tensor:
+    """The gradient of `gelu_fused_`: both (..., K)."""
+    return bgrad_dgelu_fused(grad_output, inp, None)[1]
+
+
+def l2normalization_fused(x: torch.Tensor, eps: float) -> torch.Tensor:
+    """x / sqrt(sum of x^2 along the last dimension + eps), of x's dtype, computed in float32."""
+    return l2normalization_fwd_fused(x, eps)[0]
+
+
+def l2normalization_fwd_fused(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """`l2normalization_fused`, and what x was multiplied by: (..., 1), float32."""
+    wide = x.float()
+    rsqrt_norm = torch.rsqrt(wide.square().sum(-1, keepdim=True) + eps)
+    return (wide * rsqrt_norm).to(x.dtype), rsqrt_norm
+
+
+def l2normalization_backward_fused(
+    grad_output: torch.Tensor, x: torch.Tensor, rsqrt_norm: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """The gradient of `l2normalization_fused`: with y = x r, it is r (grad - y sum(grad y)), of x's dtype.
+
+    Args:
+        grad_output, x: (..., K). rsqrt_norm: of `l2normalization_fwd_fused`. eps: has no effect, r holds it.
+    """
+    grad, y = grad_output.float(), x.float() * rsqrt_norm
+    return (rsqrt_norm * (grad - y * (grad * y).sum(-1, keepdim=True))).to(x.dtype)
 
 
 def _with_bias(inp: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

@@ -85,6 +85,28 @@ def test_gelu_and_its_gradients(with_bias: bool) -> None:
         assert dbias is None
 
 
+def test_gelu_alone_is_that_of_no_bias() -> None:
+    x, _, grad = operands()
+    assert torch.equal(jit.gelu_fused_(x), jit.bias_gelu_fused(x, None))
+    assert torch.equal(jit.dgelu_fused_(grad, x), jit.bgrad_dgelu_fused(grad, x, None)[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("eps", [0.0, 0.5])
+def test_rows_are_normalized_to_length_one(dtype: torch.dtype, eps: float) -> None:
+    x, _, grad = (t.to(dtype) for t in operands())
+    exact = x.double().requires_grad_()
+    expected = exact / (exact.square().sum(-1, keepdim=True) + eps).sqrt()
+    expected.backward(grad.double())
+    y, factor = jit.l2normalization_fwd_fused(x, eps)
+    gradient = jit.l2normalization_backward_fused(grad, x, factor, eps)
+    assert y.dtype == gradient.dtype == dtype and factor.shape == (4, 1) and factor.dtype == torch.float32
+    assert torch.equal(jit.l2normalization_fused(x, eps), y)
+    limit = 2.0**-8 if dtype == torch.bfloat16 else 2.0**-20
+    torch.testing.assert_close(y.double(), expected, rtol=limit, atol=limit / 16)
+    torch.testing.assert_close(gradient.double(), exact.grad, rtol=limit, atol=limit)
+
+
 # -- decorators ---------------------------------------------------------------------------------------------------
 
 
