@@ -95,6 +95,14 @@ def _backward(dy: F64, x: F64, kind: str, params: tuple[float, float]) -> F64:
     return np.concatenate([du, dv], axis=-1)
 
 
+def _values(x: torch.Tensor | Quantized) -> F64:
+    """Those of a record as `dequantize` gives them in fp32: at a limit of `clamped_swiglu` one rounding decides."""
+    if not isinstance(x, Quantized):
+        return casts.values_of(x, "x")
+    decoded, scale = casts.factors(x, column=x.row_data is None)
+    return casts.times(decoded.astype(np.float32), scale).reshape(x.shape).astype(np.float64)
+
+
 def activation_fwd(
     x: torch.Tensor | Quantized,
     *,
@@ -109,7 +117,7 @@ def activation_fwd(
     used = params or CLAMPED_SWIGLU
     dtype = out_dtype or x.dtype
     with np.errstate(all="ignore"):
-        y = _forward(casts.values_of(x, "x"), kind, used)
+        y = _forward(_values(x), kind, used)
         single = y.astype(np.float32)
     out = host.result("out", y, dtype, x.device) if quantizer is None or with_out else None
     made = None
@@ -132,7 +140,7 @@ def activation_bwd(
     checks.activation_bwd(dy, x, kind, params, quantizer, usage)
     used = params or CLAMPED_SWIGLU
     with np.errstate(all="ignore"):
-        grad = _backward(host.double(dy), casts.values_of(x, "x"), kind, used)
+        grad = _backward(host.double(dy), _values(x), kind, used)
         single = grad.astype(np.float32)
         sums = grad.reshape(single.size // max(grad.shape[-1], 1), grad.shape[-1]).sum(0) if with_dbias else None
     dx = host.result("dx", grad, dy.dtype, x.device) if quantizer is None or with_dx else None

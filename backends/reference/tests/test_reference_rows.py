@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from te_dispatch.numerics.quantizers import CurrentQuantizer, MXFP8Quantizer
+from te_dispatch.numerics.quantizers import CurrentQuantizer, DelayedQuantizer, MXFP8Quantizer
 from te_dispatch.ops.activation import GATED, KINDS
 from te_dispatch_reference.activation import activation_bwd, activation_fwd
 from te_dispatch_reference.norm import layernorm_bwd, layernorm_fwd, rmsnorm_bwd, rmsnorm_fwd
@@ -177,6 +177,16 @@ def test_activations(kind: str, params: tuple[float, float] | None) -> None:
     back = activation_bwd(dy, x, kind=kind, params=params, with_dbias=True)
     torch.testing.assert_close(back.dx.double(), xd.grad, rtol=2.0**-23, atol=tail)
     close(back.dbias, xd.grad.reshape(-1, 16).sum(0), 2)
+
+
+def test_a_record_s_values_are_rounded_before_they_meet_a_limit() -> None:
+    """0.375 times RN32(4 / 3) is 0.5000000149 exactly and 0.5 in fp32, which the limit of 0.5 does not cut off."""
+    quantizer = DelayedQuantizer("e4m3fn", scale=torch.tensor([0.75]))
+    x = quantize(torch.tensor([[1.0, 0.5]]), quantizer, usage="row")
+    assert dequantize(x).tolist()[0][1] == 0.5
+    made = activation_bwd(torch.tensor([[1.0]]), x, kind="clamped_swiglu", params=(0.5, 1.702))
+    assert made.dx[0, 1] == 0.5 * torch.sigmoid(torch.tensor(0.851))
+    assert activation_bwd(torch.tensor([[torch.nan]]), x, kind="clamped_swiglu", params=(0.5, 1.702)).dx[0, 1].isnan()
 
 
 @pytest.mark.parametrize("kind", ["gelu", "swiglu", "clamped_swiglu"])

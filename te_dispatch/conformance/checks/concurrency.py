@@ -38,9 +38,9 @@ _DELAY = 100_000_000
 
 
 def thread_counts(trial: Trial) -> None:
-    """A call is right with every number of threads of the CPU, on the case and on more rows."""
-    larger = enlarged(trial, _ROWS)
-    for one in (trial,) if larger is None else (trial, larger):
+    """A call is right with every number of threads of the CPU, on the case, on more rows, and on fewer than threads."""
+    others = (enlarged(trial, _ROWS), enlarged(trial, 1))
+    for one in (trial, *(other for other in others if other is not None)):
         for count in COUNTS:
             arguments = one.on_device()
             one.claim(arguments)

@@ -54,14 +54,16 @@ def _read(subject: Subject) -> tuple[str, ...]:
 
 
 def _first_of(subject: Subject, space: Space, operands: Mapping[str, Operand]) -> dict[str, str]:
-    """Parameter -> an earlier one whose tensor has the same shape, strides and dtype. Gradients are considered last."""
+    """Parameter -> an earlier one whose tensor has the same shape, strides and dtype. Gradients come last, and
+    are another gradient rather than what else is alike."""
     kept = subject.operator.backward and space.forward is None
     names = [name for name in sorted(_read(subject), key=_GRADIENTS.__contains__) if name in operands]
     found: dict[str, str] = {}
     for place, name in enumerate(names):
         if operands[name].shape is None or (kept and name not in _GRADIENTS):
             continue
-        for other in names[:place]:
+        alike = sorted(names[:place], key=lambda other: (name in _GRADIENTS) != (other in _GRADIENTS))
+        for other in alike:
             if other not in found and operands[other] == operands[name]:
                 found[name] = other
                 break
@@ -79,4 +81,4 @@ def _applies(subject: Subject, space: Space) -> str | None:
     return movable(subject, space)
 
 
-CHECKS = (Check("shared", shared, _applies, 1, 2, "one tensor as several operands", shows=_can_share),)
+CHECKS = (Check("shared", shared, _applies, 1, 2, "one tensor as several operands", of_forms=True, shows=_can_share),)

@@ -19,6 +19,8 @@ from te_dispatch.conformance.space import Arguments, Axis, Judged, Space, Values
 _SHAPES = (
     "31x257", "1x1", "7x16", "3x15", "16x17", "5x127", "128x128", "2x129", "2x3x64", "1031x8", "2x4099", "0x16", "40",
 )  # fmt: skip
+#: Of which the mean is the only element.
+_ONE_COLUMN = ("1x1",)
 _SMOKE_SHAPES = ("31x257", "5x127", "0x16")
 #: More rows than 16 bits count; more columns than one block of threads keeps; what vectors and tiles divide.
 _LARGE_SHAPES = ("65549x3", "4x8200", "2x16400", "1x70001", "8x2048", "512x64")
@@ -27,6 +29,8 @@ _FINITE = (
     "normal", "spread", "outlier", "one_sign", "denormal", "zeros", "cancelling", "far_mean", "constant", "opposite",
     "large_squares", "square_underflow",
 )  # fmt: skip
+#: Values of which rstd has a cube beyond fp32 where eps is 0: 2^-44 times normal ones, which fp16 does not hold.
+_SMALL = "small"
 #: Those whose squares do not, and special values: without a cast, whose scale would tell of the rows beside them.
 _UNCAST = ("square_overflow", "special_rows")
 _CASTS = ("none", *CASTS)
@@ -124,11 +128,13 @@ def _lost(overflowed: torch.Tensor, value: torch.Tensor, actual: torch.Tensor) -
 def _backward(values: Values, maker: Maker) -> Arguments:
     shape = tuple(int(size) for size in values["shape"].split("x"))
     layernorm = maker.case.operator == "layernorm_bwd"
-    x = maker.tensor(*shape, dtype=values["dtype"], values=values["values"])
+    small, eps = values["values"] == _SMALL, float(values["eps"])
+    x = maker.tensor(*shape, dtype=values["dtype"], values="normal" if small else values["values"])
+    x = x * 2.0**-44 if small else x
     gamma, _ = _weights(values, maker, shape[-1])
     dy = maker.tensor(*shape, dtype=values["dy"], values=values["dy_values"])
     arguments: Arguments = {"dy": dy, "x": x, "gamma": gamma, "zero_centered_gamma": values["centred"] == "yes"}
-    forward = {"x": x, "gamma": gamma, "eps": 1e-5} | ({"beta": None} if layernorm else {})
+    forward = {"x": x, "gamma": gamma, "eps": eps} | ({"beta": None} if layernorm else {})
     made = maker.reference("layernorm_fwd" if layernorm else "rmsnorm_fwd").call(forward)
     if layernorm:
         arguments["mean"] = made.mean
@@ -199,11 +205,17 @@ def _of(operator: str, *own: Axis) -> None:
                 _CENTRED,
                 Axis("dy", ("bf16", "fp32", "fp16")),
                 Axis("add", ("none", "same", "fp32")),
-                Axis("values", _FINITE, ("normal", "one_sign", "outlier")),
+                Axis("values", (*_FINITE, _SMALL), ("normal", "one_sign", "outlier")),
+                Axis("eps", ("1e-5", "0")),
                 Axis("dy_values", ("normal", "one_sign", "spread", "zeros", "nan", "late")),
             ),
             _backward,
             backward_rules,
+            # A row of zeros, or one whose deviations are lost, leaves nothing to divide by.
+            lambda values: (
+                (values["eps"] == "0") == (values["values"] == _SMALL)
+                and (values["values"] != _SMALL or (values["dtype"] != "fp16" and values["shape"] not in _ONE_COLUMN))
+            ),
             batch=_half,
             # The bound on a sum of so many rows is wider than a few of them, unless those are the largest.
             fixed=({"shape": _LARGE_SHAPES[0], "dtype": "fp32", "dy": "fp32", "dy_values": "late"},),

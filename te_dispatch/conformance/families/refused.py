@@ -394,7 +394,15 @@ register(
             "shorter": given(padded_splits=lambda right: [1 for _ in right["splits"]]),
         },
     ),
-    _refused("unpad_rows", "plain", {"tall_x": longer("x", 0), "one_part_less": short("padded_splits")}),
+    _refused(
+        "unpad_rows",
+        "plain",
+        {
+            "tall_x": longer("x", 0),
+            "one_part_less": short("padded_splits"),
+            "beyond": given(splits=lambda right: [n + 1 for n in right["padded_splits"]]),
+        },
+    ),
     _refused("layernorm_fwd", "plain", {**_NORM, "long_beta": longer("beta")}),
     _refused("rmsnorm_fwd", "plain", _NORM),
     _refused("layernorm_bwd", "plain", {**_NORM_BWD, "long_mean": longer("mean")}),

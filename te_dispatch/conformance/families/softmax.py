@@ -31,7 +31,7 @@ def _sizes(values: Values) -> tuple[int, ...]:
 
 def _mask(kind: str, shape: tuple[int, ...], maker: Maker) -> torch.Tensor | None:
     """True is masked out. ``rows``: every third row wholly; ``broadcast``: one mask for all but the last dimension;
-    ``column``: whole rows, of one element each."""
+    ``column``: whole rows, of one element each; ``shared``: one for all heads, the dimension before a matrix."""
     if kind == "random":
         return maker.boolean(*shape, share=0.3)
     if kind == "rows":
@@ -42,12 +42,23 @@ def _mask(kind: str, shape: tuple[int, ...], maker: Maker) -> torch.Tensor | Non
         return maker.boolean(*(1,) * (len(shape) - 1), shape[-1], share=0.3)
     if kind == "column":
         return maker.boolean(*shape[:-1], 1, share=0.3)
+    if kind == "shared":
+        return maker.boolean(*shape[:-3], *(1 for _ in shape[-3:-2]), *shape[-2:], share=0.3)
     return torch.ones(shape, dtype=torch.bool) if kind == "all" else None
+
+
+def _logits(values: Values, maker: Maker) -> torch.Tensor:
+    """x; ``low``: each is below -10,000, and below what fp16 holds where the dtype holds it."""
+    shape, dtype = _sizes(values), DTYPES[values["dtype"]]
+    if values["values"] != "low":
+        return maker.tensor(*shape, dtype=values["dtype"], values=values["values"])
+    x = maker.tensor(*shape)
+    return (x * 30 - 5e4 if dtype == torch.float16 else x * 1000 - 2e5).to(dtype)
 
 
 def _forward(values: Values, maker: Maker) -> Arguments:
     shape = _sizes(values)
-    arguments: Arguments = {"x": maker.tensor(*shape, dtype=values["dtype"], values=values["values"])}
+    arguments: Arguments = {"x": _logits(values, maker)}
     arguments |= {"scale": float(values["scale"]), "causal": values["causal"] == "yes"}
     mask = _mask(values["mask"], shape, maker)
     if mask is not None:
@@ -129,11 +140,11 @@ register(
         (
             _DTYPE,
             _SHAPE,
-            Axis("mask", ("none", "random", "rows", "broadcast", "column", "all")),
+            Axis("mask", ("none", "random", "rows", "broadcast", "column", "shared", "all")),
             Axis("causal", ("no", "yes")),
             _SCALE,
             _OUT,
-            Axis("values", ("normal", "spread", "outlier", "one_sign", "denormal", "zeros", "nan", *_SPECIAL)),
+            Axis("values", ("normal", "spread", "outlier", "one_sign", "denormal", "zeros", "low", "nan", *_SPECIAL)),
         ),
         _forward,
         _forward_rules,

@@ -103,6 +103,39 @@ def _rows_apart(call: Call) -> Any:
     return misread("x", gapped)(call) if call["x"].ndim > 2 else call.sound()
 
 
+def _minus_65504_first(call: Call) -> Any:
+    """The running maximum starts with the lowest number of fp16: what lies more than 104 below it vanishes."""
+    made, x = call.sound(), call["x"]
+    if x.numel() and call["mask"] is None and not call["causal"]:
+        top = (x.float() * call["scale"]).amax(-1, keepdim=True)
+        made.masked_fill_((top < -65504.0 - 104.0) & top.isfinite(), 0.0)
+    return made
+
+
+def _mask_of_first_batch(call: Call) -> Any:
+    mask, x = call["mask"], call["x"]
+    shared = mask is not None and mask.ndim == x.ndim == 4 and mask.shape[1] == 1 and mask.shape[2:] == x.shape[2:]
+    return call.sound(mask=mask[:1]) if shared and mask.numel() else call.sound()
+
+
+def _cube_of_rstd(call: Call) -> Any:
+    made, rstd = call.sound(), call["rstd"]
+    made.dx.masked_fill_(((rstd**3).isinf() & rstd.isfinite()).unsqueeze(-1), torch.nan)
+    return made
+
+
+def _row_for_each_thread(call: Call) -> Any:
+    made, x = call.sound(), call["x"]
+    if x.numel() and x.numel() // x.shape[-1] < torch.get_num_threads():
+        made.dgamma.zero_()
+    return made
+
+
+def _parts_beyond_padding(call: Call) -> Any:
+    splits, padded = list(call["splits"]), list(call["padded_splits"])
+    return call.sound(splits=[min(pair) for pair in zip(splits, padded)] if len(splits) == len(padded) else splits)
+
+
 FAULTS: tuple[Fault, ...] = (
     *table("activation_bwd", {"gradient_ends_at_the_limit": ("cuts the gradient off at the limit", _cut_at_limit)}),
     *table("gemm", {"product_takes_the_dtype_of_b": ("takes the nominal dtype of b for its result's", when(
@@ -125,6 +158,21 @@ FAULTS: tuple[Fault, ...] = (
     *table("quantize_dbias", {"dbias_reads_rows_of_batches_apart": ("reads a gapped batch as dense", _rows_apart)}),
     *table("split_quantize", {"split_cast_takes_the_amax_before": (
         "scales a part of one row by the amax of the part before", _amax_of_part_before)}),
-    *table("softmax_fwd", {"softmax_masks_the_first_column": (
-        "masks the first column where the mask has one for all", _first_column)}),
+    *table("rmsnorm_bwd", {
+        "rms_gradient_cubes_rstd": ("gives NaN where the cube of rstd overflows", _cube_of_rstd),
+        "rms_gradient_needs_a_row_for_each_thread": (
+            "loses dgamma where there are more threads than rows", _row_for_each_thread),
+    }),
+    *table("layernorm_bwd", {"layernorm_gradient_adds_no_dy": ("adds nothing where add is dy", when(
+        lambda call: call["add"] is call["dy"], with_(add=None)))}),
+    *table("unpad_rows", {"unpadding_takes_parts_beyond_their_padding": (
+        "serves parts that are longer than their padding", _parts_beyond_padding)}),
+    *table("softmax_fwd", {
+        "softmax_masks_the_first_column": (
+            "masks the first column where the mask has one for all", _first_column),
+        "softmax_masks_by_the_first_batch": (
+            "reads the first batch's mask for all where heads share one", _mask_of_first_batch),
+        "softmax_starts_with_minus_65504": (
+            "gives 0 where all logits of a row are below what fp16 holds", _minus_65504_first),
+    }),
 )  # fmt: skip
