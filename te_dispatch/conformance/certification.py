@@ -13,7 +13,7 @@ from te_dispatch.conformance.case import Unit
 from te_dispatch.conformance.expectations import Expectations
 from te_dispatch.conformance.journal import Journal
 from te_dispatch.conformance.outcome import Outcome
-from te_dispatch.conformance.planning import Plan, Planning, covered, further, named, plan, unjudged
+from te_dispatch.conformance.planning import Plan, Planning, covered, further, named, plan, refused, unjudged
 from te_dispatch.conformance.report.record import Report, environment
 from te_dispatch.conformance.settings import Settings
 from te_dispatch.core import scopes
@@ -73,6 +73,8 @@ def certify(
         run = _Run(report, planned, expectations, kept, progress)
         run.do(planned)
         complete(manager, report, planned, run.do)
+    if units is None:
+        report.refused = refused(manager, settings)
     if units is None and not settings.product:
         report.unjudged = unjudged(manager, settings, report.outcomes)
     return report

@@ -84,8 +84,11 @@ def _read(path: Path, head: Mapping[str, Any]) -> dict[str, Outcome]:
         raise UsageError(f"resume: {path} has an outcome of the state {strange!r}, expected one of {', '.join(STATES)}")
     for part in ("settings", "environment"):
         for name, value in head[part].items():
-            if found.get(part, {}).get(name) != value:
-                was = found.get(part, {}).get(name)
+            was = found.get(part, {}).get(name)
+            if name == "code" and isinstance(was, dict) and was != value:
+                changed = ", ".join(sorted(one for one in {*was, *value} if was.get(one) != value.get(one)))
+                raise UsageError(f"resume: {path} is of another run: files of {changed} changed since: leave it away")
+            if was != value:
                 raise UsageError(f"resume: {path} is of another run: {name} was {was!r}, now {value!r}")
     return {outcome.unit: outcome for outcome in known}
 

@@ -137,19 +137,23 @@ class SpacePlan:
                 yield from self._of_all(check, able)
                 continue
             for one in able if count else ():
-                chosen = self._chosen(check, one, count) or self._all[one.id][:1]
+                claimed = self._showing(check, one)
+                chosen = self._chosen(check, claimed, count) or self._all[one.id][:1]
                 if check.of_forms and not smoke:
-                    chosen += of_forms(self.space, self._claimed[one.id], chosen)
-                    chosen += self._deeper(one, chosen)
-                    chosen += self._of_operands(one, chosen)
+                    chosen += of_forms(self.space, claimed, chosen)
+                    chosen += self._deeper(claimed, chosen)
+                    chosen += self._of_operands(claimed, chosen)
                 yield from self._noted(check, one, chosen)
 
-    def _chosen(self, check: checks.Check, one: Subject, count: int) -> list[Case]:
+    def _showing(self, check: checks.Check, one: Subject) -> list[Case]:
+        """The claimed cases that a check sees anything in; all, where that is none."""
         claimed = self._claimed[one.id]
-        if check.shows is not None and not self.space.sampled:
-            operands = [self._claims.operands(case.values) for case in claimed]
-            shown = [case for case, given in zip(claimed, operands) if check.shows(one, self.space, given)]
-            claimed = shown or claimed
+        if check.shows is None or self.space.sampled:
+            return claimed
+        operands = [self._claims.operands(case.values) for case in claimed]
+        return [case for case, given in zip(claimed, operands) if check.shows(one, self.space, given)] or claimed
+
+    def _chosen(self, check: checks.Check, claimed: list[Case], count: int) -> list[Case]:
         if not check.each_operand or self.space.sampled:
             return spread(self.space, claimed, count)
         ordered = sorted(claimed, key=functools.partial(_unusual, self.space))
@@ -162,7 +166,7 @@ class SpacePlan:
                 seen.update(given.keys())
         return chosen
 
-    def _deeper(self, one: Subject, chosen: Sequence[Case]) -> list[Case]:
+    def _deeper(self, claimed: Sequence[Case], chosen: Sequence[Case]) -> list[Case]:
         """A case with an operand of more dimensions than any of the chosen has, if there is one: rows, and what there
         is for each row, then lie in memory in more ways."""
         if self.space.sampled:
@@ -173,10 +177,10 @@ class SpacePlan:
             return max((len(shape) for shape in shapes if shape is not None), default=0)
 
         most = max(map(rank, chosen), default=0)
-        deeper = [case for case in self._claimed[one.id] if rank(case) > most]
+        deeper = [case for case in claimed if rank(case) > most]
         return sorted(deeper, key=functools.partial(_unusual, self.space))[:1]
 
-    def _of_operands(self, one: Subject, chosen: Sequence[Case]) -> list[Case]:
+    def _of_operands(self, claimed: Sequence[Case], chosen: Sequence[Case]) -> list[Case]:
         """The plainest case with each parameter that has a tensor, or one of several elements, in none of the chosen
         but in some case that is claimed: what is optional lies in memory, too."""
         if self.space.sampled:
@@ -188,7 +192,7 @@ class SpacePlan:
 
         seen = {one for case in chosen for one in given(case)}
         found: list[Case] = []
-        for case in sorted(self._claimed[one.id], key=functools.partial(_unusual, self.space)):
+        for case in sorted(claimed, key=functools.partial(_unusual, self.space)):
             if given(case) - seen:
                 found.append(case)
                 seen |= given(case)

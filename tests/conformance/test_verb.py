@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -21,7 +22,9 @@ from typer.testing import CliRunner, Result
 
 from te_dispatch.cli.app import app
 from te_dispatch.conformance import certification
+from te_dispatch.conformance.code import digests
 from te_dispatch.conformance.outcome import STATES
+from te_dispatch.conformance.report import record
 from te_dispatch.conformance.report.record import Report
 from te_dispatch.conformance.subject import Subject
 
@@ -286,6 +289,33 @@ def test_resume_of_another_run_is_refused(verb, change, message):
     told = verb.refused(*SOFTMAX, *change, "--resume")
     assert "is of another run" in told and message in told
     assert (verb.folder / "journal.jsonl").read_text() == kept
+
+
+def test_resume_after_a_kernel_was_changed_is_refused(verb, monkeypatch):
+    """Its version stayed the same, and the outcomes of the old kernel certified the new one."""
+    verb(*SOFTMAX)
+    before = json.loads((verb.folder / "journal.jsonl").read_text().splitlines()[0])["environment"]["code"]
+    assert set(before) >= {"te_dispatch", "te_dispatch_reference", "te_dispatch_torch"}
+    monkeypatch.setattr(record, "digests", lambda *_: {**before, "te_dispatch_torch": "0" * 16})
+    assert "is of another run: files of te_dispatch_torch changed since" in verb.refused(*SOFTMAX, "--resume")
+
+
+def test_a_package_s_digest_is_of_names_and_contents(tmp_path, monkeypatch):
+    package = tmp_path / "kernels_of_a_vendor"
+    package.mkdir()
+    (package / "__init__.py").write_text("x = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    implementation = SimpleNamespace(target="kernels_of_a_vendor.norm:rmsnorm_fwd")
+    backend = SimpleNamespace(manifest=SimpleNamespace(implementations=(implementation,)))
+    manager = SimpleNamespace(snapshot=SimpleNamespace(backends={"vendor": backend}))
+    found = [digests(manager, ["vendor"])["kernels_of_a_vendor"]]
+    (package / "__pycache__").mkdir()
+    (package / "__pycache__" / "norm.pyc").write_text("")
+    assert digests(manager, ["vendor"])["kernels_of_a_vendor"] == found[0]
+    for name, text in (("__init__.py", "x = 2\n"), ("norm.py", "x = 2\n"), ("norm.py", "")):
+        (package / name).write_text(text)
+        found.append(digests(manager, ["vendor"])["kernels_of_a_vendor"])
+    assert len(set(found)) == 4
 
 
 def test_what_a_run_needs_is_looked_for_before_the_plan_is_made(verb, monkeypatch):

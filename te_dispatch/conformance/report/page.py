@@ -105,6 +105,8 @@ def _verdict(report: Report) -> tuple[str, str]:
     bad = counts["failed"] + counts["unexpected_pass"]
     if bad:
         return "failed", f"{bad:,} of {counts['claimed']:,} claimed cases failed."
+    if report.refused:
+        return "failed", f"Refused, and never called: {'; '.join(f'{n}: {why}' for n, why in report.refused.items())}."
     if report.never_run:
         left = sum(map(len, report.never_run.values()))
         return "failed", f"{left:,} combinations of values are claimed but were never run."
@@ -146,7 +148,7 @@ def _readable(date: str) -> str:
 
 
 def _facts(report: Report) -> list[tuple[str, str]]:
-    known = {name: value for name, value in report.environment.items() if name != "backends"}
+    known = {name: value for name, value in report.environment.items() if name not in ("backends", "code")}
     ordered = [*(name for name in _FIRST if name in known), *(name for name in known if name not in _FIRST)]
     found: dict[str, str] = {}
     for name in ordered:

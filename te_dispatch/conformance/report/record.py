@@ -17,9 +17,10 @@ import numpy
 import torch
 
 import te_dispatch
+from te_dispatch.conformance.code import digests
 from te_dispatch.conformance.coverage import Covered, Unjudged
 from te_dispatch.conformance.outcome import JUDGED, Outcome, counts, failed
-from te_dispatch.conformance.planning import device_of
+from te_dispatch.conformance.planning import backends_of, device_of
 from te_dispatch.conformance.settings import Settings
 from te_dispatch.core import files
 from te_dispatch.core.manager import OpManager
@@ -75,6 +76,7 @@ class Report:
             the not claimed ones of a run of every combination, of which there are more than memory holds.
         single: whether the units were named one by one.
         partial: why not all units of the plan were run, where a program chose among them.
+        refused: implementations that dispatch never calls, and why.
     """
 
     settings: Settings
@@ -86,6 +88,7 @@ class Report:
     added_up: dict[tuple[str, str, str], int] = field(default_factory=dict)
     single: bool = False
     partial: str = ""
+    refused: dict[str, str] = field(default_factory=dict)
 
     def add_up(self, outcome: Outcome) -> None:
         """Count an outcome without keeping it."""
@@ -99,8 +102,9 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing claimed failed, something was claimed, and nothing claimed was left out."""
-        return not any(map(failed, self.outcomes)) and self.counts["claimed"] > 0 and not self.never_run
+        """Whether nothing claimed failed, something was claimed, and nothing was refused or left out."""
+        claimed = self.counts["claimed"] > 0
+        return not any(map(failed, self.outcomes)) and claimed and not self.never_run and not self.refused
 
     @property
     def never_run(self) -> dict[str, list[str]]:
@@ -131,6 +135,7 @@ class Report:
                 reasons.append(f"only {what} {', '.join(names)}".replace("  ", " "))
         if not found["claimed"]:
             reasons.append("nothing was claimed")
+        reasons += [f"{name} is refused: {why}" for name, why in self.refused.items()]
         bad = found["failed"] + found["unexpected_pass"]
         for number, words in (
             (bad, "units failed"), (found["expected_failure"], "units are known to fail"),
@@ -213,6 +218,7 @@ class Report:
             "added_up": [[*key, number] for key, number in self.added_up.items()],
             "single": self.single,
             "partial": self.partial,
+            "refused": self.refused,
             "not_claimed": self.not_claimed(),
             "outcomes": [outcome.as_data() for outcome in self.outcomes],
         }
@@ -244,6 +250,7 @@ class Report:
             {(one, operator, state): number for one, operator, state, number in data["added_up"]},
             data["single"],
             data["partial"],
+            data.get("refused", {}),
         )
 
 
@@ -275,4 +282,5 @@ def environment(manager: OpManager, settings: Settings) -> dict[str, Any]:
         "platform": platform.platform(),
         **versions,
         "backends": {b.name: f"{b.distribution} {b.version}" for b in manager.snapshot.backends.values()},
+        "code": digests(manager, sorted({*backends_of(manager, settings), settings.against})),
     }
