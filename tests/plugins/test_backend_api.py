@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import importlib
 import inspect
@@ -61,6 +62,30 @@ def test_the_page_has_entries() -> None:
 def test_what_is_named_exists_as_written(module: str, entry: str) -> None:
     value = getattr(importlib.import_module(module), entry.partition("(")[0])
     assert entry == (written(value) or entry)
+
+
+@pytest.mark.parametrize("example", ["acme_backend", "npu_backend"])
+def test_what_the_examples_import_is_named(example: str) -> None:
+    named = {(module, entry.partition("(")[0]) for module, entries_of in _rows() for entry in entries_of}
+    imported = set()
+    for path in (REPOSITORY / "examples" / example).rglob("te_dispatch_*/*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module is not None and node.module.startswith("te_dispatch."):
+                imported |= {(node.module, alias.name) for alias in node.names}
+    modules = public_modules()
+    missing = {(m, name) for m, name in imported - named if f"{m}.{name}" not in modules}
+    assert imported and not missing
+
+
+def _rows() -> list[tuple[str, list[str]]]:
+    """`entries` with every name of a row that has several."""
+    found = []
+    for section in re.split(r"^##+ ", PAGE, flags=re.MULTILINE)[1:]:
+        heading = re.match(r"`(te_dispatch[\w.]*)`\n", section)
+        if heading is not None:
+            cells = re.findall(r"^\| (`[^|]+) \|", section, re.MULTILINE)
+            found.append((heading[1], [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]))
+    return found
 
 
 def test_modules_are_public_and_all_of_them_are_there() -> None:
