@@ -156,7 +156,7 @@ _X = (
     Axis("params", tuple(_PARAMS)),
     Axis("record", _RECORDS, ("none", "current")),
     Axis("x_encoding", ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz")),
-    Axis("copies", ("row", "both", "column")),
+    Axis("copies", ("row", "both", "column"), ("row", "both")),
     Axis("cast", _CASTS, ("none", "delayed", "current", "block_1d_laid_out", "mxfp8")),
     Axis("encoding", ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz")),
     Axis("common", ("no", "yes")),

@@ -144,7 +144,11 @@ register(
             Axis("causal", ("no", "yes")),
             _SCALE,
             _OUT,
-            Axis("values", ("normal", "spread", "outlier", "one_sign", "denormal", "zeros", "low", "nan", *_SPECIAL)),
+            Axis(
+                "values",
+                ("normal", "spread", "outlier", "one_sign", "denormal", "zeros", "low", "nan", *_SPECIAL),
+                dull=("low",),
+            ),
         ),
         _forward,
         _forward_rules,
