@@ -73,8 +73,6 @@ def certify(
         run = _Run(report, planned, expectations, kept, progress)
         run.do(planned)
         complete(manager, report, planned, run.do)
-    if units is None:
-        report.refused = refused(manager, settings)
     if units is None and not settings.product:
         report.unjudged = unjudged(manager, settings, report.outcomes)
     return report
@@ -85,7 +83,8 @@ ROUNDS = 3
 
 
 def complete(manager: OpManager, report: Report, planned: Plan, do: Callable[[Plan], None]) -> None:
-    """Run cases in place of those that implementations declined when they were called, and add up what was judged.
+    """Run cases in place of those that implementations declined when they were called, and add up what was judged and
+    what dispatch never calls.
 
     Args:
         report: of the whole plan; gains a coverage where the plan has one.
@@ -99,6 +98,8 @@ def complete(manager: OpManager, report: Report, planned: Plan, do: Callable[[Pl
             break
         do(more)
     report.coverage = covered(coverage, report.outcomes)
+    if not report.single:
+        report.refused = refused(manager, report.settings)
 
 
 def _whole(manager: OpManager, settings: Settings) -> Iterable[Unit]:

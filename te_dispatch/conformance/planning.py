@@ -195,19 +195,20 @@ def refused(manager: OpManager, settings: Settings) -> dict[str, str]:
     """Implementations under test that dispatch never calls, by id, and why: a word in the manifest that nothing here
     has, or a function that cannot be imported or does not fit. One written for another version of an operator is none
     of them where its backend has one for this version, too."""
-    asked, found = _operators(settings), {}
+    operators, found = _operators(settings), {}
     for backend in sorted(backends_of(manager, settings)):
         implementations = manager.snapshot.backends[backend].manifest.implementations
-        served = {i.operator for i in implementations if f"{backend}.{i.name}" not in manager.snapshot.unusable}
-        for one in implementations:
-            name, operator = f"{backend}.{one.name}", OPERATORS.get(one.operator)
+        ids = {f"{backend}.{one.name}": one for one in implementations}
+        served = {one.operator for name, one in ids.items() if name not in manager.snapshot.unusable}
+        for name, one in ids.items():
+            operator, why = OPERATORS.get(one.operator), manager.snapshot.unusable.get(name)
             other_version = operator is not None and one.operator_version != operator.version
-            wanted = one.operator in asked if settings.operators else True
-            named_too = not settings.implementations or name in settings.implementations
-            if name not in manager.snapshot.unusable or not wanted or not named_too:
+            if why is None or (other_version and one.operator in served):
                 continue
-            if not other_version or one.operator not in served:
-                found[name] = manager.snapshot.unusable[name]
+            if settings.operators and one.operator not in operators:
+                continue
+            if not settings.implementations or name in settings.implementations:
+                found[name] = why
     return found
 
 

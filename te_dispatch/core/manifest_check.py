@@ -212,9 +212,8 @@ def operator_problems(manifest: Manifest, operators: Mapping[str, Operator]) -> 
         operator = operators.get(implementation.operator)
         candidate = f"{manifest.name}.{implementation.name}"
         if operator is None:
-            near = _near(implementation.operator, operators)
-            problems[candidate] = f"operator {implementation.operator!r} does not exist in this te_dispatch"
-            problems[candidate] += f"; did you mean {near!r}?" if near else ""
+            hint = did_you_mean(implementation.operator, operators)
+            problems[candidate] = f"operator {implementation.operator!r} does not exist in this te_dispatch{hint}"
         elif operator.version != implementation.operator_version:
             problems[candidate] = (
                 f"written for {implementation.op}, this te_dispatch has {operator.name}@{operator.version}"

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-import te_dispatch.conformance.certification  # noqa: F401  # before pytester notes what is loaded: torch loads once
+from te_dispatch.conformance import certification  # before pytester notes what is loaded: torch loads once
 from te_dispatch.conformance.case import Unit
 from te_dispatch.conformance.subject import Subject
 
@@ -195,6 +195,14 @@ def test_at_level_full_what_is_claimed_and_was_not_run_fails_the_run(kit: Kit, p
     assert result.ret == 1 and _counted(result)["failed"] == 0
     result.stdout.fnmatch_lines(["Claimed but never run: torch.softmax_fwd: softmax_fwd.*dtype=fp32*"])
     result.stdout.fnmatch_lines(["no certificate: *combinations are claimed but were never run"])
+
+
+def test_an_implementation_that_dispatch_refuses_fails_the_run(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All tests pass: none is of it."""
+    monkeypatch.setattr(certification, "refused", lambda *_: {"torch.mine": "operator 'sotfmax' does not exist"})
+    result = kit(*SOFTMAX)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED and not _counted(result).get("failed")
+    result.stdout.fnmatch_lines(["no certificate: *torch.mine is refused: operator 'sotfmax' does not exist*"])
 
 
 def test_a_part_of_the_tests_is_no_certificate(kit: Kit) -> None:

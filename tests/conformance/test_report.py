@@ -224,6 +224,20 @@ def test_hostile_text_stays_text(tmp_path):
     assert Report.load(tmp_path / "report.json") == report
 
 
+def test_what_dispatch_refuses_stands_in_every_file(tmp_path):
+    report = sample_report.report([Outcome(sample_report.unit("torch", "gemm", 2), "passed", "")])
+    assert report.ok
+    report.refused = {"torch.mine": HOSTILE}
+    assert not report.ok and f"torch.mine is refused: {HOSTILE}" in report.uncertified
+    assert "torch.mine" in Page(page.render(report)).text and "torch.mine" in markdown.render(report)
+    junit.save(report, tmp_path / "report.xml")
+    [suite] = [s for s in ElementTree.parse(tmp_path / "report.xml").iter("testsuite") if s.get("failures") != "0"]
+    assert suite.get("name") == "torch.mine refused" and len(suite) == 1
+    assert "<script>" in suite[0].get("name")
+    report.save(tmp_path / "report.json")
+    assert Report.load(tmp_path / "report.json") == report
+
+
 @pytest.mark.parametrize("failures", (300, 10_000))
 def test_ten_thousand_outcomes_make_a_small_page(failures):
     report = sample_report.whole(10_000, failures)

@@ -21,8 +21,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 ON = f"FP8 on {DEVICE}(?::0)?"
 LAUNCH = ("-m", "accelerate.commands.launch", *([] if DEVICE == "cuda" else ["--cpu"]))
-#: On the CPU accelerate leaves a model whole. FSDP2 with its efficient loading fails in accelerate itself, which takes
-#: every tensor of a state dict for a divided one.
+#: On the CPU accelerate does not use FSDP. FSDP2 with its efficient loading fails in accelerate itself, which takes
+#: every tensor of a state dict for a DTensor.
 FSDP = (
     "--num_processes", "2", "--use_fsdp", "--fsdp_auto_wrap_policy", "NO_WRAP", "--fsdp_cpu_ram_efficient_loading",
     "false", "--fsdp_state_dict_type", "SHARDED_STATE_DICT", "--fsdp_version",

@@ -39,14 +39,15 @@ def written(value: Any) -> str:
     return f"{value.__name__}({', '.join(parts)})"
 
 
+def sections() -> list[tuple[str, str]]:
+    """(module, text) of every section about a module."""
+    texts = re.split(r"^##+ ", PAGE, flags=re.MULTILINE)[1:]
+    return [(heading[1], text) for text in texts if (heading := re.match(r"`(te_dispatch[\w.]*)`\n", text))]
+
+
 def entries() -> list[tuple[str, str]]:
     """(module, what a row names) of every row under a module's heading."""
-    found = []
-    for section in re.split(r"^##+ ", PAGE, flags=re.MULTILINE)[1:]:
-        heading = re.match(r"`(te_dispatch[\w.]*)`\n", section)
-        if heading is not None:
-            found += [(heading[1], row) for row in re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE)]
-    return found
+    return [(module, row) for module, text in sections() for row in re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)]
 
 
 def table(heading: str) -> set[str]:
@@ -66,7 +67,8 @@ def test_what_is_named_exists_as_written(module: str, entry: str) -> None:
 
 @pytest.mark.parametrize("example", ["acme_backend", "npu_backend"])
 def test_what_the_examples_import_is_named(example: str) -> None:
-    named = {(module, entry.partition("(")[0]) for module, entries_of in _rows() for entry in entries_of}
+    cells = [(module, re.findall(r"^\| (`[^|]+) \|", text, re.MULTILINE)) for module, text in sections()]
+    named = {(module, name) for module, first in cells for cell in first for name in re.findall(r"`(\w+)", cell)}
     imported = set()
     for path in (REPOSITORY / "examples" / example).rglob("te_dispatch_*/*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -75,17 +77,6 @@ def test_what_the_examples_import_is_named(example: str) -> None:
     modules = public_modules()
     missing = {(m, name) for m, name in imported - named if f"{m}.{name}" not in modules}
     assert imported and not missing
-
-
-def _rows() -> list[tuple[str, list[str]]]:
-    """`entries` with every name of a row that has several."""
-    found = []
-    for section in re.split(r"^##+ ", PAGE, flags=re.MULTILINE)[1:]:
-        heading = re.match(r"`(te_dispatch[\w.]*)`\n", section)
-        if heading is not None:
-            cells = re.findall(r"^\| (`[^|]+) \|", section, re.MULTILINE)
-            found.append((heading[1], [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]))
-    return found
 
 
 def test_modules_are_public_and_all_of_them_are_there() -> None:

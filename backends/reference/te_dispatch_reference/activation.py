@@ -96,11 +96,8 @@ def _backward(dy: F64, x: F64, kind: str, params: tuple[float, float]) -> F64:
 
 
 def _values(x: torch.Tensor | Quantized) -> F64:
-    """Those of a record as `dequantize` gives them in fp32: at a limit of `clamped_swiglu` one rounding decides."""
-    if not isinstance(x, Quantized):
-        return casts.values_of(x, "x")
-    decoded, scale = casts.factors(x, column=x.row_data is None)
-    return casts.times(decoded.astype(np.float32), scale).reshape(x.shape).astype(np.float64)
+    """Those of a record rounded to fp32: at a limit of `clamped_swiglu` that rounding decides."""
+    return casts.single_values(x).astype(np.float64) if isinstance(x, Quantized) else casts.values_of(x, "x")
 
 
 def activation_fwd(

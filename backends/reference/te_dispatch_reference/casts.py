@@ -423,6 +423,12 @@ def matrix(x: Quantized, prefer_column: bool) -> F64:
         return values * scale
 
 
+def single_values(x: Quantized) -> F32:
+    """The values a `Quantized` stands for as `dequantize` defines them: RN32(decode(data) * scale), of its shape."""
+    decoded, scale = factors(x, column=x.row_data is None)
+    return times(decoded.astype(np.float32), scale).reshape(x.shape)
+
+
 def values_of(x: torch.Tensor | Quantized, name: str) -> F64:
     """Float64 values, of the logical shape, of a float tensor or a `Quantized`."""
     if isinstance(x, Quantized):

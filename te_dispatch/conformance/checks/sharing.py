@@ -54,16 +54,18 @@ def _read(subject: Subject) -> tuple[str, ...]:
 
 
 def _first_of(subject: Subject, space: Space, operands: Mapping[str, Operand]) -> dict[str, str]:
-    """Parameter -> an earlier one whose tensor has the same shape, strides and dtype. Gradients come last, and
-    are another gradient rather than what else is alike."""
+    """Parameter -> an earlier one whose tensor has the same shape, strides and dtype.
+
+    Gradients are considered last, and share the tensor of another gradient before that of any other parameter.
+    """
     kept = subject.operator.backward and space.forward is None
     names = [name for name in sorted(_read(subject), key=_GRADIENTS.__contains__) if name in operands]
     found: dict[str, str] = {}
     for place, name in enumerate(names):
         if operands[name].shape is None or (kept and name not in _GRADIENTS):
             continue
-        alike = sorted(names[:place], key=lambda other: (name in _GRADIENTS) != (other in _GRADIENTS))
-        for other in alike:
+        # Only a gradient has gradients before it.
+        for other in sorted(names[:place], key=lambda other: other not in _GRADIENTS):
             if other not in found and operands[other] == operands[name]:
                 found[name] = other
                 break

@@ -20,7 +20,7 @@ def _with_bias(values: Values) -> bool:
     return values["bias"] in ("pre_scale", "post_scale") or values["dbias"] == "no"
 
 
-def _blind(values: Values) -> bool:
+def _masked(values: Values) -> bool:
     """`fwd.masked`, and what lies in the output's gradient where the mask or the window hides all keys of a row."""
     rows, columns = (int(n) for n in values["shape"].split("x")[1:])
     if rows > columns and (values["mask"] == "causal_bottom_right" or values["window"] not in ("none", "-1:-1")):
@@ -50,7 +50,7 @@ register(
         together=(("dtype", "layout", "mask", "dims"),), fixed=fwd.COMMON,
     ),
     Space(
-        "attention_bwd", "masked", fwd.MASKED, inputs.backward, backward_rules, valid=_blind,
+        "attention_bwd", "masked", fwd.MASKED, inputs.backward, backward_rules, valid=_masked,
         forward=inputs.forward_of, together=(("layout", "mask", "window"),),
     ),
     Space("attention_bwd", "twice", fwd.SAME, inputs.backward, backward_rules, forward=inputs.forward_of),

@@ -19,8 +19,6 @@ from te_dispatch.conformance.space import Arguments, Axis, Judged, Space, Values
 _SHAPES = (
     "31x257", "1x1", "7x16", "3x15", "16x17", "5x127", "128x128", "2x129", "2x3x64", "1031x8", "2x4099", "0x16", "40",
 )  # fmt: skip
-#: Of which the mean is the only element.
-_ONE_COLUMN = ("1x1",)
 _SMOKE_SHAPES = ("31x257", "5x127", "0x16")
 #: More rows than 16 bits count; more columns than one block of threads keeps; what vectors and tiles divide.
 _LARGE_SHAPES = ("65549x3", "4x8200", "2x16400", "1x70001", "8x2048", "512x64")
@@ -125,6 +123,13 @@ def _lost(overflowed: torch.Tensor, value: torch.Tensor, actual: torch.Tensor) -
     return Instead(where, value.double(), rounding(value, actual.dtype)), or_nan(where)
 
 
+_backward_valid = every(
+    lambda values: (values["eps"] == "0") == (values["values"] == _SMALL),
+    # A row of zeros, or of one column, leaves nothing to divide by where eps is 0.
+    lambda values: values["eps"] != "0" or (values["dtype"] != "fp16" and not values["shape"].endswith("x1")),
+)
+
+
 def _backward(values: Values, maker: Maker) -> Arguments:
     shape = tuple(int(size) for size in values["shape"].split("x"))
     layernorm = maker.case.operator == "layernorm_bwd"
@@ -211,11 +216,7 @@ def _of(operator: str, *own: Axis) -> None:
             ),
             _backward,
             backward_rules,
-            # A row of zeros, or one whose deviations are lost, leaves nothing to divide by.
-            lambda values: (
-                (values["eps"] == "0") == (values["values"] == _SMALL)
-                and (values["values"] != _SMALL or (values["dtype"] != "fp16" and values["shape"] not in _ONE_COLUMN))
-            ),
+            _backward_valid,
             batch=_half,
             # The bound on a sum of so many rows is wider than a few of them, unless those are the largest.
             fixed=({"shape": _LARGE_SHAPES[0], "dtype": "fp32", "dy": "fp32", "dy_values": "late"},),

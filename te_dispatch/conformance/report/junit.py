@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -36,17 +37,24 @@ def save(report: Report, path: str | Path) -> None:
         for outcome in outcomes:
             _case(suite, outcome, report)
     for implementation, left in report.never_run.items():
-        suite = ElementTree.SubElement(
-            root, "testsuite", name=f"{implementation} claimed but never run", tests=str(len(left)),
-            failures=str(len(left)), errors="0", skipped="0", time="0", timestamp=report.date,
-        )  # fmt: skip
-        for goal in left:
-            case = ElementTree.SubElement(
-                suite, "testcase", classname=f"{implementation}.never_run", name=goal, time="0"
-            )
-            ElementTree.SubElement(case, "failure", message="claimed but never run", type="never_run")
+        _left_out(root, report, implementation, "claimed but never run", "never_run", left)
+    for implementation, why in report.refused.items():
+        _left_out(root, report, implementation, "refused", "refused", [_FORBIDDEN.sub("?", why)])
     text = ElementTree.tostring(root, encoding="unicode")
     files.replace(path, f'<?xml version="1.0" encoding="utf-8"?>\n{text}\n')
+
+
+def _left_out(
+    root: ElementTree.Element, report: Report, implementation: str, words: str, kind: str, names: Sequence[str]
+) -> None:
+    """A suite of failures without a unit behind them."""
+    suite = ElementTree.SubElement(
+        root, "testsuite", name=f"{implementation} {words}", tests=str(len(names)),
+        failures=str(len(names)), errors="0", skipped="0", time="0", timestamp=report.date,
+    )  # fmt: skip
+    for name in names:
+        case = ElementTree.SubElement(suite, "testcase", classname=f"{implementation}.{kind}", name=name, time="0")
+        ElementTree.SubElement(case, "failure", message=words, type=kind)
 
 
 def _case(suite: ElementTree.Element, outcome: Outcome, report: Report) -> None:
