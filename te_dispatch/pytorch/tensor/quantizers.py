@@ -137,7 +137,8 @@ class Float8Quantizer(Quantizer):
 
     def cast(self, encodings: tuple[str, ...], common: bool) -> records.Quantizer:
         encoding = device_encoding(self._family, encodings)
-        return records.DelayedQuantizer(encoding, common, self.scale.view(1), self.amax.view(1))
+        scale, amax = (value if value.dim() else value.view(1) for value in (self.scale, self.amax))
+        return records.DelayedQuantizer(encoding, common, scale, amax)
 
 
 class Float8CurrentScalingQuantizer(Quantizer):
