@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -18,8 +19,10 @@ from te_dispatch.conformance.memory import as_bytes
 from te_dispatch.conformance.transfer import mapped
 from te_dispatch.core.memory import ANY, ROWS, SAVED, WRITTEN
 
-#: Elements between two rows of a strided operand: not a multiple of any vector width.
+#: Elements between two rows of a strided operand, and behind each operand: not a multiple of any vector width.
 _GAP = 3
+#: Elements that an operand has more than its own in `offset`, at the most.
+APART = _GAP + 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +44,8 @@ class Room:
     def written_around(self) -> str | None:
         """What was written outside of the operand's elements, in words; None if nothing was."""
         own = torch.zeros(self.whole.shape, dtype=torch.bool, device=self.whole.device)
-        own.as_strided(self.view.shape, self.view.stride(), self.view.storage_offset()).fill_(True)
+        start = self.view.storage_offset() - self.whole.storage_offset()
+        own.as_strided(self.view.shape, self.view.stride(), start).fill_(True)
         size = self.whole.element_size()
         after = as_bytes(self.whole).view(-1, size)
         changed = (after != self.before.view(-1, size)).any(1) & ~own
@@ -51,6 +55,8 @@ class Room:
 
 #: (tensor, its form) -> how it is to lie: (elements of memory, strides, first element), or None to leave it.
 Plan = Callable[[torch.Tensor, str], "tuple[int, tuple[int, ...], int] | None"]
+#: (parameter, number of a tensor in its argument) -> whether that tensor is laid otherwise.
+Chosen = Callable[[str, int], bool]
 #: (elements, what they are like) -> memory of one dimension for them.
 Allocate = Callable[[int, torch.Tensor], torch.Tensor]
 
@@ -60,6 +66,35 @@ def anywhere(size: int, like: torch.Tensor) -> torch.Tensor:
     return torch.empty((size,), dtype=like.dtype, device=like.device)
 
 
+def every(parameter: str, number: int) -> bool:
+    return True
+
+
+def only(parameter: str) -> Chosen:
+    """The tensors of one parameter."""
+    return lambda name, _: name == parameter
+
+
+class Pool:
+    """Memory of which operands are parts, one piece of it for each dtype.
+
+    Args:
+        size: elements of a piece.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._left: dict[torch.dtype, torch.Tensor] = {}
+
+    def allocate(self, size: int, like: torch.Tensor) -> torch.Tensor:
+        """What lies behind everything that was given out before."""
+        left = self._left.get(like.dtype)
+        if left is None:
+            left = torch.empty((self._size,), dtype=like.dtype, device=like.device)
+        self._left[like.dtype] = left[size:]
+        return left[:size]
+
+
 class Arranged:
     """Arguments whose operands lie as a plan says.
 
@@ -67,7 +102,7 @@ class Arranged:
         arguments: of a call; what is written is copied too.
         memory: form of each parameter (`Operator.memory`).
         plan: what is done to each tensor.
-        only: the one parameter to change; None for all.
+        chosen: which tensors to change.
         allocate: where memory comes from.
 
     Attributes:
@@ -80,25 +115,34 @@ class Arranged:
         arguments: Mapping[str, Any],
         memory: Mapping[str, str],
         plan: Plan,
-        only: str | None = None,
+        chosen: Chosen = every,
         allocate: Allocate = anywhere,
     ) -> None:
-        self._allocate = allocate
+        self._allocate, self._chosen = allocate, chosen
         self._rooms: list[Room] = []
         self.changed: list[str] = []
         self.arguments: dict[str, Any] = {}
         seen: dict[int, torch.Tensor] = {}
         for name, value in arguments.items():
             form = memory.get(name, WRITTEN if _is_quantizer(value) else SAVED)
-            if form == SAVED or only not in (None, name):
+            if form == SAVED:
                 self.arguments[name] = value
                 continue
-            self.arguments[name] = mapped(value, functools.partial(self._laid, name, form, plan, seen))
+            laid = functools.partial(self._laid, name, form, plan, seen, itertools.count())
+            self.arguments[name] = mapped(value, laid)
 
-    def _laid(self, name: str, form: str, plan: Plan, seen: dict[int, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    def _laid(
+        self,
+        name: str,
+        form: str,
+        plan: Plan,
+        seen: dict[int, torch.Tensor],
+        numbers: Iterator[int],
+        x: torch.Tensor,
+    ) -> torch.Tensor:
         """The same tensor given twice stays one."""
         if id(x) not in seen:
-            seen[id(x)] = self._fresh(name, form, x, plan)
+            seen[id(x)] = self._fresh(name, form, x, plan) if self._chosen(name, next(numbers)) else x
         return seen[id(x)]
 
     def _fresh(self, name: str, form: str, x: torch.Tensor, plan: Plan) -> torch.Tensor:
@@ -107,7 +151,7 @@ class Arranged:
             return x
         size, strides, start = how
         whole = _filled(self._allocate(size, x))
-        view = whole.as_strided(x.shape, strides, start)
+        view = whole.as_strided(x.shape, strides, whole.storage_offset() + start)
         if all(stride for stride, n in zip(strides, x.shape) if n > 1):
             view.copy_(x)
         else:  # expanded: of equal elements one is written

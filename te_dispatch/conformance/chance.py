@@ -60,6 +60,11 @@ def require_share(what: str, found: torch.Tensor, share: float) -> None:
         raise Failure(f"{what}: {count} of {n}, expected {n * share:.0f}, +- {SIGMAS:g} standard deviations")
 
 
+def next_state(state: torch.Tensor) -> torch.Tensor:
+    """The state with the next offset: a generator that counts elements from there gives most of the numbers again."""
+    return state + torch.tensor([0, 1], dtype=state.dtype, device=state.device)
+
+
 def require_no_repetition(what: str, choices: torch.Tensor, known: torch.Tensor) -> None:
     """Raise where a part of the choices, in memory's order, is like one further on.
 

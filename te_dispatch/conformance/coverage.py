@@ -37,21 +37,23 @@ TRIPLES, BEST_OF = 0.5, 4
 
 
 class Operand(NamedTuple):
-    """What a call gives for a parameter; all None for several tensors, as in a list or a record.
+    """What a call gives for a parameter.
 
     Attributes:
-        shape, strides, dtype: of the one tensor that it is.
+        shape, strides, dtype: of the one tensor that it is; None for several, as in a list or a record.
+        dims: how many dimensions the tensor with most of them has.
     """
 
     shape: tuple[int, ...] | None = None
     strides: tuple[int, ...] | None = None
     dtype: torch.dtype | None = None
+    dims: int = 0
 
     @classmethod
     def of(cls, value: Any) -> Operand:
         if not isinstance(value, torch.Tensor):
-            return cls()
-        return cls(tuple(value.shape), value.stride(), value.dtype)
+            return cls(dims=max((tensor.dim() for _, tensor in transfer.tensors({"": value})), default=0))
+        return cls(tuple(value.shape), value.stride(), value.dtype, value.dim())
 
 
 class Claims:

@@ -27,14 +27,15 @@ class Maker:
     """What a space's `make` builds arguments with.
 
     Args:
-        case: whose seed is used.
+        case: of the arguments.
         manager: whose registry holds the reference.
+        seed: of the data; None for the case's own.
     """
 
-    def __init__(self, case: Case, manager: OpManager) -> None:
+    def __init__(self, case: Case, manager: OpManager, seed: int | None = None) -> None:
         self.case = case
         self.manager = manager
-        self.generator = torch.Generator().manual_seed(case.random_seed)
+        self.generator = torch.Generator().manual_seed(case.random_seed if seed is None else seed)
 
     def tensor(self, *shape: int, dtype: str = "fp32", values: str = "normal") -> torch.Tensor:
         """A contiguous tensor of `shape` whose values are one of `te_dispatch.conformance.inputs.KINDS`."""

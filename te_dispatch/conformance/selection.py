@@ -181,14 +181,16 @@ class SpacePlan:
         return sorted(deeper, key=functools.partial(_unusual, self.space))[:1]
 
     def _of_operands(self, claimed: Sequence[Case], chosen: Sequence[Case]) -> list[Case]:
-        """The plainest case with each parameter that has a tensor, or one of several elements, in none of the chosen
-        but in some case that is claimed: what is optional lies in memory, too."""
+        """The plainest case with each parameter that has a tensor, one of several elements, or one of several
+        dimensions, in none of the chosen but in some case that is claimed: what is optional lies in memory, too."""
         if self.space.sampled:
             return []
 
-        def given(case: Case) -> set[tuple[str, bool]]:
+        def given(case: Case) -> set[tuple[str, str]]:
             operands = self._claims.operands(case.values).items()
-            return {(name, several) for name, x in operands for several in {False, math.prod(x.shape or (0,)) > 1}}
+            several = {(name, "elements") for name, x in operands if math.prod(x.shape or (0,)) > 1}
+            rows = {(name, "dimensions") for name, x in operands if x.dims > 1}
+            return {(name, "") for name, _ in operands} | several | rows
 
         seen = {one for case in chosen for one in given(case)}
         found: list[Case] = []

@@ -114,6 +114,19 @@ class Trial:
         other.findings, other.notes = self.findings, self.notes
         return other
 
+    def with_axes(self, values: Values) -> Trial:
+        """The case with other values of some axes, but with the data of this one as far as these are of the same form.
+        What it finds is reported with what this trial finds."""
+        seed = self.case.random_seed
+
+        def make(values: Values, maker: Maker) -> Arguments:
+            return self.space.make(values, Maker(maker.case, maker.manager, seed))
+
+        case = dataclasses.replace(self.case, axes=(*values.items(), ("memory", f"data_{seed}")))
+        other = Trial(self.subject, case, self.oracle, dataclasses.replace(self.space, make=make))
+        other.findings, other.notes = self.findings, self.notes
+        return other
+
     def call(self, arguments: Mapping[str, Any]) -> Any:
         """Run the subject, and see that it leaves global state as it found it.
 

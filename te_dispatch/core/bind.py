@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -18,6 +18,7 @@ from te_dispatch.core import codegen
 from te_dispatch.core.errors import BindError
 from te_dispatch.core.failures import phrase, place
 from te_dispatch.core.operator import Operator
+from te_dispatch.core.surroundings import outside_autocast
 
 
 def import_target(target: str) -> Any:
@@ -98,6 +99,14 @@ def lacking_parameters(operator: Operator, function: Callable[..., Any], candida
 def _brief(signature: inspect.Signature) -> str:
     parameters = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
     return str(signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty))
+
+
+def callable_of(
+    operator: Operator, traits: Set[str], function: Callable[..., Any], lacking: tuple[str, ...]
+) -> Callable[..., Any]:
+    """`positional`, outside of torch.autocast where the function consists of PyTorch's operators."""
+    made = positional(operator, function, lacking)
+    return outside_autocast(made) if "plain_torch" in traits else made
 
 
 _VARIADIC = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from te_dispatch.core import codegen
 from te_dispatch.core.announcements import Announcements
 from te_dispatch.core.atomic import assign
-from te_dispatch.core.bind import import_target, load, positional
+from te_dispatch.core.bind import callable_of, import_target, load
 from te_dispatch.core.bindings import Bindings, Observer
 from te_dispatch.core.decision import Decision
 from te_dispatch.core.devices import is_imitation, is_traced, probe_backends
@@ -159,10 +159,10 @@ class OpManager:
             raise
         with self.lock:
             if self._registry != registry:
-                return positional(operator, function, lacking)
+                return callable_of(operator, implementation.traits, function, lacking)
             if lacking and candidate not in self.snapshot.lacking:
                 self._snapshot = self.snapshot.with_lacking(candidate, lacking)
-            return self._bound.setdefault(candidate, positional(operator, function, lacking))
+            return self._bound.setdefault(candidate, callable_of(operator, implementation.traits, function, lacking))
 
     def checked(self, operator: Operator, candidate: str, bound: Callable[..., Any]) -> Callable[..., Any]:
         """`bound`, or where the environment asks for it the same with every result checked."""

@@ -130,7 +130,7 @@ def setting_of(
         bias = _alibi(alibi_slopes, qh, kh, offset)
     sink = None
     if softmax_type != "vanilla":
-        zeros = torch.zeros((qh.shape[1],), device=qh.device)
+        zeros = torch.zeros((qh.shape[1],), dtype=torch.float32, device=qh.device)
         sink = (zeros if softmax_offset is None else softmax_offset.float()).view(-1, 1, 1)
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     return Setting(
@@ -217,8 +217,8 @@ def _alibi(slopes: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor, offset
     if slopes is None:
         power = 1 << max(heads.bit_length() - 1, 0)
         # Made on the device, where a copied list would synchronize; the exponents are exact.
-        steps = torch.arange(1, power + 1, device=q.device) * (8.0 / power)
-        between = torch.arange(1, 2 * power, 2, device=q.device) * (4.0 / power)
+        steps = torch.arange(1, power + 1, dtype=torch.float32, device=q.device) * (8.0 / power)
+        between = torch.arange(1, 2 * power, 2, dtype=torch.float32, device=q.device) * (4.0 / power)
         slopes = torch.exp2(-torch.cat((steps, between))[:heads])
     i = torch.arange(q.shape[2], device=q.device).view(1, 1, -1, 1)
     j = torch.arange(k.shape[2], device=q.device).view(1, 1, 1, -1)

@@ -31,10 +31,12 @@ def single(name: str, x: torch.Tensor) -> F32:
     return values
 
 
-def check_shape(name: str, x: torch.Tensor, expected: tuple[int, ...]) -> None:
-    """Raise ValueError unless x has the expected shape."""
+def check_shape(name: str, x: torch.Tensor, expected: tuple[int, ...], dtype: torch.dtype | None = None) -> None:
+    """Raise ValueError unless x has the expected shape, and dtype if one is given."""
     if tuple(x.shape) != tuple(expected):
         raise ValueError(f"{name}: got shape {tuple(x.shape)}, expected {tuple(expected)}")
+    if dtype is not None and x.dtype != dtype:
+        raise ValueError(f"{name}: got dtype {x.dtype}, expected {dtype}")
 
 
 def dtype_of(name: str, asked: torch.dtype | None, default: torch.dtype) -> torch.dtype:

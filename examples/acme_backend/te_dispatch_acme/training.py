@@ -22,7 +22,9 @@ def dropout_add_fwd(
     """residual + dropout(x + bias). The mask is the interface's own, so any backend's backward may follow."""
     if not 0.0 <= dropout_p < 1.0:
         raise ValueError(f"dropout_p: got {dropout_p}, expected 0 <= dropout_p < 1")
-    if dropout_p > 0.0 and rng_state is None:
+    if rng_state is not None:
+        memory.check_shape("rng_state", rng_state, (2,), torch.int64)
+    elif dropout_p > 0.0:
         raise ValueError("rng_state: got None, expected int64 (2,) with dropout_p > 0")
     if residual is not None:
         memory.check_shape("residual", residual, tuple(x.shape))
@@ -45,7 +47,7 @@ def dropout_add_bwd(dy: torch.Tensor, mask: torch.Tensor | None = None, *, dropo
     if mask is None and dropout_p > 0:
         raise ValueError(f"mask: got None with dropout_p={dropout_p}, expected the forward's")
     if mask is not None:
-        memory.check_shape("mask", mask, tuple(dy.shape))
+        memory.check_shape("mask", mask, tuple(dy.shape), torch.uint8)
         values = values * mask.numpy() / np.float32(1.0 - dropout_p)
     return memory.result("dx", values, dy.dtype, dy.device)
 

@@ -63,13 +63,16 @@ _MODULES = (
     "guarded",
     "layout",
     "memoized",
+    "mistaken",
     "nonfinite",
     "placement",
     "refusing",
+    "renewed",
     "repeatability",
     "rounding",
     "saved",
     "sharing",
+    "surroundings",
 )
 
 

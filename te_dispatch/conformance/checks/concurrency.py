@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from te_dispatch.conformance.checks import Check, anywhere
-from te_dispatch.conformance.checks.sizes import enlarged
+from te_dispatch.conformance.checks.sizes import enlarged, varied
 from te_dispatch.conformance.checks.values import synchronize, thread_count
 from te_dispatch.conformance.memory import same_bits
 from te_dispatch.conformance.space import Arguments, Space
@@ -20,6 +20,7 @@ from te_dispatch.conformance.subject import Subject
 from te_dispatch.conformance.transfer import mapped, moved, overwrite
 from te_dispatch.conformance.trial import Failure, Trial
 
+#: As many as the cases that they call on.
 THREADS = 4
 #: Threads that PyTorch's operations on the CPU are given: one less than a power of two divides no work evenly.
 COUNTS = (2, 7)
@@ -27,7 +28,7 @@ COUNTS = (2, 7)
 ROUNDS, CALLS = 3, 4
 #: Owners of functions during which nothing is computed.
 _QUICK = (type(None), type(sys), str, bytes, list, tuple, dict, set, frozenset, int)
-#: Rows of the cases that half of the threads call on.
+#: Rows of the case that one of the threads calls on.
 _ROWS = 120
 #: Seconds between two switches of Python's threads meanwhile: so short that each call is interrupted.
 _SWITCH_S = 1e-6
@@ -53,9 +54,9 @@ def thread_counts(trial: Trial) -> None:
 
 
 def threads(trial: Trial) -> None:
-    """Several threads call at once, each with data of its own, and half of them with more rows; each gets its own
-    results. Where a backward reads what its forward saved, forwards and backwards run at once. What is wrong without
-    other threads is told as that."""
+    """Several threads call at once, each with data of its own, one with more rows and half of them with other options;
+    each gets its own results. Where a backward reads what its forward saved, forwards and backwards run at once. What
+    is wrong without other threads is told as that."""
     trial.claim(trial.on_device())
     # One thread of the CPU for each: several of each would wait for one another most of the time.
     with thread_count(1):
@@ -63,8 +64,9 @@ def threads(trial: Trial) -> None:
 
 
 def _race(trial: Trial) -> None:
-    larger = enlarged(trial, _ROWS) or trial
-    works = [_Work((trial, larger)[i % 2].with_seed(trial.case.seed * THREADS + i)) for i in range(THREADS)]
+    other = varied(trial) or trial
+    cases = (trial, enlarged(trial, _ROWS) or trial, other, other)
+    works = [_Work(case.with_seed(trial.case.seed * THREADS + i)) for i, case in enumerate(cases)]
     until = time.monotonic() + _BUDGET_S
     interval = sys.getswitchinterval()
     for number in range(ROUNDS):

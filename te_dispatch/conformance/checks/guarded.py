@@ -83,7 +83,7 @@ def guarded(trial: Trial) -> None:
         for name in names:
             announce(f"guarded: a crash after this is an access {way.side} {name}")
             try:
-                refusal = called(trial, way.plan, memory, name, given, way.allocate)
+                refusal = called(trial, way.plan, memory, arranging.only(name), given, way.allocate)
             except Failure as failure:
                 raise Failure(f"with memory {way.side} {name} guarded: {failure}", failure.findings) from failure
             if refusal is not None:

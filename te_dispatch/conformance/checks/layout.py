@@ -15,9 +15,10 @@ from typing import Any
 import torch
 
 from te_dispatch.conformance import arranging
-from te_dispatch.conformance.arranging import Allocate, Arranged, Plan
+from te_dispatch.conformance.arranging import Allocate, Arranged, Chosen, Plan
 from te_dispatch.conformance.checks import Check
 from te_dispatch.conformance.checks.values import changed_inputs, synchronize
+from te_dispatch.conformance.memory import same_results
 from te_dispatch.conformance.space import Arguments, Space
 from te_dispatch.conformance.subject import Subject
 from te_dispatch.conformance.transfer import mapped, moved, tensors
@@ -32,19 +33,64 @@ _GRADIENTS = ("dy",)
 def _check(trial: Trial, plan: Plan, names: tuple[str, ...] | None = None) -> None:
     """All operands at once; where such a call is refused, one after the other, as some may be served."""
     memory = {n: f for n, f in trial.subject.operator.memory.items() if names is None or n in names}
-    together = called(trial, plan, memory, None)
+    together = called(trial, plan, memory)
     if together is None:
         return
     trial.notes.append(f"refuses such operands: {together}")
     for name in memory:
-        called(trial, plan, memory, name)
+        called(trial, plan, memory, arranging.only(name))
+
+
+def _differently(trial: Trial, plan: Plan) -> None:
+    """Calls in which some tensors are laid otherwise and some are not, so that of any two operands, and of any two
+    lists, one is in one of the calls: what reads one operand by the strides of another is right where all lie alike."""
+    memory = trial.subject.operator.memory
+    given = trial.arguments()
+    places = {
+        name: place for place, name in enumerate(name for name in memory if any(tensors({name: given.get(name)})))
+    }
+    bits = max(len(places) - 1, 0).bit_length()
+    for turn in range(bits):
+
+        def chosen(name: str, number: int, turn: int = turn) -> bool:
+            return bool(places.get(name, 0) >> (turn + number) % bits & 1)
+
+        refused = called(trial, plan, memory, chosen)
+        if refused is not None:
+            trial.notes.append(f"refuses operands that lie differently: {refused}")
+
+
+def _neighbours(trial: Trial) -> None:
+    """All operands are parts of one piece of memory of each dtype, with gaps, as scales are of a table: what finds one
+    by where another lies finds the wrong one."""
+    count = sum(tensor.numel() + arranging.APART for _, tensor in tensors(dict(trial.arguments())))
+    pool = arranging.Pool(count + arranging.APART)
+    refused = called(trial, arranging.offset, trial.subject.operator.memory, allocate=pool.allocate)
+    if refused is not None:
+        trial.notes.append(f"refuses operands in one piece of memory: {refused}")
+
+
+def _same_draw(trial: Trial, plan: Plan) -> None:
+    """Where the state that numbers are drawn from lies changes nothing: any mask would be right for the call alone."""
+    state = "rng_state"
+    memory = trial.subject.operator.memory
+    if "deterministic" not in trial.subject.claims or not isinstance(trial.arguments().get(state), torch.Tensor):
+        return
+    plain = trial.on_device()
+    trial.claim(plain)
+    arranged = Arranged(moved(plain, trial.device), memory, plan, arranging.only(state))
+    one, other = (trial.results(trial.call(given), given) for given in (plain, arranged.arguments))
+    synchronize(trial)
+    for path, tensor in one.items():
+        if not same_results(tensor, other[path]):
+            raise Failure(f"{path} is another where {state} lies otherwise in memory, with the same numbers")
 
 
 def called(
     trial: Trial,
     plan: Plan,
     memory: Mapping[str, str],
-    only: str | None,
+    chosen: Chosen = arranging.every,
     given: Arguments | None = None,
     allocate: Allocate = arranging.anywhere,
 ) -> str | None:
@@ -52,7 +98,7 @@ def called(
 
     Args:
         memory: form of each parameter whose tensors may be laid otherwise.
-        only: the one parameter whose tensors are; None for all.
+        chosen: which of these tensors are.
         given: arguments on the device, which are copied; None to make them.
         allocate: where memory comes from.
 
@@ -61,8 +107,8 @@ def called(
     """
     plain = trial.on_device() if given is None else moved(given, trial.device)
     trial.claim(plain)
-    arranged = Arranged(plain, memory, plan, only, allocate)
-    if only is not None and only not in arranged.changed:
+    arranged = Arranged(plain, memory, plan, chosen, allocate)
+    if not arranged.changed:
         return None
     arguments = arranged.arguments
     before = {path: tensor.detach().clone() for path, tensor in tensors(dict(arguments))}
@@ -89,12 +135,15 @@ def called(
 def strided(trial: Trial) -> None:
     """Operands whose rows are further apart than they are long."""
     _check(trial, arranging.strided)
+    _differently(trial, arranging.strided)
 
 
 def offset(trial: Trial) -> None:
     """Operands that start at an odd element, and whose first, or last, has the largest magnitude: what a kernel leaves
     out at the ends to read whole vectors shows in a maximum only where it is that."""
     _check(trial, arranging.offset)
+    _same_draw(trial, arranging.offset)
+    _neighbours(trial)
     if not isinstance(trial.arguments().get("x"), torch.Tensor):
         return
     for place in (0, -1):
@@ -115,6 +164,8 @@ def _with_largest(place: int, arguments: Arguments) -> Arguments:
 def permuted(trial: Trial) -> None:
     """Operands whose dimensions lie in memory in another order, and vectors of every other element."""
     _check(trial, arranging.permuted)
+    _differently(trial, arranging.permuted)
+    _same_draw(trial, arranging.permuted)
 
 
 def expanded(trial: Trial) -> None:

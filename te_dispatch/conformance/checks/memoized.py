@@ -65,20 +65,20 @@ def same_memory(trial: Trial) -> None:
     tensors on that memory with the first contents again."""
     given = trial.arguments()
     there = moved(given, trial.device)
-    _call(trial, there, "")
+    call_again(trial, there, "")
     other = _alike(trial, given)
     if other is None:
         trial.notes.append("no other data of the same options was found, so contents were not exchanged")
     else:
         _write(there, other.arguments())
-        _call(other, there, "after other contents were written into the same memory: ")
+        call_again(other, there, "after other contents were written into the same memory: ")
     current = other or trial
     if _scales(current.arguments()):
         rescaled = _Rescaled(current.subject, current.case, current.oracle, current.space)
         _write(there, rescaled.arguments())
-        _call(rescaled, there, "after scales alone were changed in the same memory: ")
+        call_again(rescaled, there, "after scales alone were changed in the same memory: ")
     _write(there, given)
-    _call(trial, mapped(there, _again), "through new tensors on the same memory, with its first contents: ")
+    call_again(trial, mapped(there, _again), "through new tensors on the same memory, with its first contents: ")
 
 
 def _again(x: torch.Tensor) -> torch.Tensor:
@@ -103,7 +103,13 @@ def _write(there: Arguments, fresh: Arguments) -> None:
         tensor.data.copy_(new[path])
 
 
-def _call(trial: Trial, there: Arguments, when: str) -> None:
+def call_again(trial: Trial, there: Arguments, when: str) -> None:
+    """Judge a call on tensors that earlier calls may have had, and put back what it wrote.
+
+    Args:
+        there: on the subject's device.
+        when: before what is wrong, in messages.
+    """
     arguments = trial.with_forward(there)
     trial.claim(arguments)
     result = trial.call(arguments)
@@ -126,9 +132,9 @@ def turned(trial: Trial) -> None:
         trial.notes.append("groups or sequences that read the same from behind")
         return
     there = moved(given, trial.device)
-    _call(trial, there, "")
+    call_again(trial, there, "")
     _write(there, fresh)
-    _call(other, there, "after other integers were written into the same memory: ")
+    call_again(other, there, "after other integers were written into the same memory: ")
 
 
 def fewer_rows(trial: Trial) -> None:
@@ -137,7 +143,7 @@ def fewer_rows(trial: Trial) -> None:
     assert half is not None
     part = trial.with_values("half", half)
     for one, when in ((trial, ""), (part, "after a call with twice as many rows: "), (trial, "after fewer rows: ")):
-        _call(one, moved(one.arguments(), one.device), when)
+        call_again(one, moved(one.arguments(), one.device), when)
 
 
 def many_calls(trial: Trial) -> None:
@@ -211,7 +217,7 @@ def _require_freed(references: list[StorageWeakRef]) -> None:
         raise Failure(f"{kept} of {len(references)} results are kept alive after their callers dropped them")
 
 
-def _applies(subject: Subject, space: Space) -> str | None:
+def keepable(subject: Subject, space: Space) -> str | None:
     return "operands are views of one tensor, as an argument promises" if space.views else anywhere(subject, space)
 
 
@@ -232,7 +238,7 @@ def _has_rows(subject: Subject, space: Space) -> str | None:
 CHECKS = (
     Check("fewer_rows", fewer_rows, _has_rows, 1, 2, "a call behind one with more rows"),
     Check(
-        "same_memory", same_memory, _applies, 1, 3, "the same memory with other contents, or other scales alone",
+        "same_memory", same_memory, keepable, 1, 3, "the same memory with other contents, or other scales alone",
         of_forms=True,
     ),
     Check("turned", turned, _turns, 1, 4, "the same memory with other groups or sequences", shows=_can_turn),

@@ -7,6 +7,7 @@ import re
 
 from te_dispatch.conformance.checks import Check, anywhere
 from te_dispatch.conformance.checks.values import changed_inputs, synchronize
+from te_dispatch.conformance.space import Arguments
 from te_dispatch.conformance.transfer import tensors
 from te_dispatch.conformance.trial import Failure, Trial
 from te_dispatch.core.errors import Declined
@@ -18,6 +19,16 @@ def raises(trial: Trial) -> None:
     assert wanted is not None
     arguments = trial.on_device()
     trial.claim(arguments)
+    require_refusal(trial, arguments, wanted)
+
+
+def require_refusal(trial: Trial, arguments: Arguments, wanted: type[Exception]) -> None:
+    """Call, and see that an error comes, that it names an argument, and that nothing was written before.
+
+    Raises:
+        Failure: it does not.
+        Declined: by the implementation.
+    """
     before = {path: tensor.detach().clone() for path, tensor in tensors(dict(arguments))}
     try:
         trial.call(arguments)

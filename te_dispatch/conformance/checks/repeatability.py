@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -12,7 +13,7 @@ import torch
 
 from te_dispatch.conformance.checks import Check
 from te_dispatch.conformance.checks.causality import later_rows
-from te_dispatch.conformance.checks.sizes import ROWS, enlarged, serves, shape_of
+from te_dispatch.conformance.checks.sizes import ROWS, enlarged, flattened, serves, shape_of
 from te_dispatch.conformance.checks.values import synchronize, thread_count
 from te_dispatch.conformance.families import gemm_rows
 from te_dispatch.conformance.memory import same_results
@@ -130,10 +131,11 @@ def batch_invariant(trial: Trial) -> None:
     assert half is not None
     _halve(trial, half)
     until = time.monotonic() + _BUDGET_S
-    for rows in ROWS:
-        larger = enlarged(trial, rows)
+    cases = [case for case in (trial, flattened(trial)) if case is not None]
+    for case, rows in itertools.product(cases, ROWS):
+        larger = enlarged(case, rows)
         if larger is None:
-            return
+            continue
         try:
             _halve(larger, half)
             if rows == ROWS[0] and larger.space.batch is not None:
@@ -161,7 +163,7 @@ def _halve(trial: Trial, half: Callable[[Arguments], Arguments]) -> None:
             of_whole = whole[path]
             if part.shape == of_whole.shape:
                 continue  # a sum over rows, or a scale: not a result per row
-            if not same_results(part, of_whole[: part.shape[0]]):
+            if not same_results(part, of_whole[tuple(map(slice, part.shape))]):
                 raise Failure(
                     f"{path}: {part.shape[0]} rows alone differ from the same rows of a call with {of_whole.shape[0]}"
                 )

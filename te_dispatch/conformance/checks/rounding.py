@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from te_dispatch.conformance.chance import SIGMAS, THREADS, changed_states, require_no_repetition
+from te_dispatch.conformance.chance import SIGMAS, THREADS, changed_states, next_state, require_no_repetition
 from te_dispatch.conformance.checks import Check
 from te_dispatch.conformance.checks.values import synchronize, thread_count
 from te_dispatch.conformance.space import Arguments, Drawn, Space
@@ -60,6 +60,9 @@ def rounding(trial: Trial) -> None:
         others = draw({**arguments, "rng_state": state.to(trial.device)})
         for copy, one in drawn.items():
             _require_independent(f"draws of {what}", one, others[copy])
+    for copy, one in draw({**arguments, "rng_state": next_state(arguments["rng_state"])}).items():
+        choices, known = ((f(drawn[copy]).flatten(), f(one).flatten()) for f in (_standard, _middle))
+        require_no_repetition(f"the {copy}-wise copies of two offsets in turn", torch.cat(choices), torch.cat(known))
     if len(drawn) == 2:
         row, column = drawn.values()
         if not plan.one(arguments):

@@ -17,7 +17,7 @@ from te_dispatch.conformance.trial import Trial
 from te_dispatch.core.memory import ANY, ROWS
 
 #: Parameters that hold gradients.
-_GRADIENTS = ("dy", "dout", "add")
+GRADIENTS = ("dy", "dout", "add")
 
 
 def shared(trial: Trial) -> None:
@@ -59,13 +59,13 @@ def _first_of(subject: Subject, space: Space, operands: Mapping[str, Operand]) -
     Gradients are considered last, and share the tensor of another gradient before that of any other parameter.
     """
     kept = subject.operator.backward and space.forward is None
-    names = [name for name in sorted(_read(subject), key=_GRADIENTS.__contains__) if name in operands]
+    names = [name for name in sorted(_read(subject), key=GRADIENTS.__contains__) if name in operands]
     found: dict[str, str] = {}
     for place, name in enumerate(names):
-        if operands[name].shape is None or (kept and name not in _GRADIENTS):
+        if operands[name].shape is None or (kept and name not in GRADIENTS):
             continue
         # Only a gradient has gradients before it.
-        for other in sorted(names[:place], key=lambda other: other not in _GRADIENTS):
+        for other in sorted(names[:place], key=lambda other: other not in GRADIENTS):
             if other not in found and operands[other] == operands[name]:
                 found[name] = other
                 break

@@ -1,10 +1,12 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""Cases beyond the sizes at which kernels change how they sum: a claim about bits holds there too."""
+"""Other cases than a trial's: beyond the sizes at which kernels change how they sum, as a claim about bits holds there
+too, and with other options."""
 
 from __future__ import annotations
 
 import dataclasses
 
+from te_dispatch.conformance.maker import DTYPES
 from te_dispatch.conformance.space import Space
 from te_dispatch.conformance.trial import NotClaimed, Trial
 from te_dispatch.core.errors import Declined
@@ -16,8 +18,11 @@ ROWS = (516, 272, 240)
 COLUMNS, PRODUCT = 1040, (48, 2048)
 
 
-#: Axes that say the dtype of a result. In fp32 another order of summation shows; rounded to 16 bits it hardly does.
+#: Axes that say the dtype of a result, which is that of operands where there is none of them. In fp32 another order of
+#: summation shows; rounded to 16 bits it hardly does.
 _OF_RESULTS = ("out", "out_dtype", "weights")
+#: Axes that say how large a call is.
+_SIZES = ("shape", "shapes", "rows", "columns", "lengths", "heads", "dims")
 
 
 def enlarged(trial: Trial, rows: int = ROWS[0]) -> Trial | None:
@@ -32,7 +37,8 @@ def enlarged(trial: Trial, rows: int = ROWS[0]) -> Trial | None:
         if shape is None:
             continue
         known = {one.name: one.known for one in space.axes}
-        precise = {name: "fp32" for name in _OF_RESULTS if name in values and "fp32" in known[name]}
+        of_results = [name for name in _OF_RESULTS if "fp32" in known.get(name, ())] or ["dtype"]
+        precise = {name: "fp32" for name in of_results if "fp32" in known.get(name, ())}
         for more in (precise, {}):
             chosen = {**values, axis: shape, **more}
             if space.valid(chosen):
@@ -41,6 +47,37 @@ def enlarged(trial: Trial, rows: int = ROWS[0]) -> Trial | None:
                 if serves(larger):
                     return larger
     return None
+
+
+def flattened(trial: Trial) -> Trial | None:
+    """The trial's case with a shape of two dimensions, where its space has one and the case has another."""
+    values = trial.case.values
+    known = next((axis.values for axis in trial.space.axes if axis.name == "shape"), ())
+    flat = next((shape for shape in known if shape.count("x") == 1), None)
+    if flat is None or values["shape"].count("x") == 1 or not trial.space.valid({**values, "shape": flat}):
+        return None
+    case = dataclasses.replace(trial.case, axes=tuple({**values, "shape": flat}.items()))
+    other = Trial(trial.subject, case, trial.oracle, trial.space)
+    return other if serves(other) else None
+
+
+def varied(trial: Trial) -> Trial | None:
+    """A case of the same sizes and dtypes, in which as many other axes as the subject serves have another value than in
+    the trial's. None where none has."""
+    space, chosen = trial.space, dict(trial.case.values)
+    found: Trial | None = None
+    for axis in space.axes:
+        if axis.name in _SIZES or axis.name == "values" or not DTYPES.keys().isdisjoint(axis.values):
+            continue
+        for value in axis.values:
+            if value == chosen[axis.name] or axis.is_dull(value) or not space.valid({**chosen, axis.name: value}):
+                continue
+            case = dataclasses.replace(trial.case, axes=tuple({**chosen, axis.name: value}.items()))
+            other = Trial(trial.subject, case, trial.oracle, space)
+            if serves(other):
+                found, chosen = other, {**chosen, axis.name: value}
+                break
+    return found
 
 
 def serves(trial: Trial) -> bool:
@@ -71,4 +108,5 @@ def _shape(space: Space, plain: str, rows: int) -> str | None:
         return f"{max(rows // 64, 2)}x130x264"
     if space.operator.startswith("rope"):  # s, b, h, d or b, s, h, d
         return f"{rows // 4}x4x3x64"
-    return {2: f"{rows}x{COLUMNS}", 3: f"{rows // 4}x4x{COLUMNS}"}.get(len(sizes))
+    # 3 in a row of rows: an odd number of rows, and one that 4 does not divide, are among the halves.
+    return {2: f"{rows}x{COLUMNS}", 3: f"{rows // 3}x3x{COLUMNS}", 4: f"{rows // 6}x2x3x{COLUMNS}"}.get(len(sizes))

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -23,12 +24,15 @@ from te_dispatch.core.errors import Declined
 #: NaN in every float format and a large code in every FP8 one; and a byte that reads as an ordinary number.
 POISONS = (0xFF, 0x5A)
 
+_Result = TypeVar("_Result")
+
 
 def values(trial: Trial) -> None:
-    """Shape function, numbers, canaries, unwritten elements, and inputs left alone."""
-    first = _call(trial, POISONS[0])
+    """Shape function, numbers, canaries, unwritten elements, and inputs left alone; and numbers once more in another
+    thread, as autograd calls every backward in one of its own."""
+    first = _call(trial, POISONS[0], _here)
     trial.judge(*first)
-    second = _call(trial, POISONS[1])
+    second = _call(trial, POISONS[1], _elsewhere)
     made = [trial.results(*call) for call in (first, second)]
     reused = _reused_memory(_made(made[0]), _made(made[1]))
     if reused is not None:
@@ -41,9 +45,35 @@ def values(trial: Trial) -> None:
         if bool(missed.any()):
             index = tuple(int(i) for i in missed.nonzero()[0])
             raise Failure(f"{path}{list(index)} was never written ({int(missed.sum())} of {missed.numel()} elements)")
+    if made[0].keys() != made[1].keys() or not all(same_bits(made[0][path], made[1][path]) for path in made[0]):
+        try:
+            trial.judge(*second)
+        except Failure as failure:
+            raise Failure(f"called again, in another thread: {failure}", failure.findings) from failure
 
 
-def _call(trial: Trial, poison: int) -> tuple[Any, Arguments]:
+@functools.cache
+def _thread() -> ThreadPoolExecutor:
+    """One for all calls: each has threads of its own for PyTorch's operators, which are dear to start."""
+    return ThreadPoolExecutor(1, "conformance")
+
+
+def _here(device: torch.device, call: Callable[[], _Result]) -> _Result:
+    return call()
+
+
+def _elsewhere(device: torch.device, call: Callable[[], _Result]) -> _Result:
+    """What a function returns in another thread, on the same device. A backward's forward ran in this one."""
+
+    def on_device() -> _Result:
+        if device.type != "cpu" and device.index is not None:
+            torch.accelerator.set_device_index(device.index)
+        return call()
+
+    return _thread().submit(on_device).result()
+
+
+def _call(trial: Trial, poison: int, run: Callable[..., Any]) -> tuple[Any, Arguments]:
     arguments = trial.on_device()
     trial.claim(arguments)
     before = fingerprints(trial, arguments)
@@ -53,8 +83,7 @@ def _call(trial: Trial, poison: int) -> tuple[Any, Arguments]:
         versions, places = _versions(arguments), _places(arguments)
         expected_form = trial.subject.operator.shape(**_all(trial, arguments))
         try:
-            with Uninitialized() as watched:
-                result = trial.call(arguments)
+            result, watched = run(trial.device, functools.partial(_watched, trial, arguments))
         except Declined as declined:
             synchronize(trial)
             if changed_inputs(whole, arguments):
@@ -94,6 +123,11 @@ def _call(trial: Trial, poison: int) -> tuple[Any, Arguments]:
     if closed:
         raise Failure(f"{closed[0]} is a tensor of inference mode, which autograd cannot save for a backward")
     return result, arguments
+
+
+def _watched(trial: Trial, arguments: Arguments) -> tuple[Any, Uninitialized]:
+    with Uninitialized() as watched:
+        return trial.call(arguments), watched
 
 
 def _guarded(trial: Trial, arguments: Arguments, memory: GuardedMemory) -> Arguments:

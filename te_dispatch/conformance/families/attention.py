@@ -28,7 +28,7 @@ HEADS = Axis("heads", ("2/2", "4/2", "6/1", "3/3", "1/1", "8/2"), ("4/2", "3/3")
 DIMS = Axis("dims", ("16/16", "64/64", "24/8", "8/32", "1/1", "128/128", "7/7"), ("64/64", "24/8"), once=WIDE)
 KINDS = Axis(
     "values", ("normal", "large", "one_sign", "cancelling", "zeros", *inputs.NAN_IN), ("normal", "large"),
-    dull=tuple(inputs.NAN_IN),
+    once=("low",), dull=("low", *inputs.NAN_IN),
 )  # fmt: skip
 SCALE = Axis("scale", ("default", "0.5", "1.0", "0.0", "-0.25"))
 MASK = Axis("mask", MASKS)

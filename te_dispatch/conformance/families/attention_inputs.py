@@ -10,7 +10,8 @@ does not have takes its default here.
 | gaps | ``none``; ``some``: between thd sequences, and behind the last |
 | valid | of a padded batch: ``full``, ``ragged``, ``zero`` (the first sequence has no key, the last no query) |
 | heads | query heads / key heads; dims: head dimension of q and k / of v |
-| values | of q and k: a kind of `te_dispatch.conformance.inputs`, or ``large``: logits in the hundreds |
+| values | of q and k: a kind of `te_dispatch.conformance.inputs`, or ``large``: logits in the hundreds, |
+| | or ``low``: all logits far below 0, 20,000 and more with 16 features |
 | | or ``nan_v``, ``nan_k``: normal, with NaN in the last element of v, or of k |
 | hole | what lies where no sequence is, and in the output's gradient where rows see nothing: ``number``, ``nan`` |
 | | or ``inf`` |
@@ -37,6 +38,8 @@ from te_dispatch.ops.attention import lse_shape, out_shape
 
 #: ``large`` makes each of q and k so many times as large: with 64 features logits reach the hundreds.
 _LARGE = 6.0
+#: ``low`` makes of q and k numbers around this and around minus this.
+_LOW = 80.0
 #: Rows of a gap after each thd sequence.
 _GAP = 3
 _MISSING = -1
@@ -58,6 +61,8 @@ def _filled(maker: Maker, shape: tuple[int, ...], values: Values, kind: str) -> 
     if kind == "large":
         dtype = DTYPES[values.get("dtype", "fp32")]
         return (maker.tensor(*shape) * _LARGE).to(dtype)
+    if kind.startswith("low"):
+        return (maker.tensor(*shape) / 4 + (-_LOW if kind == "low_k" else _LOW)).to(DTYPES[values.get("dtype", "fp32")])
     return maker.tensor(*shape, dtype=values.get("dtype", "fp32"), values=kind)
 
 
@@ -130,7 +135,8 @@ def _operands(values: Values, maker: Maker, queries: list[int], keys: list[int],
     if values.get("same", "none") != "none":
         x, other = (_filled(maker, (*of_q.shape, heads, dim), values, kind) for _ in range(2))
         return {"q": x if values["same"] == "qkv" else other, "k": x, "v": x}
-    sizes = {"q": (of_q, heads, dim, kind), "k": (of_kv, groups, dim, kind), "v": (of_kv, groups, dim_v, _of_v(kind))}
+    of_k = "low_k" if kind == "low" else kind
+    sizes = {"q": (of_q, heads, dim, kind), "k": (of_kv, groups, dim, of_k), "v": (of_kv, groups, dim_v, _of_v(kind))}
     made = {
         name: _holed(_filled(maker, (*inside.shape, h, d), values, of), inside, values)
         for name, (inside, h, d, of) in sizes.items()
@@ -141,7 +147,7 @@ def _operands(values: Values, maker: Maker, queries: list[int], keys: list[int],
 
 
 def _of_v(kind: str) -> str:
-    return "normal" if kind == "large" or kind in NAN_IN else kind
+    return "normal" if kind in ("large", "low") or kind in NAN_IN else kind
 
 
 def _packed(

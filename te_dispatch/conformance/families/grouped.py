@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,17 +15,18 @@ from te_dispatch.conformance.families.gemm import SWIZZLED, inner_size, mode_of,
 from te_dispatch.conformance.families.quantize import counts, quantizer_of
 from te_dispatch.conformance.maker import DTYPES, Maker
 from te_dispatch.conformance.rules import Rule
-from te_dispatch.conformance.space import Arguments, Axis, Judged, Space, Turned, Values, register
+from te_dispatch.conformance.space import Arguments, Axis, Judged, Space, Turned, Values, every, register
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.ops.gemm import LAYOUTS, operand_format
 
 
 def _make(values: Values, maker: Maker) -> Arguments:
-    """Group i has rows[i] of the dimension that differs: m in NT and NN, k in TN (a weight's gradient)."""
+    """Group i has rows[i] of the dimension that differs: m in NT and NN, k in TN (a weight's gradient); the other two
+    are equal, or take turns (``48x64/80x32``)."""
     rows = counts(values["rows"])
-    n, k = (int(size) for size in values["columns"].split("x"))
+    columns = itertools.cycle(tuple(map(int, part.split("x"))) for part in values["columns"].split("/"))
     layout, dtype = values["layout"], values["dtype"]
-    sizes = [(k, n, r) if layout == "TN" else (r, n, k) for r in rows]
+    sizes = [(k, n, r) if layout == "TN" else (r, n, k) for r, (n, k) in zip(rows, columns)]
     shapes = [operand_shapes(*size, layout) for size in sizes]
     a = [maker.tensor(*shape[0], dtype=dtype, values=values["values"]) for shape in shapes]
     b: list[Any] = [maker.tensor(*shape[1], dtype=dtype, values=values["values"]) for shape in shapes]
@@ -111,7 +113,9 @@ _ROWS = Axis(
     ("16+32+16", "3+0+17"),
     once=("18:5", "67:5", "300:3", "1033+7", "4099"),
 )
-_COLUMNS = Axis("columns", ("48x64", "17x15", "128x272"), once=("16x1040", "1040x16", "64x512"))
+_COLUMNS = Axis(
+    "columns", ("48x64", "17x15", "128x272"), once=("16x1040", "1040x16", "64x512", "48x64/80x32", "17x15/40x33")
+)
 _REST = (
     Axis("out", ("new", "given", "added")),
     Axis("out_dtype", ("same", "fp32", "bf16")),
@@ -130,11 +134,17 @@ _TILED = tuple(
 #: A gradient of a weight that met no rows is 0, whatever its memory held.
 _WRITTEN = (("layout", "rows", "out"),)
 
+
+def _alike(values: Values) -> bool:
+    """Rows that are dealt out are of one tensor."""
+    return "/" not in values["columns"] or values["splits"] == "list"
+
+
 # Two spaces, because they are served by different implementations: each must see every pair of the other options.
 register(
     Space(
-        "grouped_gemm", "plain", (_DTYPE, _ROWS, _COLUMNS, _LAYOUT, _SPLITS, *_REST), _make, _rules, turned=_TURNED,
-        together=_WRITTEN,
+        "grouped_gemm", "plain", (_DTYPE, _ROWS, _COLUMNS, _LAYOUT, _SPLITS, *_REST), _make, _rules, _alike,
+        turned=_TURNED, together=_WRITTEN,
     ),
     Space(
         "grouped_gemm",
@@ -152,7 +162,7 @@ register(
         ),
         _make,
         _rules,
-        lambda values: values["cast"] in ("current", "delayed") or values["splits"] == "list",
+        every(_alike, lambda values: values["cast"] in ("current", "delayed") or values["splits"] == "list"),
         forms="cast",
         turned=_TURNED,
         together=_WRITTEN,

@@ -124,12 +124,15 @@ def rules(judged: Judged) -> Mapping[str, Rule]:
 
 
 def _half(arguments: Arguments) -> Arguments:
-    """The first half of the sequence (sbhd) or of the batch (bshd)."""
+    """The first half of the leading dimension, the sequence (sbhd) or the batch (bshd); of one, the first half of the
+    other."""
     name = "x" if "x" in arguments else "dy"
-    rows = arguments[name].shape[0] // 2
-    changed = {**arguments, name: arguments[name][:rows]}
-    if arguments["layout"] == "bshd" and arguments.get("offsets") is not None:
-        changed["offsets"] = arguments["offsets"][:rows]
+    x = arguments[name]
+    dim = 0 if x.shape[0] != 1 else 1
+    size = x.shape[dim] // 2
+    changed = {**arguments, name: x.narrow(dim, 0, size)}
+    if arguments.get("offsets") is not None and dim == (arguments["layout"] == "sbhd"):
+        changed["offsets"] = arguments["offsets"][:size]
     return changed
 
 

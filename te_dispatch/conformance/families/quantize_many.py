@@ -68,7 +68,7 @@ _SPLITS = Axis(
 def _several(values: Values, count: int) -> list[Quantizer]:
     """One kind and encoding, but scales, amaxes and floors of their own."""
     common = values["common"] == "yes"
-    amaxes = [None if i % 3 == 2 else float(i) for i in range(count)]
+    amaxes = [None if i % 4 == 3 else float(i) for i in range(count)]
     return [
         quantizer_of(values["cast"], values["encoding"], common, scale=0.5 + i, amax=amaxes[i], epsilon=0.25 * i)
         for i in range(count)
@@ -83,8 +83,8 @@ def _split(values: Values, maker: Maker) -> Arguments:
 
 #: Shapes of the tensors of one call.
 _SETS = {
-    "one": ((33, 65),),
     "like": ((16, 128),) * 3,
+    "one": ((33, 65),),
     "mixed": ((3, 5, 40), (0, 16), (129, 17), (7,), (1, 1031)),
     "repeated": ((33, 65),) * 3,  # one tensor, several times
 }
@@ -167,7 +167,7 @@ register(
             DTYPE, _SPLITS, Axis("k", ("65", "128", "1", "0")),
             _CAST, ENCODING, USAGE, Axis("values", ("normal", "outlier", "inf", "nan", "denormal")), COMMON,
         ),
-        _split, bits, valid=encodable, widen=False, together=(("cast", "encoding", "usage"),),
+        _split, bits, valid=encodable, widen=False, together=(("cast", "encoding", "usage"),), forms="cast",
     ),
     Space(
         "multi_tensor_quantize", "plain",
@@ -175,7 +175,7 @@ register(
             DTYPE, Axis("shapes", tuple(_SETS), once=tuple(_LARGE_SETS)), _CAST, ENCODING, USAGE,
             Axis("values", ("normal", "outlier", "inf", "nan", "denormal")), COMMON,
         ),
-        _multi, bits, valid=encodable, widen=False,
+        _multi, bits, valid=encodable, widen=False, forms="cast",
         fixed=tuple({"shapes": "long", "cast": cast, "values": "normal"} for cast in CASTS),
     ),
     Space("pad_rows", "plain", (_BYTES, _PADDING, _COLUMNS, _MOVED), _pad, moved_bits, widen=False, batch=_first_part),

@@ -13,12 +13,14 @@ from collections.abc import Mapping
 from types import ModuleType
 
 from te_dispatch_faulty import (
+    callers,
     casts,
     clauses,
     conduct,
     corners,
     draws,
     forms,
+    mixed,
     narrow,
     operands,
     options,
@@ -321,7 +323,7 @@ _CONDUCT = (
 
 _TABLES = (
     sizes, operands, special, secondary, state, draws, options, narrow, paths, rare, surroundings, usage, clauses,
-    corners, unseen, tiles, rounding,
+    corners, unseen, tiles, rounding, mixed, callers,
 )  # fmt: skip
 
 FAULTS: tuple[Fault, ...] = (

@@ -1,0 +1,103 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Results depend on arguments alone, whatever a caller has set for PyTorch's own operators."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from te_dispatch import ops
+from te_dispatch.numerics.quantizers import CurrentQuantizer
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+SURROUNDINGS: dict[str, Any] = {
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "float64": lambda: _default_dtype(torch.float64),
+    "bfloat16": lambda: _default_dtype(torch.bfloat16),
+    "meta": lambda: torch.device("meta"),
+}
+
+
+def _record(*shape: int) -> Any:
+    return ops.quantize(torch.randn(*shape), CurrentQuantizer(), usage="row")
+
+
+def _product() -> Any:
+    a, b = torch.randn(16, 32), torch.randn(8, 32)
+    return lambda: ops.gemm(a, b, layout="NT").out
+
+
+def _quantized_product() -> Any:
+    a, b = _record(16, 32), _record(16, 32)
+    return lambda: ops.gemm(a, b, layout="NT").out
+
+
+def _groups() -> Any:
+    a, b = [torch.randn(3, 8), torch.randn(5, 8)], [torch.randn(4, 8), torch.randn(4, 8)]
+    return lambda: torch.cat(ops.grouped_gemm(a, b, layout="NT"))
+
+
+def _quantized_groups() -> Any:
+    a, b = [_record(16, 32), _record(16, 32)], [_record(16, 32), _record(16, 32)]
+    return lambda: torch.cat(ops.grouped_gemm(a, b, layout="NT"))
+
+
+def _attention(**options: Any) -> Any:
+    q, k, v = (torch.randn(9, 2, 4, 16) for _ in range(3))
+
+    def call() -> Any:
+        made = ops.attention_fwd(q, k, v, layout="sbhd", **options)
+        dq = ops.attention_bwd(q, q, k, v, made.out, made.lse, saved=made.saved, layout="sbhd", **options).dq
+        return torch.cat((made.out.flatten(), made.lse.flatten(), dq.flatten()))
+
+    return call
+
+
+CALLS: dict[str, Any] = {
+    "product": _product,
+    "quantized_product": _quantized_product,
+    "groups": _groups,
+    "quantized_groups": _quantized_groups,
+    "attention": _attention,
+    "dropped": lambda: _attention(dropout_p=0.2, rng_state=torch.tensor([3, 5])),
+    "alibi": lambda: _attention(bias_type="alibi"),
+    "off-by-one": lambda: _attention(softmax_type="off-by-one"),
+}
+
+
+@pytest.mark.parametrize("surroundings", SURROUNDINGS)
+@pytest.mark.parametrize("name", CALLS)
+def test_same_bits(name: str, surroundings: str) -> None:
+    torch.manual_seed(0)
+    call = CALLS[name]()
+    alone = call()
+    with SURROUNDINGS[surroundings]():
+        there = call()
+    assert there.dtype == alone.dtype and torch.equal(there, alone)
+
+
+def test_compiled_product_is_outside_of_autocast() -> None:
+    a, b = torch.randn(16, 32), torch.randn(8, 32)
+
+    def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return ops.gemm(a, b, layout="NT").out
+
+    expected = product(a, b)
+    compiled = torch.compile(product, fullgraph=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        made = compiled(a, b)
+    assert made.dtype == torch.float32 and torch.equal(made, expected)

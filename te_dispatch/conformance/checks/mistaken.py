@@ -1,0 +1,96 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Right calls with one thing changed in one argument, whatever the operator: where the oracle refuses such a call, so
+does every implementation.
+
+What an operator's own contract refuses beyond that has cases (`te_dispatch.conformance.families.refused`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from te_dispatch.conformance.checks import Check
+from te_dispatch.conformance.checks.refusing import require_refusal
+from te_dispatch.conformance.space import Arguments, Space
+from te_dispatch.conformance.subject import Subject
+from te_dispatch.conformance.transfer import moved
+from te_dispatch.conformance.trial import Failure, Trial
+from te_dispatch.core.errors import Declined
+
+
+def mistaken(trial: Trial) -> None:
+    """The changed calls that the oracle refuses raise a `ValueError` that names an argument, and write nothing."""
+    given = trial.arguments()
+    oracles = trial.oracle.subjects(trial.space.operator)
+    tried = 0
+    for name, value in given.items():
+        for what, change in _mistakes(value):
+            wrong = {**given, name: change}
+            if not any(_refuses(oracle, wrong) for oracle in oracles):
+                continue
+            tried += 1
+            arguments = moved(wrong, trial.device)
+            try:
+                trial.claim(arguments)
+            except Exception:
+                continue  # dispatch refuses it, and no implementation is asked
+            try:
+                require_refusal(trial, arguments, ValueError)
+            except Declined:
+                continue
+            except Failure as failure:
+                raise Failure(f"with {what} {name}: {failure}") from failure
+    trial.notes.append(f"{tried} changed calls that the oracle refuses")
+
+
+def _refuses(oracle: Subject, arguments: Arguments) -> bool:
+    """Whether an oracle raises the error of a wrong call: another of its errors says nothing of the contract."""
+    try:
+        oracle.call(moved(arguments, "cpu"))
+    except Declined:
+        return False
+    except ValueError:
+        return True
+    except Exception:
+        return False
+    return False
+
+
+def _mistakes(value: Any) -> Iterator[tuple[str, Any]]:
+    """Words for a change, and the changed argument."""
+    if isinstance(value, torch.Tensor):
+        yield from _of_tensor(value)
+    elif isinstance(value, (list, tuple)) and value:
+        yield "one item too many in", [*value, value[-1]]
+        yield "one item too few in", list(value[:-1])
+        if all(type(item) is int for item in value):
+            yield "a larger last item of", [*value[:-1], value[-1] + 1]
+            yield "a smaller last item of", [*value[:-1], value[-1] - 1]
+        elif isinstance(value[-1], torch.Tensor):
+            for what, change in _of_tensor(value[-1]):
+                yield f"{what} last item of", [*value[:-1], change]
+    elif isinstance(value, str):
+        yield "an unknown word as", f"{value}x"
+
+
+def _of_tensor(x: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    for dtype in (torch.int32, torch.float64, torch.uint8):
+        if x.dtype != dtype:
+            yield f"{dtype} for {x.dtype} as", torch.zeros_like(x, dtype=dtype)
+    yield "a dimension too many in", x.unsqueeze(0)
+    for dim in range(x.dim()):
+        if x.shape[dim]:
+            yield f"a longer dimension {dim} of", torch.cat((x, x.narrow(dim, 0, 1)), dim)
+            yield f"a shorter dimension {dim} of", x.narrow(dim, 0, x.shape[dim] - 1).contiguous()
+
+
+def _applies(subject: Subject, space: Space) -> str | None:
+    if subject.operator.backward and space.forward is not None:
+        return "what its forward saved belongs to the right call"
+    return None if space.oracle is None else "the oracle of this space judges no arguments"
+
+
+CHECKS = (Check("mistaken", mistaken, _applies, 1, 2, "the errors of calls with one argument changed", of_forms=True),)

@@ -1,0 +1,104 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""What an implementation keeps under the tensors of a call: one operand, or one option, becomes another, while all the
+others stay the tensors that they were."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from te_dispatch.conformance.checks import Check
+from te_dispatch.conformance.checks.memoized import call_again, keepable
+from te_dispatch.conformance.checks.sharing import GRADIENTS
+from te_dispatch.conformance.memory import same_bits
+from te_dispatch.conformance.space import Arguments
+from te_dispatch.conformance.transfer import moved, options, tensors
+from te_dispatch.conformance.trial import NotClaimed, Trial
+from te_dispatch.core.errors import Declined
+from te_dispatch.core.memory import ANY, ROWS
+
+#: Seconds after which no further call is made: interpreted kernels take seconds each.
+_BUDGET_S = 10.0
+
+
+def renewed(trial: Trial) -> None:
+    """Calls that differ from the first one in an operand, or in an option, and share its other tensors."""
+    given = trial.arguments()
+    there = moved(given, trial.device)
+    call_again(trial, there, "")
+    until = time.monotonic() + _BUDGET_S
+    for other, what in _others(trial, given):
+        if time.monotonic() > until:
+            trial.notes.append(f"not all operands and options were renewed, which took {_BUDGET_S:g} s")
+            return
+        fresh = other.arguments()
+        kept = {name for name, value in fresh.items() if name in given and _equal(value, given[name])}
+        if not any(any(True for _ in tensors({name: fresh[name]})) for name in kept):
+            continue
+        mixed = {name: there[name] if name in kept else moved(value, trial.device) for name, value in fresh.items()}
+        try:
+            call_again(other, mixed, f"with {what}, and the other tensors of an earlier call: ")
+        except (NotClaimed, Declined):
+            continue
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Whether two arguments are alike in all that a call can read of them."""
+    if options(one) != options(other):
+        return False
+    old = dict(tensors({"": other}))
+    return all(same_bits(tensor, old[path]) for path, tensor in tensors({"": one}))
+
+
+def _others(trial: Trial, given: Arguments) -> Iterator[tuple[Trial, str]]:
+    """Trials of which each differs in one operand, or in one axis of the case, with words for it."""
+    subject, space = trial.subject, trial.space
+    same, later = trial.with_axes(trial.case.values), trial.with_seed(trial.case.seed + 1).arguments()
+    for name, value in later.items():
+        if isinstance(value, (list, tuple)) and value != (halved := _halved(value)):
+            yield same.with_values(f"halved_{name}", functools.partial(_with, name, halved)), f"other {name}"
+        read = subject.operator.memory.get(name) in (ANY, ROWS)
+        # A backward reads what its forward made of the others.
+        if not read or (subject.operator.backward and space.forward is None and name not in GRADIENTS):
+            continue
+        if options(value) == options(given.get(name)) and _numbers(value) and _numbers(given[name]):
+            renewal = functools.partial(_with, name, value)
+            yield same.with_values(f"renewed_{name}", renewal), f"another {name}"
+    values = trial.case.values
+    for axis in space.axes:
+        for option in axis.values:
+            changed = {**values, axis.name: option}
+            if option != values[axis.name] and space.valid(changed):
+                yield trial.with_axes(changed), f"{axis.name}={option}"
+
+
+def _with(name: str, value: Any, arguments: Arguments) -> Arguments:
+    return {**arguments, name: moved(value, "cpu")}
+
+
+def _halved(value: Any) -> Any:
+    """Half of all numbers of a list, or of lists of them; of others than lists of fractions, the same."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_halved, value))
+    return value / 2 if isinstance(value, float) else value
+
+
+def _numbers(value: Any) -> bool:
+    """Whether an operand has finite numbers alone, and some: integers say where something is."""
+    found = [tensor for _, tensor in tensors({"": value}) if tensor.numel()]
+    return bool(found) and all(x.is_floating_point() and bool(x.isfinite().all()) for x in found)
+
+
+CHECKS = (
+    Check(
+        "renewed",
+        renewed,
+        keepable,
+        0,
+        2,
+        "another operand, or another option, with the other tensors of an earlier call",
+        of_forms=True,
+    ),
+)
