@@ -79,7 +79,8 @@ def _mistakes(value: Any) -> Iterator[tuple[str, Any]]:
 def _of_tensor(x: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
     for dtype in (torch.int32, torch.float64, torch.uint8):
         if x.dtype != dtype:
-            yield f"{dtype} for {x.dtype} as", torch.zeros_like(x, dtype=dtype)
+            # The same numbers, where there are such: what only the contents of a tensor show is no mistake here.
+            yield f"{dtype} for {x.dtype} as", x.to(dtype)
     yield "a dimension too many in", x.unsqueeze(0)
     for dim in range(x.dim()):
         if x.shape[dim]:
