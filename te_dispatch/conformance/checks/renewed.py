@@ -20,7 +20,7 @@ from te_dispatch.core.errors import Declined
 from te_dispatch.core.memory import ANY, ROWS
 
 #: Seconds after which no further call is made: interpreted kernels take seconds each.
-_BUDGET_S = 10.0
+_BUDGET_S = 4.0
 
 
 def renewed(trial: Trial) -> None:
