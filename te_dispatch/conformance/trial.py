@@ -109,10 +109,7 @@ class Trial:
         def make(values: Values, maker: Maker) -> Arguments:
             return change(self.space.make(values, maker))
 
-        case = dataclasses.replace(self.case, axes=(*self.case.axes, ("memory", how)))
-        other = Trial(self.subject, case, self.oracle, dataclasses.replace(self.space, make=make))
-        other.findings, other.notes = self.findings, self.notes
-        return other
+        return self._made_by(make, self.case.axes, how)
 
     def with_axes(self, values: Values) -> Trial:
         """The case with other values of some axes, but with the data of this one as far as these are of the same form.
@@ -122,7 +119,13 @@ class Trial:
         def make(values: Values, maker: Maker) -> Arguments:
             return self.space.make(values, Maker(maker.case, maker.manager, seed))
 
-        case = dataclasses.replace(self.case, axes=(*values.items(), ("memory", f"data_{seed}")))
+        return self._made_by(make, tuple(values.items()), f"data_{seed}")
+
+    def _made_by(
+        self, make: Callable[[Values, Maker], Arguments], axes: tuple[tuple[str, str], ...], how: str
+    ) -> Trial:
+        """A case whose arguments another function makes; its id says so. Findings and notes are shared."""
+        case = dataclasses.replace(self.case, axes=(*axes, ("memory", how)))
         other = Trial(self.subject, case, self.oracle, dataclasses.replace(self.space, make=make))
         other.findings, other.notes = self.findings, self.notes
         return other

@@ -15,10 +15,10 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from te_dispatch.core import codegen
+from te_dispatch.core.autocast import without_autocast
 from te_dispatch.core.errors import BindError
 from te_dispatch.core.failures import phrase, place
 from te_dispatch.core.operator import Operator
-from te_dispatch.core.surroundings import outside_autocast
 
 
 def import_target(target: str) -> Any:
@@ -106,7 +106,7 @@ def callable_of(
 ) -> Callable[..., Any]:
     """`positional`, outside of torch.autocast where the function consists of PyTorch's operators."""
     made = positional(operator, function, lacking)
-    return outside_autocast(made) if "plain_torch" in traits else made
+    return without_autocast(made) if "plain_torch" in traits else made
 
 
 _VARIADIC = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS

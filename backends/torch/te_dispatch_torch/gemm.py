@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 import torch
 
+from te_dispatch.core.autocast import without_autocast
 from te_dispatch.core.errors import Declined
-from te_dispatch.core.surroundings import outside_autocast
 from te_dispatch.numerics.quantized import Quantized, row_parts
 from te_dispatch.numerics.quantizers import Quantizer
 from te_dispatch.ops.checks import gemm as checks
@@ -373,7 +373,7 @@ def grouped(
     return results
 
 
-@outside_autocast
+@without_autocast
 def grouped_device_splits(
     a: Sequence[Operand],
     b: Sequence[Operand],

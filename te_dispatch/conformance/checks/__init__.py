@@ -58,6 +58,7 @@ _MODULES = (
     "capture",
     "causality",
     "concurrency",
+    "default_dtypes",
     "dropout",
     "gradients",
     "guarded",
@@ -72,7 +73,6 @@ _MODULES = (
     "rounding",
     "saved",
     "sharing",
-    "surroundings",
 )
 
 

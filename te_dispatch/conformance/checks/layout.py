@@ -42,8 +42,8 @@ def _check(trial: Trial, plan: Plan, names: tuple[str, ...] | None = None) -> No
 
 
 def _differently(trial: Trial, plan: Plan) -> None:
-    """Calls in which some tensors are laid otherwise and some are not, so that of any two operands, and of any two
-    lists, one is in one of the calls: what reads one operand by the strides of another is right where all lie alike."""
+    """Calls in which only some tensors have other strides. For any two parameters there is a call in which the layouts
+    of their tensors differ: a kernel that uses one operand's strides for another is right where all are alike."""
     memory = trial.subject.operator.memory
     given = trial.arguments()
     places = {
@@ -61,8 +61,8 @@ def _differently(trial: Trial, plan: Plan) -> None:
 
 
 def _neighbours(trial: Trial) -> None:
-    """All operands are parts of one piece of memory of each dtype, with gaps, as scales are of a table: what finds one
-    by where another lies finds the wrong one."""
+    """All operands of a dtype are slices of one tensor, with gaps between them, as scales are of a table: a kernel must
+    not compute the address of one from the address of another."""
     count = sum(tensor.numel() + arranging.APART for _, tensor in tensors(dict(trial.arguments())))
     pool = arranging.Pool(count + arranging.APART)
     refused = called(trial, arranging.offset, trial.subject.operator.memory, allocate=pool.allocate)

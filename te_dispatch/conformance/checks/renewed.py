@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""What an implementation keeps under the tensors of a call: one operand, or one option, becomes another, while all the
-others stay the tensors that they were."""
+"""Caches keyed by the tensors of a call: one operand, or one option, changes, and all other tensors are the same
+objects as in an earlier call."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def renewed(trial: Trial) -> None:
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """Whether two arguments are alike in all that a call can read of them."""
+    """Whether two arguments have the same options, and tensors of the same metadata and bytes."""
     if options(one) != options(other):
         return False
     old = dict(tensors({"": other}))

@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 
 from te_dispatch.conformance.maker import DTYPES
-from te_dispatch.conformance.space import Space
+from te_dispatch.conformance.space import Space, Values
 from te_dispatch.conformance.trial import NotClaimed, Trial
 from te_dispatch.core.errors import Declined
 
@@ -42,8 +42,7 @@ def enlarged(trial: Trial, rows: int = ROWS[0]) -> Trial | None:
         for more in (precise, {}):
             chosen = {**values, axis: shape, **more}
             if space.valid(chosen):
-                case = dataclasses.replace(trial.case, axes=tuple(chosen.items()))
-                larger = Trial(trial.subject, case, trial.oracle, space)
+                larger = _of(trial, chosen)
                 if serves(larger):
                     return larger
     return None
@@ -56,8 +55,7 @@ def flattened(trial: Trial) -> Trial | None:
     flat = next((shape for shape in known if shape.count("x") == 1), None)
     if flat is None or values["shape"].count("x") == 1 or not trial.space.valid({**values, "shape": flat}):
         return None
-    case = dataclasses.replace(trial.case, axes=tuple({**values, "shape": flat}.items()))
-    other = Trial(trial.subject, case, trial.oracle, trial.space)
+    other = _of(trial, {**values, "shape": flat})
     return other if serves(other) else None
 
 
@@ -70,14 +68,20 @@ def varied(trial: Trial) -> Trial | None:
         if axis.name in _SIZES or axis.name == "values" or not DTYPES.keys().isdisjoint(axis.values):
             continue
         for value in axis.values:
-            if value == chosen[axis.name] or axis.is_dull(value) or not space.valid({**chosen, axis.name: value}):
+            changed = {**chosen, axis.name: value}
+            if value == chosen[axis.name] or axis.is_dull(value) or not space.valid(changed):
                 continue
-            case = dataclasses.replace(trial.case, axes=tuple({**chosen, axis.name: value}.items()))
-            other = Trial(trial.subject, case, trial.oracle, space)
+            other = _of(trial, changed)
             if serves(other):
-                found, chosen = other, {**chosen, axis.name: value}
+                found, chosen = other, changed
                 break
     return found
+
+
+def _of(trial: Trial, values: Values) -> Trial:
+    """The trial on another case of its space."""
+    case = dataclasses.replace(trial.case, axes=tuple(values.items()))
+    return Trial(trial.subject, case, trial.oracle, trial.space)
 
 
 def serves(trial: Trial) -> bool:

@@ -196,6 +196,17 @@ def thread_count(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """A block in which PyTorch's default dtype is another."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
 def fingerprints(trial: Trial, arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """Copies of every tensor among the arguments that the operator must leave alone."""
     written = trial.subject.operator.mutates

@@ -18,9 +18,9 @@ from unittest import mock
 import torch
 
 from te_dispatch.conformance.transfer import mapped, tensors
+from te_dispatch.core.autocast import without_autocast
 from te_dispatch.core.bind import import_target
 from te_dispatch.core.operator import OPERATORS
-from te_dispatch.core.surroundings import outside_autocast
 from te_dispatch.ops import alloc
 from te_dispatch.ops.results import Saved
 from te_dispatch_faulty import MANIFESTS, OTHER_NAMES
@@ -46,7 +46,7 @@ class Call:
     """
 
     def __init__(self, base: str, name: str, saved_format: str, arguments: Mapping[str, Any]) -> None:
-        self._sound = outside_autocast(import_target(_TORCH[base].target))
+        self._sound = without_autocast(import_target(_TORCH[base].target))
         self.arguments = arguments
         self.name = name
         self.format = saved_format

@@ -3,31 +3,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 
 from te_dispatch import ops
+from te_dispatch.conformance.checks.values import default_dtype
 from te_dispatch.numerics.quantizers import CurrentQuantizer
 
-
-@contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-SURROUNDINGS: dict[str, Any] = {
+SETTINGS: dict[str, Any] = {
     "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
-    "float64": lambda: _default_dtype(torch.float64),
-    "bfloat16": lambda: _default_dtype(torch.bfloat16),
+    "float64": lambda: default_dtype(torch.float64),
+    "bfloat16": lambda: default_dtype(torch.bfloat16),
     "meta": lambda: torch.device("meta"),
 }
 
@@ -79,13 +67,13 @@ CALLS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("surroundings", SURROUNDINGS)
+@pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("name", CALLS)
-def test_same_bits(name: str, surroundings: str) -> None:
+def test_same_bits(name: str, setting: str) -> None:
     torch.manual_seed(0)
     call = CALLS[name]()
     alone = call()
-    with SURROUNDINGS[surroundings]():
+    with SETTINGS[setting]():
         there = call()
     assert there.dtype == alone.dtype and torch.equal(there, alone)
 

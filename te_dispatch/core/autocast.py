@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""Implementations that consist of PyTorch's operators, kept from what a caller has set for those."""
+"""Calling implementations that consist of PyTorch's operators with torch.autocast off."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def outside_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
+def without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function with torch.autocast off: an operator computes in the dtypes that its contract says.
 
     An implementation with the trait ``plain_torch`` is wrapped when it is bound; others that call PyTorch's operators
@@ -18,21 +18,21 @@ def outside_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
 
     asked: Callable[[], bool] | None = getattr(torch._C, "_is_any_autocast_enabled", None)
     accelerator = torch.accelerator.current_accelerator()
-    everywhere = _without("cpu", function)
+    slow_path = _without_kind("cpu", function)
     if accelerator is not None:
-        everywhere = _without(accelerator.type, everywhere)
+        slow_path = _without_kind(accelerator.type, slow_path)
 
     @functools.wraps(function)
     def call(*args: Any, **keywords: Any) -> Any:
         if not torch.compiler.is_dynamo_compiling() and asked is not None and not asked():
             return function(*args, **keywords)
-        return everywhere(*args, **keywords)
+        return slow_path(*args, **keywords)
 
     return call
 
 
-def _without(kind: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with the autocast of one kind of device off."""
+def _without_kind(kind: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with autocast off for one device type."""
     import torch
 
     def call(*args: Any, **keywords: Any) -> Any:
