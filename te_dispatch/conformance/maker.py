@@ -35,7 +35,12 @@ class Maker:
     def __init__(self, case: Case, manager: OpManager, seed: int | None = None) -> None:
         self.case = case
         self.manager = manager
-        self.generator = torch.Generator().manual_seed(case.random_seed if seed is None else seed)
+        self.seed = case.random_seed if seed is None else seed
+        self.generator = torch.Generator().manual_seed(self.seed)
+
+    def again(self) -> Maker:
+        """One that draws from the start what this one has drawn."""
+        return Maker(self.case, self.manager, self.seed)
 
     def tensor(self, *shape: int, dtype: str = "fp32", values: str = "normal") -> torch.Tensor:
         """A contiguous tensor of `shape` whose values are one of `te_dispatch.conformance.inputs.KINDS`."""

@@ -9,6 +9,7 @@ with different poison was never written.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -23,11 +24,16 @@ _CANARY = 0xC5
 
 @dataclass(frozen=True)
 class Allocation:
-    """One call of the allocator: what for, the whole memory with its guards, and the tensor that was given out."""
+    """One call of the allocator: what for, the whole memory with its guards, and the tensor that was given out.
+
+    Attributes:
+        handed: it is the caller's, who hands it in to be written.
+    """
 
     role: str
     whole: torch.Tensor
     given: torch.Tensor
+    handed: bool = False
 
     def overrun(self) -> str | None:
         """What was written outside, in words; None if nothing was."""
@@ -66,7 +72,9 @@ class GuardedMemory:
     ) -> None:
         alloc.set_allocator(self._previous)
 
-    def _allocate(self, role: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    def _allocate(
+        self, role: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, handed: bool = False
+    ) -> torch.Tensor:
         count = 1
         for size in shape:
             count *= size
@@ -78,7 +86,7 @@ class GuardedMemory:
         strides = torch.empty(shape, device="meta").stride()
         given.set_(whole.untyped_storage(), offset, shape, strides)
         with self._lock:
-            self.allocations.append(Allocation(role, whole, given))
+            self.allocations.append(Allocation(role, whole, given, handed))
         return given
 
     def around(self, role: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -86,11 +94,20 @@ class GuardedMemory:
         size = tensor.numel() * tensor.element_size()
         if not tensor.is_contiguous() or tensor.untyped_storage().nbytes() != size:
             return tensor
-        return self._allocate(role, tuple(tensor.shape), tensor.dtype, tensor.device).copy_(tensor)
+        return self._allocate(role, tuple(tensor.shape), tensor.dtype, tensor.device, True).copy_(tensor)
 
     def overruns(self) -> list[str]:
         """Everything that was written outside, in words."""
         return [found for found in (one.overrun() for one in self.allocations) if found is not None]
+
+    def unused(self, made: Iterable[torch.Tensor]) -> str | None:
+        """The role of memory that was asked for as a result's, and in which none of the call's results lies."""
+        storages = {x.untyped_storage().data_ptr() for x in made}
+        for one in self.allocations:
+            workspace = one.handed or one.role == "workspace" or not one.given.numel()
+            if not workspace and one.whole.untyped_storage().data_ptr() not in storages:
+                return f"{one.role} {tuple(one.given.shape)}"
+        return None
 
 
 def extent(x: torch.Tensor) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from te_dispatch.conformance.subject import Subject
 from te_dispatch.conformance.transfer import tensors
 from te_dispatch.core.operator import Operator
 from te_dispatch.numerics.quantized import Quantized
@@ -57,10 +58,12 @@ def form(value: Any) -> Any:
     if value is None:
         return None
     if isinstance(value, torch.Tensor):
-        return ("tensor", tuple(value.shape), str(value.dtype), value.device.type)
+        kind = "tensor" if type(value) is torch.Tensor else type(value).__name__
+        return (kind, tuple(value.shape), str(value.dtype), value.device.type)
     if isinstance(value, Quantized):
         return (
             "Quantized", tuple(value.shape), value.encoding, value.scaling, value.scale_layout, str(value.dtype),
+            value.device.type,
             *(form(getattr(value, name)) for name in ("row_data", "col_data", "row_scale_inv", "col_scale_inv")),
             form(value.global_scale_inv),
         )  # fmt: skip
@@ -91,14 +94,36 @@ def differing_form(actual: Any, expected: Any, where: str = "result") -> str | N
     if isinstance(actual, Quantized) and isinstance(expected, Quantized):
         for name in Quantized.__slots__:
             one, other = getattr(actual, name), getattr(expected, name)
-            if (name != "device" and form(one) != form(other)) or (isinstance(one, str) and one != other):
+            if name == "device":
+                one, other = one.type, other.type
+            if form(one) != form(other) or (isinstance(one, str) and one != other):
                 return f"{where}.{name} is {_words(one)}, expected {_words(other)}"
     return f"{where} is {_words(actual)}, expected {_words(expected)}"
 
 
+def wrong_label(result: Any, subject: Subject) -> str | None:
+    """What is wrong with a `Saved` of a result: with its maker and its format, by which dispatch finds the backward, or
+    with what it holds; None if nothing is."""
+    for item in result if isinstance(result, tuple) else ():
+        if not isinstance(item, Saved):
+            continue
+        if item.implementation != subject.id:
+            return f"saved.implementation is {item.implementation!r}, expected {subject.id!r}"
+        if item.format != subject.implementation.saved_format:
+            return f"saved.format is {item.format!r}, the manifest says {subject.implementation.saved_format!r}"
+        if not all(x is None or isinstance(x, torch.Tensor) for x in item.tensors):
+            return "saved.tensors has something else than tensors and None, which autograd does not save"
+        try:
+            hash(item.options)
+        except TypeError as error:
+            return f"saved.options is not hashable: {error}"
+    return None
+
+
 def _words(value: Any) -> str:
     if isinstance(value, torch.Tensor):
-        return f"a {value.dtype} tensor {tuple(value.shape)} on {value.device.type}"
+        kind = "tensor" if type(value) is torch.Tensor else type(value).__name__
+        return f"a {value.dtype} {kind} {tuple(value.shape)} on {value.device.type}"
     if isinstance(value, (tuple, str)) or value is None:
         return repr(value) if not hasattr(value, "_fields") else type(value).__name__
     return repr(value) if isinstance(value, Quantized) else type(value).__name__

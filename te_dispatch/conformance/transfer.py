@@ -158,6 +158,29 @@ def options(value: Any) -> Any:
     return value
 
 
+def described(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """What a structure is made of, by path, without what its tensors hold: where each tensor lies and whether it
+    requires a gradient, lengths of lists, and everything else by value."""
+    if isinstance(value, torch.Tensor):
+        place = (value.data_ptr(), value.storage_offset())
+        yield path, (place, tuple(value.shape), value.stride(), value.dtype, value.requires_grad)
+    elif isinstance(value, (Quantized, Saved)):
+        for name in type(value).__slots__:
+            yield from described(getattr(value, name), _under(path, name))
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from described(item, _under(path, str(name)))
+    elif isinstance(value, (list, tuple)):
+        yield path, len(value)
+        for index, item in enumerate(value):
+            yield from described(item, _under(path, str(index)))
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from described(getattr(value, field.name), _under(path, field.name))
+    else:
+        yield path, repr(value) if isinstance(value, float) else value  # NaN is not equal to itself
+
+
 def overwrite(there: Any, fresh: Any) -> None:
     """Copy the contents of a structure's tensors into those of another of the same form."""
     new = dict(tensors(fresh))

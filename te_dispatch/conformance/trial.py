@@ -131,20 +131,38 @@ class Trial:
         return other
 
     def call(self, arguments: Mapping[str, Any]) -> Any:
-        """Run the subject, and see that it leaves global state as it found it.
+        """Run the subject, and see that it leaves global state, and what the arguments are made of, as it found them.
 
         Raises:
             Failure: it does not, whether it returned or raised.
         """
         # What an import changes is not the call's.
         self.subject.manager.bound(self.subject.operator, self.subject.id)
-        world = World(self.device)
+        world, before = World(self.device), self._described(arguments)
         try:
             return self.subject.call(arguments)
         finally:
             changed = world.changes()
             if changed:
                 raise Failure(f"a call changed global state and left it so: {'; '.join(changed)}")
+            after = self._described(arguments)
+            for path in before.keys() | after.keys():
+                if path not in before or path not in after or before[path] != after[path]:
+                    raise Failure(
+                        f"{path} is another list, tensor or number than the caller gave, who sees nothing of what is "
+                        "written there"
+                    )
+
+    def _described(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """What the arguments are made of. Whether what the operator writes requires a gradient is left out where
+        gradients are recorded: operators of PyTorch that write there record it."""
+        found = dict(transfer.described(arguments))
+        if torch.is_grad_enabled():
+            written = {name.partition(".")[0] for name in self.subject.operator.mutates}
+            for path, value in found.items():
+                if path.partition(".")[0] in written and isinstance(value, tuple):
+                    found[path] = value[:-1]
+        return found
 
     def results(self, result: Any, arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """What a call made and wrote, by path, on the device."""

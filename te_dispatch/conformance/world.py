@@ -64,6 +64,13 @@ def _common() -> tuple[Setting, ...]:
         Setting("whether gradients are recorded", torch.is_grad_enabled, torch.set_grad_enabled),
         Setting("inference mode", torch.is_inference_mode_enabled),
         Setting("autocast", _autocast, _set_autocast),
+        Setting("anomaly detection", torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+        Setting("modes that were entered", _modes),
+        Setting("the preferred BLAS library", _blas, torch.backends.cuda.preferred_blas_library),
+        *(
+            Setting(f"torch.backends.cuda.{name}_sdp_enabled", *_attention(name))
+            for name in ("flash", "mem_efficient", "math", "cudnn")
+        ),
         Setting("Python's garbage collection", gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
         Setting("the working directory", os.getcwd, os.chdir),
         Setting("the deterministic mode", torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
@@ -83,6 +90,20 @@ def _common() -> tuple[Setting, ...]:
             for name in names
         ),
     )  # fmt: skip
+
+
+def _modes() -> tuple[int, int]:
+    """How many modes of ``__torch_dispatch__`` and ``__torch_function__`` are entered."""
+    return torch._C._len_torch_dispatch_stack(), torch._C._len_torch_function_stack()
+
+
+def _blas() -> Any:
+    return torch.backends.cuda.preferred_blas_library()
+
+
+def _attention(name: str) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+    """Reader and writer of a switch of PyTorch's attention."""
+    return getattr(torch.backends.cuda, f"{name}_sdp_enabled"), getattr(torch.backends.cuda, f"enable_{name}_sdp")
 
 
 def _default_device() -> torch.device:

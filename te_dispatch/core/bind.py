@@ -15,7 +15,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from te_dispatch.core import codegen
-from te_dispatch.core.autocast import without_autocast
+from te_dispatch.core.autograd import below_autograd
 from te_dispatch.core.errors import BindError
 from te_dispatch.core.failures import phrase, place
 from te_dispatch.core.operator import Operator
@@ -104,9 +104,9 @@ def _brief(signature: inspect.Signature) -> str:
 def callable_of(
     operator: Operator, traits: Set[str], function: Callable[..., Any], lacking: tuple[str, ...]
 ) -> Callable[..., Any]:
-    """`positional`, outside of torch.autocast where the function consists of PyTorch's operators."""
+    """`positional`, with autograd and torch.autocast off where the function consists of PyTorch's operators."""
     made = positional(operator, function, lacking)
-    return without_autocast(made) if "plain_torch" in traits else made
+    return below_autograd(made) if "plain_torch" in traits else made
 
 
 _VARIADIC = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS

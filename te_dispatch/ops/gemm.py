@@ -196,7 +196,7 @@ def gemm(
         alpha: the product's factor. With 0 the product is 0, or NaN where it is not finite without the factor: an
             implementation may skip the operands. `bias`, the epilogue and `accumulate` apply all the same.
         out: written to and returned; with `accumulate`, added to: out += product. Its dtype is the output dtype.
-        bias: (n,), added to every row, before the epilogue.
+        bias: (n,), float32, bfloat16 or float16, added to every row, before the epilogue.
         epilogue: None, or
 
             ``gelu``: out = gelu(z), tanh form, and the result's `aux` is z (rounded to the output dtype, or

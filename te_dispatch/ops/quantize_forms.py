@@ -69,7 +69,8 @@ def _relayout_shape(x: Any, *, scale_layout: str) -> Quantized:
     )  # fmt: skip
 
 
-_SCALE_LAYOUTS = ("canonical", "gemm_1d", "gemm_2d", "swizzled_32x4x4")
+#: Where the scales of blocks may lie.
+SCALE_LAYOUTS = ("canonical", "gemm_1d", "gemm_2d", "swizzled_32x4x4")
 
 
 @operator(
@@ -80,7 +81,7 @@ _SCALE_LAYOUTS = ("canonical", "gemm_1d", "gemm_2d", "swizzled_32x4x4")
     operands=("x",),
     options=("scale_layout",),
     facts=(Fact("x.scale_layout", "x.scale_layout", doc="scale layout of `x`"),),
-    words={"scale_layout": _SCALE_LAYOUTS, "x.scale_layout": _SCALE_LAYOUTS},
+    words={"scale_layout": SCALE_LAYOUTS, "x.scale_layout": SCALE_LAYOUTS},
 )
 def relayout_scales(x: Quantized, *, scale_layout: str) -> Quantized:
     """The same values with scales in another layout.

@@ -50,7 +50,7 @@ def dropout_add_fwd(
     """out = residual + dropout(x + bias).
 
     Args:
-        x: (..., K); residual: like x; bias: (K,).
+        x: (..., K); residual: like x; bias: (K,), float32, bfloat16 or float16.
         dropout_p: probability of dropping; kept values are scaled by 1 / (1 - p).
         rng_state: int64 (2,), (seed, offset), required when dropout_p > 0.
 
@@ -121,7 +121,7 @@ def multi_tensor_adam(
         adam_w: decoupled weight decay; else it is added to the gradient.
         bias_correction: divide the moments by 1 - beta^step, computed in float64 and rounded to fp32.
         master: float32 copies to update instead; params then receive their rounded values.
-        noop_flag: float32 (1,): nonzero skips the step (an overflow was found).
+        noop_flag: float32 (1,): nonzero skips the step (an overflow was found). It is read only.
     """
     raise NotImplementedError
 
@@ -166,7 +166,11 @@ def multi_tensor_scale(
     *,
     noop_flag: torch.Tensor | None = None,
 ) -> None:
-    """outputs[i] = inputs[i] * scale, in fp32, rounded once; sets noop_flag to 1 where an Inf or NaN is met."""
+    """outputs[i] = inputs[i] * scale, in fp32, rounded once.
+
+    Args:
+        noop_flag: float32 (1,): becomes 1 where an input holds Inf or NaN, and stays what it was where none does.
+    """
     raise NotImplementedError
 
 

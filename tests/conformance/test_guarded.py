@@ -100,7 +100,7 @@ def test_a_kernel_that_weighs_what_lies_around_operands_is_wrong(monkeypatch: py
         return made
 
     assert _run("guarded", ("rmsnorm_fwd", "torch.rmsnorm_fwd")).findings
-    with pytest.raises(Failure, match="with memory around x guarded: y"):
+    with pytest.raises(Failure, match="with memory around x guarded: with x so: y"):
         _run("guarded", ("rmsnorm_fwd", "torch.rmsnorm_fwd"), kernel)
 
 

@@ -21,6 +21,7 @@ from te_dispatch.conformance.execute import run_unit
 from te_dispatch.conformance.settings import Settings
 from te_dispatch.conformance.trial import Failure
 from te_dispatch.conformance.world import World
+from te_dispatch.ops import alloc
 
 from .trials import case_of, trial_of
 
@@ -116,3 +117,65 @@ def test_what_the_forward_of_a_backward_leaves_fails_the_unit(monkeypatch: pytes
     outcome = run_unit(Unit("torch.unfused_attention_bwd", "values", case), bench_of(Settings(device="cpu")))
     assert outcome.state == "failed"
     assert outcome.message.startswith("while this ran, global state changed and was left so: PyTorch's random")
+
+
+def test_a_device_that_is_lost_fails_the_unit_and_not_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault of a kernel comes up wherever the device is asked next, which may be behind the check."""
+    from te_dispatch.conformance import execute
+
+    def lost(self: World) -> list[str]:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    bench = bench_of(Settings(device="cpu"))
+    unit = Unit("torch.softmax_fwd", "values", CASE)
+    monkeypatch.setattr(execute.World, "changes", lost)
+    monkeypatch.setattr(execute.Bench, "usable", lambda self: False)
+    outcome = run_unit(unit, bench)
+    assert outcome.state == "failed"
+    assert "device-side assert" in outcome.message
+    monkeypatch.setattr(execute.Bench, "usable", lambda self: True)
+    with pytest.raises(RuntimeError, match="device-side assert"):
+        run_unit(unit, bench)
+
+
+@pytest.mark.parametrize(
+    ("change", "path"),
+    [
+        (lambda given: given["splits"].pop(), "splits"),
+        (lambda given: given["splits"].append(0), "splits"),
+        (lambda given: given["x"].requires_grad_(), "x"),
+        (lambda given: given["x"].resize_(0), "x"),
+    ],
+)
+def test_a_call_that_changes_what_its_arguments_are_made_of_fails(change: Any, path: str) -> None:
+    def changing(right: Any, arguments: Any) -> Any:
+        result = right.call(arguments)
+        change(arguments)
+        return result
+
+    case = case_of("pad_rows", "plain")
+    with pytest.raises(Failure, match=rf"{path}(\.\d+)? is another list, tensor or number"):
+        find("values").run(trial_of(case, "torch.pad_rows", changing))
+
+
+def test_memory_under_a_result_s_role_that_is_no_result_fails() -> None:
+    def wasting(right: Any, arguments: Any) -> Any:
+        alloc.empty("out", (3,), torch.float32, torch.device("cpu"))
+        return right.call(arguments)
+
+    with pytest.raises(Failure, match=r"out \(3,\) was allocated and is no result"):
+        find("values").run(trial_of(CASE, "torch.softmax_fwd", wasting))
+
+
+def test_what_only_integers_in_memory_show_is_no_mistake() -> None:
+    """On a device nobody could see it without waiting."""
+
+    def blind(right: Any, arguments: Any) -> Any:
+        lengths = arguments["cu_seqlens"]
+        shown = lengths.clamp(max=arguments["x"].shape[0])
+        return right.call({**arguments, "cu_seqlens": shown})
+
+    case = case_of("rope_fwd", "thd")
+    trial = trial_of(case, "torch.rope_fwd", blind)
+    find("mistaken").run(trial)
+    assert int(trial.notes[-1].split()[0]) > 5

@@ -197,3 +197,26 @@ def test_capture_needs_a_warm_call_and_replays_with_new_inputs():
         fresh = ops.quantize(x, CurrentQuantizer(), usage="both")
     assert torch.equal(captured.row_data, fresh.row_data)
     assert torch.equal(captured.row_scale_inv, fresh.row_scale_inv)
+
+
+@pytest.mark.parametrize("layout", ["sbhd", "bshd"])
+def test_cudnn_s_gradients_do_not_depend_on_how_an_earlier_dout_lay(layout):
+    """PyTorch keeps cuDNN's graph of a call for all whose q, k and v have the same strides, and the strides of dout
+    with it."""
+    torch.manual_seed(0)
+    shape = (48, 2, 4, 64) if layout == "sbhd" else (2, 48, 4, 64)
+    q, k, v = (torch.randn(shape, device=DEVICE, dtype=torch.bfloat16) for _ in range(3))
+    dout = torch.randn(shape, device=DEVICE, dtype=torch.bfloat16)
+    with te_dispatch.using(attention_fwd="torch.sdpa_cudnn", attention_bwd="torch.sdpa_cudnn_bwd"):
+        made = ops.attention_fwd(q, k, v, layout=layout, mask="none")
+
+        def gradients(dout):
+            found = ops.attention_bwd(dout, q, k, v, made.out, made.lse, made.saved, layout=layout, mask="none")
+            return found.dq, found.dk, found.dv
+
+        wide = torch.zeros(*shape[:-1], 128, device=DEVICE, dtype=torch.bfloat16)[..., :64].copy_(dout)
+        turned = dout.transpose(0, 2).contiguous().transpose(0, 2)
+        first = gradients(dout)
+        for other in (wide, turned, dout):
+            for one, again in zip(first, gradients(other)):
+                torch.testing.assert_close(again, one, rtol=2e-2, atol=2e-2)

@@ -48,10 +48,10 @@ def _view(x: Quantized, row: bool, layout: str, rows: int, blocks: int) -> _View
 def dequantize(x: Quantized, *, dtype: torch.dtype | None = None) -> torch.Tensor:
     """High-precision values of the row-wise copy, or of the other where that is all there is: one launch."""
     checks.dequantize(x, dtype)
-    return values(x, dtype or x.dtype)
+    return values(x, dtype or x.dtype, "out")
 
 
-def values(x: Quantized, dtype: torch.dtype) -> torch.Tensor:
+def values(x: Quantized, dtype: torch.dtype, role: str = "workspace") -> torch.Tensor:
     """`dequantize`, unchecked."""
     row = x.row_data is not None
     scaling = x.scaling
@@ -61,7 +61,7 @@ def values(x: Quantized, dtype: torch.dtype) -> torch.Tensor:
     data, scale = dense(data), dense(scale)
     view = (0, 0, 0) if scaling == "tensor" else _view(x, row, x.scale_layout, *_grid(x, row))
     transposed = not row and scaling != "mxfp8"
-    out = empty("out", tuple(x.shape), dtype, data.device)
+    out = empty(role, tuple(x.shape), dtype, data.device)
     index = data.get_device()
     _native.dequantize(
         index,

@@ -144,15 +144,16 @@ def _addresses(tensors: _Tensors) -> list[int]:
 def multi_tensor_l2norm(tensors: Sequence[torch.Tensor], *, per_tensor: bool = False) -> torch.Tensor:
     """The square root of sums of squares, in fp32: of chunks, then of these."""
     given = (tensors,)
+    out: torch.Tensor | None = None
     for known, device in _NORMS.like(given):
-        out, partials = _room_for_norms(len(tensors), known.elements, per_tensor, device)
+        out, partials = _room_for_norms(len(tensors), known.elements, per_tensor, device, out)
         where = (partials.data_ptr(), partials.shape[0], out.data_ptr(), per_tensor)
         if _native.multi_tensor_l2norm_of(known, given, *_launched_on(device), *where):
             return out
     checks.multi_tensor_l2norm(tensors)
     device, held = tensors[0].device, _contiguous(tensors)
     counts = list(map(torch.Tensor.numel, held))
-    out, partials = _room_for_norms(len(counts), sum(counts), per_tensor, device)
+    out, partials = _room_for_norms(len(counts), sum(counts), per_tensor, device, out)
     _native.multi_tensor_l2norm(
         *_launched_on(device), _addresses(held), counts, [DTYPES[x.dtype] for x in held], partials.data_ptr(),
         partials.shape[0], out.data_ptr(), per_tensor,
@@ -163,10 +164,12 @@ def multi_tensor_l2norm(tensors: Sequence[torch.Tensor], *, per_tensor: bool = F
 
 
 def _room_for_norms(
-    count: int, elements: int, per_tensor: bool, device: torch.device
+    count: int, elements: int, per_tensor: bool, device: torch.device, out: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The result, and workspace for at least as many sums as there are chunks of so many tensors."""
-    out = empty("result", (count if per_tensor else 1,), torch.float32, device)
+    """The result, where there is none yet, and workspace for at least as many sums as there are chunks of so many
+    tensors."""
+    if out is None:
+        out = empty("result", (count if per_tensor else 1,), torch.float32, device)
     return out, empty("workspace", (elements // _native.NORM_CHUNK + count,), torch.float32, device)
 
 

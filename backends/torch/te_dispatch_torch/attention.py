@@ -87,9 +87,20 @@ def _cudnn_forward(q: Any, k: Any, v: Any, causal: bool, scale: float) -> Any:
 
 def _cudnn_backward(dout: Any, q: Any, k: Any, v: Any, out: Any, saved: Any, o: Any, causal: bool, scale: float) -> Any:
     lse, cum_q, cum_k, seed, offset = saved
+    # PyTorch finds the graph that it made for an earlier call by the strides of q, k and v alone (measured: PyTorch
+    # 2.11, cuDNN 9.19, H200: wrong gradients where those of dout are others than they were then).
+    dout, out = _ordered_like(q, dout), _ordered_like(q, out)
     return _ATEN._scaled_dot_product_cudnn_attention_backward(
         dout, q, k, v, out, lse, seed, offset, None, cum_q, cum_k, o[0], o[1], 0.0, causal, scale=scale
     )
+
+
+def _ordered_like(q: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """x without gaps, its dimensions in memory in the order of q's, features last: itself, or a copy."""
+    last = q.dim() - 1
+    order = [*sorted(range(last), key=q.stride, reverse=True), last]
+    back = [order.index(dim) for dim in range(q.dim())]
+    return x.permute(order).contiguous().permute(back)
 
 
 def _efficient_forward(q: Any, k: Any, v: Any, causal: bool, scale: float) -> Any:

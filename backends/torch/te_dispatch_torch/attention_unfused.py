@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from te_dispatch.core.autocast import without_autocast
+from te_dispatch.core.autograd import below_autograd
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.numerics.quantizers import Quantizer
 from te_dispatch.ops.checks import attention as checks
@@ -22,7 +22,7 @@ Operand = torch.Tensor | Quantized
 FORMAT = "torch.unfused/1"
 
 
-@without_autocast
+@below_autograd
 def attention_fwd(
     q: Operand,
     k: Operand,
@@ -87,7 +87,7 @@ def attention_fwd(
     return AttentionForward(result, lse, max_logit, Saved(name, FORMAT))
 
 
-@without_autocast
+@below_autograd
 def attention_bwd(
     dout: Operand,
     q: Operand,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
-from te_dispatch.core.autocast import without_autocast
+from te_dispatch.core.autograd import below_autograd
 from te_dispatch.core.errors import Declined
 from te_dispatch.numerics.quantized import Quantized, row_parts
 from te_dispatch.numerics.quantizers import Quantizer
@@ -134,6 +134,7 @@ def scaled_mm(
     )  # fmt: skip
 
 
+@below_autograd
 def scaled_mm_blocks(
     a: Operand,
     b: Operand,
@@ -373,7 +374,7 @@ def grouped(
     return results
 
 
-@without_autocast
+@below_autograd
 def grouped_device_splits(
     a: Sequence[Operand],
     b: Sequence[Operand],

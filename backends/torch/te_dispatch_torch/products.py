@@ -25,9 +25,12 @@ def mm(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None) -> to
 
 
 def _aligned(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> bool:
-    """Whether every row of 16-bit operands and of the result begins at a multiple of 16 bytes. Where one does not,
-    torch.addmm of GPUs rounds the product to 16 bits before it adds the bias (measured: PyTorch 2.11, CUDA 13.0, H100).
+    """Whether every row of 16-bit operands and of the result begins at a multiple of 16 bytes, and the bias has no
+    gaps. Where that is not so, torch.addmm of GPUs rounds the product to 16 bits before it adds the bias (measured:
+    PyTorch 2.11, CUDA 13.0, H100 and H200).
     """
+    if bias.stride(0) != 1 or any(1 not in x.stride() for x in (a, b)):
+        return False
     rows = [x.stride(0) if x.stride(1) == 1 else x.stride(1) for x in (a, b)]
     places = [x.storage_offset() for x in (a, b, bias)]
     return all(n % _VECTOR == 0 for n in (*rows, b.shape[1], *places))

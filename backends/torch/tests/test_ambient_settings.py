@@ -10,7 +10,7 @@ import torch
 
 from te_dispatch import ops
 from te_dispatch.conformance.checks.values import default_dtype
-from te_dispatch.numerics.quantizers import CurrentQuantizer
+from te_dispatch.numerics.quantizers import CurrentQuantizer, DelayedQuantizer
 
 SETTINGS: dict[str, Any] = {
     "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
@@ -89,3 +89,18 @@ def test_compiled_product_is_outside_of_autocast() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         made = compiled(a, b)
     assert made.dtype == torch.float32 and torch.equal(made, expected)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_no_graph_hangs_on_what_is_written(autocast: bool) -> None:
+    """A quantizer's amax that required a gradient would keep the graph of every cast before it."""
+    x = torch.randn(16, 32, requires_grad=True)
+    amax, params = torch.zeros(1), [torch.randn(4, requires_grad=True)]
+    state = [[torch.zeros(4)], [torch.zeros(4)]]
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        made = ops.quantize(x, DelayedQuantizer(scale=torch.ones(1), amax=amax), usage="row")
+        product = ops.gemm(x, x, layout="NT").out
+        ops.multi_tensor_adam(params, [torch.ones(4)], *state, lr=0.1)
+    assert float(amax) == float(x.detach().abs().max())
+    assert not any(t.requires_grad for t in (amax, made.row_data, made.row_scale_inv, product, *state[0], *state[1]))
+    assert torch.is_grad_enabled() and params[0].requires_grad and params[0].is_leaf

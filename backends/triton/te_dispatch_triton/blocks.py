@@ -83,7 +83,7 @@ def cast_blocks(
         plan.kernel(device, (programs or 1, 1, 1), args, (*plan.constants, *stages), plan.config)
     if dbias is not None:
         sums.finish(partial, down, dbias)
-    return laid_out(record, quantizer.scale_layout)
+    return laid_out(record, quantizer.scale_layout, into is None)
 
 
 def _in_words(x: torch.Tensor, stride: int, columns: int, row: torch.Tensor | None) -> bool:

@@ -195,7 +195,7 @@ def _canonical_scale(x: Quantized, row: bool) -> torch.Tensor:
     """The scales of one copy, in the layout that kernels read: a launch."""
     scales = (x.row_scale_inv, None) if row else (None, x.col_scale_inv)
     read = Quantized(None, None, *scales, x.encoding, x.scaling, x.scale_layout, x.shape, x.dtype, x.device)
-    made = laid_out(read, CANONICAL_SCALES)
+    made = laid_out(read, CANONICAL_SCALES, False)
     scale = made.row_scale_inv if row else made.col_scale_inv
     assert scale is not None  # what was laid out
     return scale

@@ -58,7 +58,7 @@ def quantize(
 
 def _dense_record(out: Quantized) -> Quantized:
     """out, or one with copies of what does not lie dense or canonical, contents included: a cast may be skipped."""
-    out = laid_out(out, CANONICAL_SCALES)
+    out = laid_out(out, CANONICAL_SCALES, False)
     tensors = [getattr(out, name) for name in _COPIES]
     if all(t is None or t.is_contiguous() for t in tensors):
         return out

@@ -58,17 +58,17 @@ def _choice(kernel: str, device: torch.device, columns: int = 0) -> _Choice:
 def dequantize(x: Quantized, *, dtype: torch.dtype | None = None) -> torch.Tensor:
     """High-precision values of the row-wise copy, or of the other where that is all there is: one launch."""
     checks.dequantize(x, dtype)
-    return values(x, dtype or x.dtype)
+    return values(x, dtype or x.dtype, "out")
 
 
-def values(x: Quantized, dtype: torch.dtype) -> torch.Tensor:
+def values(x: Quantized, dtype: torch.dtype, role: str = "workspace") -> torch.Tensor:
     """`dequantize`, unchecked."""
     row, scaling = x.row_data is not None, x.scaling
     data, scale = (x.row_data, x.row_scale_inv) if row else (x.col_data, x.col_scale_inv)
     assert data is not None and scale is not None
     device = x.device
     data = dense(data)
-    out = empty("out", tuple(x.shape), dtype, device)
+    out = empty(role, tuple(x.shape), dtype, device)
     size = out.numel()
     if size == 0:
         return out
@@ -146,8 +146,12 @@ def relayout_scales(x: Quantized, *, scale_layout: str) -> Quantized:
     return laid_out(x, scale_layout)
 
 
-def laid_out(x: Quantized, scale_layout: str) -> Quantized:
-    """`relayout_scales` without its checks: what casts end with, which write canonical scales."""
+def laid_out(x: Quantized, scale_layout: str, seen: bool = True) -> Quantized:
+    """`relayout_scales` without its checks: what casts end with, which write canonical scales.
+
+    Args:
+        seen: whether the record is a result of the call.
+    """
     if scale_layout == x.scale_layout:
         return x
     device, scaling = x.device, x.scaling
@@ -162,7 +166,8 @@ def laid_out(x: Quantized, scale_layout: str) -> Quantized:
             args += (None, None, 0, 0)
             made.append(None)
             continue
-        target = empty("col_scale_inv" if side else "row_scale_inv", shapes[side], scale.dtype, device)
+        role = "workspace" if not seen else "col_scale_inv" if side else "row_scale_inv"
+        target = empty(role, shapes[side], scale.dtype, device)
         rows, contracted = (k, m) if side else (m, k)
         if scaling == "block_2d":
             rows = ceil_div(rows, 128)

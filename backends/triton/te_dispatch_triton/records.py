@@ -43,15 +43,16 @@ def empty_record(
 ) -> Quantized:
     """A block-scaled record with canonical scales, uninitialized; `rows` by `columns` is the matrix of `shape`."""
     scaling = quantizer.scaling
+    seen = quantizer.scale_layout == CANONICAL_SCALES  # others are laid out once more, into the result's memory
     scale_dtype = _F32 if scaling in ("block_1d", "block_2d") else _U8
     data, scales = _SHAPES[scaling](shape, rows, columns)
     row = column = row_scale = column_scale = whole = None
     if usage != "column":
         row = empty("row_data", data[0], _U8, device)
-        row_scale = empty("row_scale_inv", scales[0], scale_dtype, device)
+        row_scale = empty("row_scale_inv" if seen else "workspace", scales[0], scale_dtype, device)
     if usage != "row":
         column = empty("col_data", data[1], _U8, device)
-        column_scale = empty("col_scale_inv", scales[1], scale_dtype, device)
+        column_scale = empty("col_scale_inv" if seen else "workspace", scales[1], scale_dtype, device)
     if scaling == "nvfp4":
         whole = empty("global_scale_inv", (1,), _F32, device)
     return Quantized(

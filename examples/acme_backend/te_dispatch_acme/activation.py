@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from te_dispatch.numerics.quantizers import Quantizer
+from te_dispatch.ops.checks import rows as checks
 from te_dispatch.ops.results import ActivationBackward, ActivationForward
 from te_dispatch_acme import memory
 from te_dispatch_acme.memory import F32
@@ -31,7 +32,7 @@ def activation_fwd(
     out_dtype: torch.dtype | None = None,
 ) -> ActivationForward:
     """act(x), or act(first half) * second half."""
-    _check(x, kind, params)
+    checks.activation_fwd(x, kind, params, quantizer, usage, out_dtype)
     values = memory.single("x", x)
     if kind in _GATES:
         u, v = np.split(values, 2, axis=-1)
@@ -53,9 +54,7 @@ def activation_bwd(
     with_dbias: bool = False,
 ) -> ActivationBackward:
     """dy * act'(x); for gated kinds both halves' gradients side by side."""
-    _check(x, kind, params)
-    columns = x.shape[-1] // 2 if kind in _GATES else x.shape[-1]
-    memory.check_shape("dy", dy, (*x.shape[:-1], columns))
+    checks.activation_bwd(dy, x, kind, params, quantizer, usage)
     values, grad = memory.single("x", x), memory.single("dy", dy)
     if kind in _GATES:
         u, v = np.split(values, 2, axis=-1)
@@ -64,15 +63,6 @@ def activation_bwd(
     else:
         dx = grad * _FUNCTIONS[kind](values)[1]
     return ActivationBackward(memory.result("dx", dx, dy.dtype, x.device), None, None)
-
-
-def _check(x: torch.Tensor, kind: str, params: tuple[float, float] | None) -> None:
-    if x.ndim == 0:
-        raise ValueError("x: got a scalar, expected (..., K)")
-    if kind in _GATES and x.shape[-1] % 2:
-        raise ValueError(f"x: got a last dimension of {x.shape[-1]}, expected an even one for {kind}")
-    if params is not None:
-        raise ValueError(f"params: given for {kind}, expected for clamped_swiglu only")
 
 
 def _logistic(x: F32) -> F32:

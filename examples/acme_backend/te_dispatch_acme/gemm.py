@@ -9,6 +9,7 @@ import torch
 from te_dispatch.core.errors import Declined
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.numerics.quantizers import Quantizer
+from te_dispatch.ops.checks import gemm as checks
 from te_dispatch.ops.gemm import gemm_sizes, out_shape
 from te_dispatch.ops.results import Gemm
 from te_dispatch.ops.shapes import rows_of
@@ -37,7 +38,7 @@ def matmul(
     split_accumulator: bool | None = None,
 ) -> Gemm:
     """Plain dtypes, fp32 sums. No epilogue: the manifest says so."""
-    _check(a, b, layout, out, accumulate, bias)
+    checks.gemm(a, b, layout, out, accumulate, bias, out_dtype=out_dtype, alpha=alpha)
     product = _product(memory.single("a", a), memory.single("b", b), layout)
     return _finish(product, a, b, layout, alpha, out, accumulate, bias, out_dtype)
 
@@ -59,7 +60,7 @@ def fp8_matmul(
     split_accumulator: bool | None = None,
 ) -> Gemm:
     """FP8 operands with one scale each. Sums are fp32 throughout, so `split_accumulator` changes nothing."""
-    _check(a, b, layout, out, accumulate, bias)
+    checks.gemm(a, b, layout, out, accumulate, bias, out_dtype=out_dtype, alpha=alpha)
     k = gemm_sizes(a, b, layout)[2]
     if k % _STEP:
         raise Declined(f"the FP8 unit needs a contracted size in multiples of {_STEP}, got {k}")
@@ -84,37 +85,6 @@ def _row_copies(layout: str, operand: str, scaling: str) -> tuple[str, str]:
 
 # What modules ask for before they quantize; see te_dispatch.ops.gemm.operand_format.
 fp8_matmul.operand_format = _row_copies  # type: ignore[attr-defined]
-
-
-def _check(
-    a: torch.Tensor | Quantized,
-    b: torch.Tensor | Quantized,
-    layout: str,
-    out: torch.Tensor | None,
-    accumulate: bool,
-    bias: torch.Tensor | None,
-) -> None:
-    """Raise ValueError for a call that breaks the contract, before anything is written."""
-    k = gemm_sizes(a, b, layout)[2]  # raises for an unknown layout
-    other = b.shape[-1] if layout[1] == "T" else _rows(b)
-    if other != k:
-        raise ValueError(f"b: got shape {tuple(b.shape)}, expected a contracted size of {k} as a has in {layout}")
-    shape = out_shape(a, b, layout)
-    if out is not None:
-        memory.check_shape("out", out, shape)
-        if any(stride == 0 and size > 1 for stride, size in zip(out.stride(), out.shape)):
-            raise ValueError(f"out: got strides {out.stride()}, expected memory of its own for every element")
-    elif accumulate:
-        raise ValueError("accumulate: got True without out, expected the tensor to add to")
-    if bias is not None:
-        memory.check_shape("bias", bias, shape[-1:])
-
-
-def _rows(x: torch.Tensor | Quantized) -> int:
-    rows = 1
-    for size in x.shape[:-1]:
-        rows *= size
-    return rows
 
 
 def _product(a: F32, b: F32, layout: str) -> F32:
@@ -146,8 +116,6 @@ def _finish(
         z = z + memory.single("bias", bias)
     if out is None:
         return Gemm(memory.result("out", z, memory.dtype_of("out_dtype", out_dtype, a.dtype), a.device), None, None)
-    if out_dtype not in (None, out.dtype):
-        raise ValueError(f"out_dtype: got {out_dtype}, expected out's, {out.dtype}")
     if accumulate:
         z = z + memory.single("out", out)
     return Gemm(memory.write(out, z), None, None)

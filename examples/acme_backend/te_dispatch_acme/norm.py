@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from te_dispatch.numerics.quantizers import Quantizer
+from te_dispatch.ops.checks import rows as checks
 from te_dispatch.ops.results import NormBackward, NormForward
 from te_dispatch_acme import memory
 from te_dispatch_acme.memory import F32
@@ -29,7 +30,7 @@ def layernorm_fwd(
     out_dtype: torch.dtype | None = None,
 ) -> NormForward:
     """The plain norm; residuals and casts are left to the composite."""
-    _check(x, gamma, beta)
+    checks.norm_fwd(x, gamma, beta, eps, residual, quantizer, usage, out_dtype)
     values = memory.single("x", x)
     mean = values.mean(-1, keepdims=True)
     centered = values - mean
@@ -59,7 +60,7 @@ def rmsnorm_fwd(
     out_dtype: torch.dtype | None = None,
 ) -> NormForward:
     """The plain norm; residuals and casts are left to the composite."""
-    _check(x, gamma)
+    checks.norm_fwd(x, gamma, None, eps, residual, quantizer, usage, out_dtype)
     values = memory.single("x", x)
     rstd = _inverse_root(values, eps)
     y = values * rstd * _factor(gamma, zero_centered_gamma)
@@ -108,13 +109,7 @@ def _backward(
     zero_centered: bool,
     add: torch.Tensor | None,
 ) -> NormBackward:
-    _check(x, gamma)
-    for name, like in (("dy", dy), ("add", add)):
-        if like is not None:
-            memory.check_shape(name, like, tuple(x.shape))
-    for name, per_row in (("mean", mean), ("rstd", rstd)):
-        if per_row is not None:
-            memory.check_shape(name, per_row, tuple(x.shape[:-1]))
+    checks.norm_bwd(dy, x, gamma, mean, rstd, add, mean is not None)
     inverse = memory.single("rstd", rstd)[..., None]
     shift = np.float32(0) if mean is None else memory.single("mean", mean)[..., None]
     h = (memory.single("x", x) - shift) * inverse
@@ -135,14 +130,6 @@ def _backward(
         memory.result("dgamma", (grad * h).sum(rows), gamma.dtype, x.device),
         dbeta,
     )
-
-
-def _check(x: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor | None = None) -> None:
-    if x.ndim == 0 or x.shape[-1] == 0:
-        raise ValueError(f"x: got shape {tuple(x.shape)}, expected (..., N) with N > 0")
-    for name, weight in (("gamma", gamma), ("beta", beta)):
-        if weight is not None:
-            memory.check_shape(name, weight, tuple(x.shape[-1:]))
 
 
 def _inverse_root(centered: F32, eps: float) -> F32:

@@ -9,7 +9,8 @@ import torch
 from te_dispatch.core.errors import Declined
 from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized
 from te_dispatch.numerics.quantizers import CurrentQuantizer, DelayedQuantizer, Quantizer
-from te_dispatch.ops.shapes import USAGES, rows_of
+from te_dispatch.ops.checks import quantize as checks
+from te_dispatch.ops.shapes import rows_of
 from te_dispatch_acme import memory
 from te_dispatch_acme.encodings import decode, encode
 from te_dispatch_acme.memory import F32
@@ -29,11 +30,8 @@ def quantize(
     rng_state: torch.Tensor | None = None,
 ) -> Quantized:
     """Delayed and current scaling; the manifest keeps out, noop_flag and rng_state away."""
-    if usage not in USAGES:
-        raise ValueError(f"usage: got {usage!r}, expected one of {', '.join(USAGES)}")
+    checks.quantize(x, quantizer, usage, out, noop_flag, amax)
     values = memory.single("x", x)
-    if values.ndim == 0:
-        raise ValueError("x: got a scalar, expected (..., K)")
     scale = _scale(values, quantizer, amax)
     with np.errstate(over="ignore", invalid="ignore"):
         scaled = values * scale
@@ -73,15 +71,11 @@ def _amax(values: F32) -> F32:
 def _scale(values: F32, quantizer: Quantizer, amax: torch.Tensor | None) -> F32:
     """The cast's scale, float32 (1,). A delayed quantizer's amax is accumulated on the way."""
     if isinstance(quantizer, DelayedQuantizer):
-        if amax is not None:
-            raise ValueError("amax: given with a delayed quantizer, expected with a current one only")
         if quantizer.amax is not None:
             seen = np.maximum(memory.single("quantizer.amax", quantizer.amax).reshape(1), _amax(values))
             memory.write(quantizer.amax, seen.reshape(tuple(quantizer.amax.shape)))
         return memory.single("quantizer.scale", quantizer.scale).reshape(1)
     assert isinstance(quantizer, CurrentQuantizer)  # the manifest's requirement
-    if amax is not None and amax.numel() != 1:
-        raise ValueError(f"amax: got shape {tuple(amax.shape)}, expected (1,)")
     found = _amax(values) if amax is None else memory.single("amax", amax).reshape(1)
     return _current_scale(found, quantizer)
 
@@ -100,6 +94,7 @@ def _current_scale(amax: F32, quantizer: CurrentQuantizer) -> F32:
 
 def dequantize(x: Quantized, *, dtype: torch.dtype | None = None) -> torch.Tensor:
     """decode(data) * scale_inv, from either copy."""
+    checks.dequantize(x, dtype)
     if x.row_data is not None and x.row_scale_inv is not None:
         codes, inverse = x.row_data.numpy(), x.row_scale_inv
     elif x.col_data is not None and x.col_scale_inv is not None:

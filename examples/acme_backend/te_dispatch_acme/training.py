@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from te_dispatch.ops.checks import training as checks
 from te_dispatch.ops.results import DropoutAddForward
 from te_dispatch_acme import memory
 from te_dispatch_acme.memory import U8
@@ -20,17 +21,9 @@ def dropout_add_fwd(
     rng_state: torch.Tensor | None = None,
 ) -> DropoutAddForward:
     """residual + dropout(x + bias). The mask is the interface's own, so any backend's backward may follow."""
-    if not 0.0 <= dropout_p < 1.0:
-        raise ValueError(f"dropout_p: got {dropout_p}, expected 0 <= dropout_p < 1")
-    if rng_state is not None:
-        memory.check_shape("rng_state", rng_state, (2,), torch.int64)
-    elif dropout_p > 0.0:
-        raise ValueError("rng_state: got None, expected int64 (2,) with dropout_p > 0")
-    if residual is not None:
-        memory.check_shape("residual", residual, tuple(x.shape))
+    checks.dropout_add_fwd(x, residual, bias, dropout_p, rng_state)
     values, mask = memory.single("x", x), None
     if bias is not None:
-        memory.check_shape("bias", bias, tuple(x.shape[-1:]))
         values = values + memory.single("bias", bias)
     if rng_state is not None and dropout_p > 0.0:
         kept = _draw(rng_state, tuple(x.shape), dropout_p)
@@ -43,11 +36,9 @@ def dropout_add_fwd(
 
 def dropout_add_bwd(dy: torch.Tensor, mask: torch.Tensor | None = None, *, dropout_p: float = 0.0) -> torch.Tensor:
     """dy * mask / (1 - p)."""
+    checks.dropout_add_bwd(dy, mask, dropout_p)
     values = memory.single("dy", dy)
-    if mask is None and dropout_p > 0:
-        raise ValueError(f"mask: got None with dropout_p={dropout_p}, expected the forward's")
     if mask is not None:
-        memory.check_shape("mask", mask, tuple(dy.shape), torch.uint8)
         values = values * mask.numpy() / np.float32(1.0 - dropout_p)
     return memory.result("dx", values, dy.dtype, dy.device)
 

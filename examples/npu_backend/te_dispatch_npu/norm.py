@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import torch
 
+from te_dispatch.core.autograd import below_autograd
 from te_dispatch.numerics.quantizers import Quantizer
 from te_dispatch.ops import alloc
 from te_dispatch.ops.checks import rows as checks
@@ -38,6 +39,7 @@ def rmsnorm_fwd(
     return NormForward(y, None, None, None, rstd)
 
 
+@below_autograd
 def rmsnorm_bwd(
     dy: torch.Tensor,
     x: torch.Tensor,
@@ -47,7 +49,7 @@ def rmsnorm_bwd(
     zero_centered_gamma: bool = False,
     add: torch.Tensor | None = None,
 ) -> NormBackward:
-    """The kernel's gradients; what is added comes after."""
+    """The kernel's gradients; what is added comes after, by an operator of PyTorch, which autograd must not record."""
     checks.norm_bwd(dy, x, gamma, None, rstd, add, False)
     shape = tuple(x.shape)
     dy, x, gamma, rstd = (tensor.contiguous() for tensor in (dy, x, gamma, rstd))

@@ -58,7 +58,7 @@ _MODULES = (
     "capture",
     "causality",
     "concurrency",
-    "default_dtypes",
+    "defaults",
     "dropout",
     "gradients",
     "guarded",

@@ -128,7 +128,10 @@ def called(
     around = arranged.written_around()
     if around:
         raise Failure("; ".join(around))
-    trial.judge(result, arguments)
+    try:
+        trial.judge(result, arguments)
+    except Failure as failure:
+        raise Failure(f"with {', '.join(arranged.changed)} so: {failure}", failure.findings) from failure
     return None
 
 

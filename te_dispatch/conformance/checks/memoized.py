@@ -150,6 +150,7 @@ def many_calls(trial: Trial) -> None:
     """A case called again and again: late results are right, and neither results nor anything of Python's is kept."""
     with thread_count(1):  # small calls do not gain by more
         _call_often(trial)
+        _require_operands_freed(trial)
 
 
 def _call_often(trial: Trial) -> None:
@@ -178,11 +179,26 @@ def _call_often(trial: Trial) -> None:
             del made, fresh
         del result
         if number == _ROUND:
-            _require_freed(references)
+            _require_freed(references, "results")
         if number in (CALLS - _ROUND, CALLS):
             blocks.append(sys.getallocatedblocks())
     if len(blocks) == 2 and blocks[1] - blocks[0] >= _ROUND:
         _require_no_growth(lambda: trial.call(arguments))
+
+
+def _require_operands_freed(trial: Trial) -> None:
+    """Calls on operands of their own, as activations are: none is kept alive by what is known of its call."""
+    references: list[StorageWeakRef] = []
+    until = time.monotonic() + _BUDGET_S / 4
+    for _ in range(_ROUND):
+        if time.monotonic() > until:
+            return
+        arguments = trial.on_device()
+        storages = {x.untyped_storage().data_ptr(): x.untyped_storage() for _, x in tensors(dict(arguments))}
+        references += [StorageWeakRef(storage) for storage in storages.values()]  # type: ignore[no-untyped-call]
+        trial.call(arguments)
+        del arguments, storages
+    _require_freed(references, "operands")
 
 
 def _require_no_growth(call: Callable[[], Any]) -> None:
@@ -206,7 +222,7 @@ def _judge(trial: Trial, result: Any, arguments: Arguments, number: int) -> None
         raise Failure(f"in call {number} of the same arguments: {failure}", failure.findings) from failure
 
 
-def _require_freed(references: list[StorageWeakRef]) -> None:
+def _require_freed(references: list[StorageWeakRef], what: str) -> None:
     def count() -> int:
         return sum(not reference.expired() for reference in references)  # type: ignore[no-untyped-call]
 
@@ -214,7 +230,7 @@ def _require_freed(references: list[StorageWeakRef]) -> None:
         gc.collect()
     kept = count()
     if kept > len(references) // 2:
-        raise Failure(f"{kept} of {len(references)} results are kept alive after their callers dropped them")
+        raise Failure(f"{kept} of {len(references)} {what} are kept alive after their callers dropped them")
 
 
 def keepable(subject: Subject, space: Space) -> str | None:

@@ -7,29 +7,42 @@ What an operator's own contract refuses beyond that has cases (`te_dispatch.conf
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from te_dispatch.conformance.checks import Check
+from te_dispatch.conformance.checks.memoized import call_again
 from te_dispatch.conformance.checks.refusing import require_refusal
 from te_dispatch.conformance.space import Arguments, Space
 from te_dispatch.conformance.subject import Subject
-from te_dispatch.conformance.transfer import moved
+from te_dispatch.conformance.transfer import mapped, moved
 from te_dispatch.conformance.trial import Failure, Trial
 from te_dispatch.core.errors import Declined
+from te_dispatch.numerics.encodings import ENCODINGS
+from te_dispatch.numerics.quantized import SCALINGS, Quantized
+from te_dispatch.ops.quantize_forms import SCALE_LAYOUTS
+
+#: What a record's labels may be.
+_WORDS = {"scaling": SCALINGS, "encoding": tuple(ENCODINGS), "scale_layout": SCALE_LAYOUTS}
 
 
 def mistaken(trial: Trial) -> None:
-    """The changed calls that the oracle refuses raise a `ValueError` that names an argument, and write nothing."""
+    """The changed calls that the oracle refuses raise a `ValueError` that names an argument, and write nothing; and the
+    right call is served behind them."""
     given = trial.arguments()
-    oracles = trial.oracle.subjects(trial.space.operator)
+    # With 0 for all that says where something is: what only such contents show, which lie on the device, is no mistake.
+    blank = {name: mapped(value, _blank) for name, value in given.items()}
+    oracles = [oracle for oracle in trial.oracle.subjects(trial.space.operator) if not _refuses(oracle, blank)]
     tried = 0
     for name, value in given.items():
         for what, change in _mistakes(value):
             wrong = {**given, name: change}
-            if not any(_refuses(oracle, wrong) for oracle in oracles):
+            without = {**blank, name: mapped(change, _blank)}
+            if not any(_refuses(oracle, without) and _refuses(oracle, wrong) for oracle in oracles):
                 continue
             tried += 1
             arguments = moved(wrong, trial.device)
@@ -44,6 +57,12 @@ def mistaken(trial: Trial) -> None:
             except Failure as failure:
                 raise Failure(f"with {what} {name}: {failure}") from failure
     trial.notes.append(f"{tried} changed calls that the oracle refuses")
+    if tried:
+        call_again(trial, moved(given, trial.device), "behind calls that it had refused: ")
+
+
+def _blank(x: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(x) if x.dtype in (torch.int32, torch.int64) else x
 
 
 def _refuses(oracle: Subject, arguments: Arguments) -> bool:
@@ -70,8 +89,34 @@ def _mistakes(value: Any) -> Iterator[tuple[str, Any]]:
         elif isinstance(value[-1], torch.Tensor):
             for what, change in _of_tensor(value[-1]):
                 yield f"{what} last item of", [*value[:-1], change]
+    elif isinstance(value, Quantized):
+        yield from _of_record(value)
     elif isinstance(value, str):
         yield "an unknown word as", f"{value}x"
+    elif isinstance(value, float):
+        for number in (-1.0, 2.0, math.inf, math.nan):
+            yield f"{number:g} as", number
+    elif type(value) is int:
+        for number in (-1, 0):
+            yield f"{number} as", number
+
+
+def _of_record(x: Quantized) -> Iterator[tuple[str, Quantized]]:
+    """Records one of whose parts is not as the others say."""
+    for name in Quantized.__slots__:
+        value = getattr(x, name)
+        changes: list[tuple[str, Any]] = []
+        if isinstance(value, torch.Tensor):
+            changes += _of_tensor(value)
+        elif isinstance(value, str):
+            changes.append(("an unknown word as", f"{value}x"))
+            changes += ((f"{word} as", word) for word in _WORDS.get(name, ()) if word != value)
+        elif isinstance(value, tuple) and value:
+            changes.append(("a larger last item of", (*value[:-1], value[-1] + 1)))
+        for what, change in changes:
+            wrong = copy.copy(x)
+            setattr(wrong, name, change)
+            yield f"{what} {name} of", wrong
 
 
 def _of_tensor(x: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:

@@ -53,6 +53,9 @@ def rounding(trial: Trial) -> None:
         with thread_count(THREADS):
             if not _equal(drawn, draw(arguments)):
                 raise Failure(f"equal rng_state, other codes with {THREADS} threads of the CPU")
+    for what, given in _into_memory(trial, arguments):
+        if not _equal(drawn, draw(given)):
+            raise Failure(f"equal rng_state, other codes {what}")
     zero = {**arguments, "rng_state": torch.zeros_like(arguments["rng_state"])}
     if not _equal(draw(zero), draw(zero)):
         raise Failure("equal rng_state, seed and offset 0, other codes")
@@ -72,6 +75,18 @@ def rounding(trial: Trial) -> None:
             raise Failure("copies with the same scales were drawn for apart, expected one matrix")
     counted = sum(int(one.known.sum()) for one in drawn.values())
     trial.notes.append(f"{counted} values between two codes")
+
+
+def _into_memory(trial: Trial, arguments: Arguments) -> Iterator[tuple[str, Arguments]]:
+    """The same call with a record to write into, made by a cast to nearest; and with a flag besides."""
+    if "out" not in trial.subject.operator.signature.parameters:
+        return
+    plain = {name: value for name, value in arguments.items() if name != "rng_state"}
+    flag = torch.zeros(1, device=trial.device)
+    for what, more in (("with `out` given", {}), ("with `out` and a `noop_flag` of 0", {"noop_flag": flag})):
+        given = {**arguments, "out": trial.call(plain), **more}
+        if trial.subject.claim(given).refusal is None:
+            yield what, given
 
 
 def _equal(one: Mapping[str, Drawn], other: Mapping[str, Drawn]) -> bool:

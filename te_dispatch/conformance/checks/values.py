@@ -14,7 +14,7 @@ import torch
 
 from te_dispatch.conformance.checks import Check, anywhere
 from te_dispatch.conformance.memory import GuardedMemory, overlapping, same_bits, unwritten
-from te_dispatch.conformance.outputs import ARGUMENT, differing_form
+from te_dispatch.conformance.outputs import ARGUMENT, differing_form, wrong_label
 from te_dispatch.conformance.space import Arguments
 from te_dispatch.conformance.transfer import mapped, tensors
 from te_dispatch.conformance.trial import Failure, Trial
@@ -50,12 +50,19 @@ def values(trial: Trial) -> None:
             trial.judge(*second)
         except Failure as failure:
             raise Failure(f"called again, in another thread: {failure}", failure.findings) from failure
+        if "deterministic" in trial.subject.claims and torch.get_num_threads() == _thread_count():
+            raise Failure("the second call gave other bits than the first, and it claims to be deterministic")
 
 
 @functools.cache
 def _thread() -> ThreadPoolExecutor:
     """One for all calls: each has threads of its own for PyTorch's operators, which are dear to start."""
     return ThreadPoolExecutor(1, "conformance")
+
+
+def _thread_count() -> int:
+    """Threads of the CPU's operators in that thread."""
+    return _thread().submit(torch.get_num_threads).result()
 
 
 def _here(device: torch.device, call: Callable[[], _Result]) -> _Result:
@@ -80,7 +87,7 @@ def _call(trial: Trial, poison: int, run: Callable[..., Any]) -> tuple[Any, Argu
     whole = {path: tensor.detach().clone() for path, tensor in tensors(dict(arguments))}
     with GuardedMemory(poison) as memory:
         arguments = _guarded(trial, arguments, memory)
-        versions, places = _versions(arguments), _places(arguments)
+        versions = _versions(arguments)
         expected_form = trial.subject.operator.shape(**_all(trial, arguments))
         try:
             result, watched = run(trial.device, functools.partial(_watched, trial, arguments))
@@ -96,9 +103,9 @@ def _call(trial: Trial, poison: int, run: Callable[..., Any]) -> tuple[Any, Argu
     difference = differing_form(result, expected_form)
     if difference is not None:
         raise Failure(f"not what the shape function says: {difference}")
-    replaced = [path for path, place in _places(arguments).items() if place != places.get(path)]
-    if replaced:
-        raise Failure(f"{replaced[0]} is another tensor than the caller's, who sees nothing of what is written there")
+    mislabelled = wrong_label(result, trial.subject)
+    if mislabelled is not None:
+        raise Failure(mislabelled)
     changed = changed_inputs(before, arguments)
     if changed:
         raise Failure(f"inputs were changed: {', '.join(changed)}")
@@ -116,6 +123,9 @@ def _call(trial: Trial, poison: int, run: Callable[..., Any]) -> tuple[Any, Argu
     unguarded = watched.unfilled(made)
     if unguarded is not None:
         raise Failure(f"{unguarded} was written into memory that did not come from te_dispatch.ops.alloc.empty")
+    unused = memory.unused(tensor for _, tensor in tensors(result))
+    if unused is not None:
+        raise Failure(f"{unused} was allocated and is no result: memory that nobody sees has the role workspace")
     recorded = [path for path, tensor in made.items() if tensor.requires_grad]
     if recorded:
         raise Failure(f"{recorded[0]} requires a gradient: operators are below autograd")
@@ -220,14 +230,6 @@ def fingerprints(trial: Trial, arguments: Mapping[str, Any]) -> dict[str, torch.
 def _versions(arguments: Mapping[str, Any]) -> dict[str, int]:
     """PyTorch's count of the writes to each tensor among the arguments."""
     return {path: tensor._version for path, tensor in tensors(dict(arguments)) if not tensor.is_inference()}
-
-
-def _places(arguments: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
-    """Where in memory each tensor among the arguments lies: members of records and quantizers, too."""
-    return {
-        path: (tensor.data_ptr(), tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
-        for path, tensor in tensors(dict(arguments))
-    }
 
 
 def _unnumbered(path: str) -> str:

@@ -50,6 +50,8 @@ BIAS_SHAPE = Axis("bias_shape", ("11", "1h", "b1", "bh"))
 BIAS_DTYPE = Axis("bias_dtype", ("fp32", "bf16"))
 BIAS_VALUES = Axis("bias_values", ("normal", "minus_inf"))
 SOFTMAX = Axis("softmax", SOFTMAX_TYPES)
+#: Far from the logits, which have no part beside it, or it has none beside them.
+FAR_SOFTMAX = Axis("softmax", (*SOFTMAX_TYPES, "learnable/far"), dull=("learnable/far",))
 SOFTCAP = Axis("softcap", ("0", "20.0", "2.0"))
 SCALED_OPERANDS = Axis("operands", ("delayed", "current", "plain", "mxfp8", "block_1d"), ("delayed", "current"))
 CAST_OF_P = Axis("s", ("none", "delayed", "delayed_seen", "current"))
@@ -127,7 +129,7 @@ RAGGED = (
 )  # fmt: skip
 SCORED = (
     BIAS, BIAS_SHAPE, BIAS_DTYPE, BIAS_VALUES,
-    Axis("shape", ("2x17x33", "1x33x9", "2x16x16"), once=("1x9x150", "1x9x520", "1x2x4104")), SOFTCAP, SOFTMAX,
+    Axis("shape", ("2x17x33", "1x33x9", "2x16x16"), once=("1x9x150", "1x9x520", "1x2x4104")), SOFTCAP, FAR_SOFTMAX,
     Axis("mask", ("none", "causal", "causal_bottom_right", "padding", "padding_causal_bottom_right")), DENSE,
     Axis("valid", ("full", "ragged")), Axis("heads", ("2/2", "6/3", "5/1", "4/4"), once=("33/3", "48/48")),
     Axis("scale", ("default", "0.5")), Axis("values", ("normal", "large")), Axis("window", ("none", "3:5", "4:0")),

@@ -234,9 +234,10 @@ def _scores(values: Values, maker: Maker, extents: tuple[int, ...]) -> Arguments
     if values.get("scale", "default") != "default":
         found["softmax_scale"] = float(values["scale"])
     found["softcap"] = float(values.get("softcap", "0"))
-    found["softmax_type"] = values.get("softmax", "vanilla")
+    found["softmax_type"], _, far = values.get("softmax", "vanilla").partition("/")
     if found["softmax_type"] == "learnable":
-        found["softmax_offset"] = maker.tensor(heads)
+        # Far: beyond the logits on either side, by more than exp holds in fp32.
+        found["softmax_offset"] = maker.tensor(heads) + (120.0 * (1 - torch.arange(heads) % 2 * 2) if far else 0)
     return found
 
 
@@ -294,7 +295,7 @@ def backward(values: Values, maker: Maker) -> Arguments:
     dtype = made.get("out_dtype") or made["q"].dtype
     shape = out_shape(made["q"], made["v"], made["layout"])
     dout = maker.tensor(*shape).to(dtype)
-    queries, _, extents = _lengths(values, Maker(maker.case, maker.manager))
+    queries, _, extents = _lengths(values, maker.again())
     dout = _holed(dout, _inside(values, queries, extents[0]), values)
     dout = _blind(dout, made, values)
     cast = values.get("operands", "plain")

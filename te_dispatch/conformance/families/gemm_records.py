@@ -129,6 +129,16 @@ def _twice(values: Values, maker: Maker) -> Arguments:
     return {"a": record, "b": record, "layout": values["layout"]}
 
 
+def _square(values: Values, maker: Maker) -> Arguments:
+    """Operands whose shapes are the same in every layout."""
+    cast, encodings = values["cast"], values["encodings"].split("+")
+    arguments: Arguments = {"layout": values["layout"]}
+    for name, encoding in zip("ab", encodings):
+        x = maker.tensor(*sizes(values)[:2], dtype=values["dtype"])
+        arguments[name] = x if cast == "plain" else _record(x, cast, encoding, "both", name, values["layout"], maker)
+    return arguments
+
+
 #: Of e5m2 (OCP 8-bit Floating Point Specification, revision 1.0, table 1): S.11111.00.
 _INF_CODE = 0x7C
 
@@ -225,6 +235,22 @@ register(
         _twice,
         rules,
         lambda values: not values["cast"].startswith("nvfp4") or values["encoding"] == "e4m3fn",
+    ),
+    Space(
+        "gemm",
+        "square",
+        (
+            Axis("cast", ("current", "delayed", "plain")),
+            LAYOUT,
+            Axis("shape", ("48x48x48", "144x144x144")),
+            Axis("encodings", ("e4m3fn+e4m3fn", "e4m3fnuz+e4m3fnuz")),
+            Axis("dtype", ("bf16", "fp16", "fp32")),
+        ),
+        _square,
+        rules,
+        lambda values: values["cast"] != "plain" or values["encodings"] == "e4m3fn+e4m3fn",
+        forms="cast",
+        checks=("values", "renewed"),
     ),
     Space(
         "gemm",

@@ -220,7 +220,7 @@ register(
     Space(
         "transpose_quantized", "plain",
         (Axis("scaling", ("tensor", "block_2d")), ENCODING, Axis("usage", ("row", "both")), _TWO_D, _NOMINAL),
-        _transpose, moved_bits, widen=False, placed=_sharing("row_data", "row_scale_inv"),
+        _transpose, moved_bits, widen=False, forms="scaling", placed=_sharing("row_data", "row_scale_inv"),
     ),
     Space(
         "relayout_scales", "plain",

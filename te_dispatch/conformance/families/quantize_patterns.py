@@ -31,6 +31,8 @@ from te_dispatch.numerics.quantizers import DelayedQuantizer
 
 #: Random fp32 patterns of a case. A level-full run has a dozen such cases.
 _PATTERNS = 2**20
+#: Values that share a scale, along a row or a column.
+_BLOCKS = {"mxfp8": 32, "block_1d": 128, "block_2d": 128, "nvfp4": 16}
 
 
 def every_pattern(dtype: str, maker: Maker) -> torch.Tensor:
@@ -71,6 +73,37 @@ def _fp4_ties(values: Values, maker: Maker) -> Arguments:
     quantizer = quantizer_of(values["cast"], "e2m1", values["common"] == "yes")
     amax = torch.full((1,), 2688.0)
     return {"x": x.to(DTYPES[values["dtype"]]), "quantizer": quantizer, "usage": values["usage"], "amax": amax}
+
+
+def _limits(values: Values, maker: Maker) -> Arguments:
+    """Blocks whose largest magnitude is where the scale turns to the next one, and the numbers beside it.
+
+    A scale that is a power of two turns behind max_value * 2^k. NVFP4's are e4m3: with the amax handed in, which makes
+    the tensor's scale 1, they turn at 6 times a midpoint of e4m3.
+    """
+    cast, dtype = values["cast"], DTYPES[values["dtype"]]
+    quantizer = quantizer_of(cast, values["encoding"], values["common"] == "yes")
+    arguments: Arguments = {"quantizer": quantizer, "usage": values["usage"]}
+    if cast == "nvfp4":
+        scales = table("e4m3fn")[:127]
+        limits = 3.0 * (scales[1:] + scales[:-1])
+        arguments["amax"] = torch.full((1,), 2688.0)
+    else:
+        info = torch.finfo(dtype)
+        exponents = torch.arange(-100, 101, 8 if cast == "block_2d" else 1, dtype=torch.float64)
+        limits = quantizer.max_value * exponents.exp2()
+        limits = limits[(limits >= info.smallest_normal) & (limits < info.max / 2)]
+    at = limits.to(dtype)
+    below, above = (torch.nextafter(at, torch.full_like(at, end)) for end in (0.0, torch.inf))
+    largest = torch.stack((below, at, above), 1)
+    block = _BLOCKS[cast]
+    rows = block if cast == "block_2d" else 1
+    # Blocks of a row, or columns of them, beside one another in threes.
+    shape = (largest.shape[0], rows, largest.shape[1], block)
+    x = (largest[:, None, :, None].double() * (maker.tensor(*shape).double() / 16).clamp(-1, 1)).to(dtype)
+    x[:, 0, :, 7] = largest
+    x = x.reshape(-1, largest.shape[1] * block)
+    return {**arguments, "x": x if values["usage"] == "row" else x.t().contiguous()}
 
 
 def _stochastic(values: Values, maker: Maker) -> Arguments:
@@ -120,6 +153,14 @@ register(
             Axis("exponent", ("0", "-5", "7")), USAGE, COMMON,
         ),
         _fp4_ties, bits, widen=False,
+    ),
+    Space(
+        "quantize", "block_limits",
+        (
+            Axis("cast", ("mxfp8", "block_1d", "block_2d", "nvfp4")), ENCODING, DTYPE,
+            Axis("usage", ("row", "column")), COMMON,
+        ),
+        _limits, bits, valid=encodable, widen=False, checks=("values",),
     ),
     Space(
         "quantize", "stochastic",

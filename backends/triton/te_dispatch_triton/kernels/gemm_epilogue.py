@@ -31,8 +31,10 @@ def gelu(z):
 def gelu_derivative(z):
     """d gelu / dz = s + z s (1 - s) 2 t', s = logistic(2 t)."""
     s = logistic(gelu_argument(z))
+    bell = s * (1.0 - s)
+    # The slope may be infinite where the bell is 0.
     slope = 1.5957691216057308 * (1.0 + 3.0 * 0.044715 * (z * z))
-    return s + z * (s * (1.0 - s)) * slope
+    return tl.where(bell == 0.0, s, s + z * bell * slope)
 
 
 @triton.jit

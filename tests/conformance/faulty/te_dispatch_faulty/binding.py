@@ -18,7 +18,7 @@ from unittest import mock
 import torch
 
 from te_dispatch.conformance.transfer import mapped, tensors
-from te_dispatch.core.autocast import without_autocast
+from te_dispatch.core.autograd import below_autograd
 from te_dispatch.core.bind import import_target
 from te_dispatch.core.operator import OPERATORS
 from te_dispatch.ops import alloc
@@ -46,7 +46,7 @@ class Call:
     """
 
     def __init__(self, base: str, name: str, saved_format: str, arguments: Mapping[str, Any]) -> None:
-        self._sound = without_autocast(import_target(_TORCH[base].target))
+        self._sound = below_autograd(import_target(_TORCH[base].target))
         self.arguments = arguments
         self.name = name
         self.format = saved_format
@@ -63,20 +63,23 @@ class Call:
         return self.delivered(self._sound(**{**self.arguments, **changes}))
 
     def delivered(self, result: Any) -> Any:
-        """A result in memory from the allocator, strides and shared storages kept; arguments stay what they are."""
+        """A result in memory from the allocator, strides and shared storages kept; arguments stay what they are.
+
+        As workspace: what becomes of it, and whether it is a result at last, is the fault's affair.
+        """
         given = {t.untyped_storage().data_ptr() for _, t in tensors(dict(self.arguments)) if t.numel()}
         made: dict[int, torch.Tensor] = {}
 
         def copied(tensor: torch.Tensor) -> torch.Tensor:
             storage = tensor.untyped_storage()
             if not tensor.numel():
-                return alloc.empty("out", tuple(tensor.shape), tensor.dtype, tensor.device)
+                return alloc.empty("workspace", tuple(tensor.shape), tensor.dtype, tensor.device)
             if storage.data_ptr() in given:
                 return tensor
             if storage.data_ptr() not in made:
                 size = storage.nbytes() // tensor.element_size()
                 whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage, 0, (size,), (1,))
-                made[storage.data_ptr()] = alloc.empty("out", (size,), tensor.dtype, tensor.device).copy_(whole)
+                made[storage.data_ptr()] = alloc.empty("workspace", (size,), tensor.dtype, tensor.device).copy_(whole)
             flat = made[storage.data_ptr()]
             return flat.as_strided(tensor.shape, tensor.stride(), flat.storage_offset() + tensor.storage_offset())
 

@@ -27,6 +27,7 @@ from te_dispatch_faulty import (
     paths,
     products,
     rare,
+    remains,
     rounding,
     rows,
     scores,
@@ -323,7 +324,7 @@ _CONDUCT = (
 
 _TABLES = (
     sizes, operands, special, secondary, state, draws, options, narrow, paths, rare, surroundings, usage, clauses,
-    corners, unseen, tiles, rounding, mixed, callers,
+    corners, unseen, tiles, rounding, mixed, callers, remains,
 )  # fmt: skip
 
 FAULTS: tuple[Fault, ...] = (

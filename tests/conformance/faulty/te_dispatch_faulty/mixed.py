@@ -5,13 +5,15 @@ groups; and with values far from all others."""
 from __future__ import annotations
 
 import threading
+import weakref
 from typing import Any
 
 import torch
 
+from te_dispatch.numerics.quantized import Quantized
 from te_dispatch_faulty.binding import Call, swapped
 from te_dispatch_faulty.fault import Fault
-from te_dispatch_faulty.spoiling import operand, table
+from te_dispatch_faulty.spoiling import Memory, operand, remembering, table, with_members
 
 _scalars: dict[str, Any] = {}
 
@@ -115,6 +117,54 @@ def _square_overflows(call: Call) -> Any:
     return made
 
 
+def _maximum_of_logits(call: Call) -> Any:
+    """The sink's exponential overflows where it lies more than 88 above the row's largest logit."""
+    from te_dispatch_torch import scores
+
+    sound = scores.scores_of
+
+    def over(s: Any) -> Any:
+        found = sound(s)
+        if s.sink is None or not found.z.numel():
+            return found
+        lost = s.sink - found.z.amax(-1, keepdim=True) > 88.7
+        return found._replace(p=found.p.masked_fill(lost, float("nan")))
+
+    with swapped(("attention_unfused", "scores_of", over)):
+        return call.sound()
+
+
+def _exponent_by_log2(call: Call) -> Any:
+    """Just above a power of two, log2 in fp32 gives its integer."""
+    from te_dispatch_torch import blocks
+
+    sound = blocks.e8m0_from_amax
+
+    def exponent(amax: torch.Tensor, max_value: float) -> torch.Tensor:
+        ratio = amax / torch.full_like(amax, max_value)
+        usable = (ratio >= torch.finfo(torch.float32).tiny) & torch.isfinite(ratio)
+        found = (torch.ceil(torch.log2(torch.where(usable, ratio, 1.0))) + 127.0).clamp(0.0, 254.0)
+        return torch.where(usable, found.to(torch.uint8), sound(amax, max_value))
+
+    with swapped(("blocks", "e8m0_from_amax", exponent)):
+        return call.sound()
+
+
+@remembering
+def _one_orientation(call: Call, memory: Memory) -> Any:
+    """Finds the weight that it has unpacked by its record, and forgets that a layout turns it."""
+    b = call["b"]
+    if not isinstance(b, Quantized) or b.row_data is None or b.col_data is None or b.scaling != "tensor":
+        return call.sound()
+    side, kept = call["layout"][1], memory.kept.get("weight")
+    square = b.row_data.dim() == 2 and b.row_data.shape == b.col_data.shape
+    if square and kept is not None and kept[0]() is b.row_data and kept[1] != side:
+        turned = {name: getattr(b, name).t().contiguous() for name in ("row_data", "col_data")}
+        return call.sound(b=with_members(b, **turned))
+    memory.kept["weight"] = (weakref.ref(b.row_data), side)
+    return call.sound()
+
+
 FAULTS: tuple[Fault, ...] = (
     *table("multi_tensor_adam", {
         "adam_keeps_scalars_in_the_process": (
@@ -130,8 +180,16 @@ FAULTS: tuple[Fault, ...] = (
     *table("rope_bwd", {"rope_gradient_rounds_its_last_tokens_once": (
         "rounds what is left of vectors of 4 tokens otherwise, and claims to be batch invariant",
         _last_tokens_rounded_once)}),
-    *table("attention_fwd", {"attention_starts_with_minus_10000": (
-        "gives 0 where all logits of a row are below -10,000", _maximum_from(-10_000.0))}, on="unfused_attention"),
+    *table("attention_fwd", {
+        "attention_starts_with_minus_10000": (
+            "gives 0 where all logits of a row are below -10,000", _maximum_from(-10_000.0)),
+        "attention_offset_has_no_part_in_the_maximum": (
+            "overflows where the softmax's offset is far above the logits", _maximum_of_logits),
+    }, on="unfused_attention"),
+    *table("quantize", {"mxfp8_takes_log2_in_fp32": (
+        "rounds MXFP8's exponent up behind a logarithm in fp32", _exponent_by_log2)}),
+    *table("gemm", {"fp8_product_turns_a_square_weight": (
+        "reads a square weight for another layout as it had unpacked it", _one_orientation)}, on="emulated_gemm"),
     *table("gemm", {"dgelu_epilogue_squares_what_is_far": (
         "gives NaN where the square of what dgelu reads overflows", _square_overflows)}, on="matmul"),
 )  # fmt: skip

@@ -120,7 +120,10 @@ class Hunt:
         verdict.seconds += outcome.seconds
         if outcome.state != "failed":
             return False
-        verdict.caught, verdict.message, verdict.control = outcome.unit, outcome.message, self._control(unit)
+        control = self._control(unit)
+        if control != "passed":
+            return False
+        verdict.caught, verdict.message, verdict.control = outcome.unit, outcome.message, control
         return True
 
     def _control(self, unit: Unit) -> str:

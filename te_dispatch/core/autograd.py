@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""Calling implementations that consist of PyTorch's operators with torch.autocast off."""
+"""Calling implementations that consist of PyTorch's operators with autograd and torch.autocast off."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 
-def without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with torch.autocast off: an operator computes in the dtypes that its contract says.
+def below_autograd(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with torch.autocast off, and without gradients being recorded: an operator computes in the dtypes
+    that its contract says, and what it writes into a caller's tensors is no part of a graph.
 
     An implementation with the trait ``plain_torch`` is wrapped when it is bound; others that call PyTorch's operators
     have this as a decorator.
@@ -17,6 +18,7 @@ def without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
     import torch  # which such a function has imported: the runtime itself does without
 
     asked: Callable[[], bool] | None = getattr(torch._C, "_is_any_autocast_enabled", None)
+    recording, record = torch.is_grad_enabled, torch._C._set_grad_enabled
     accelerator = torch.accelerator.current_accelerator()
     slow_path = _without_kind("cpu", function)
     if accelerator is not None:
@@ -24,9 +26,16 @@ def without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def call(*args: Any, **keywords: Any) -> Any:
-        if not torch.compiler.is_dynamo_compiling() and asked is not None and not asked():
+        if torch.compiler.is_dynamo_compiling() or asked is None or asked():
+            with torch.no_grad():
+                return slow_path(*args, **keywords)
+        if not recording():
             return function(*args, **keywords)
-        return slow_path(*args, **keywords)
+        record(False)  # a third of what torch.no_grad takes
+        try:
+            return function(*args, **keywords)
+        finally:
+            record(True)
 
     return call
 
