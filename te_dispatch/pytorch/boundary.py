@@ -128,9 +128,17 @@ def operand(
     return rounded(detached(x), snapshot(quantizer, x, in_backward), usage, stochastic)
 
 
-def rounded(x: torch.Tensor, quantizer: Quantizer, usage: str, stochastic: bool) -> Quantized:
+def rounded(
+    x: torch.Tensor,
+    quantizer: Quantizer,
+    usage: str,
+    stochastic: bool,
+    out: Quantized | None = None,
+    noop_flag: torch.Tensor | None = None,
+) -> Quantized:
     """x cast, with draws from its device's current generator where it is to round stochastically."""
-    return ops.quantize(x, quantizer, usage=usage, rng_state=draw_rng_state(x.device) if stochastic else None)
+    state = draw_rng_state(x.device) if stochastic else None
+    return ops.quantize(x, quantizer, usage=usage, out=out, noop_flag=noop_flag, rng_state=state)
 
 
 def _in_format(x: Quantized, quantizer: Quantizer, usage: str) -> Quantized | None:

@@ -147,8 +147,6 @@ def test_usages() -> None:
     other.set_usage(columnwise=False)
     with pytest.raises(ValueError, match="rowwise and columnwise are both False"):
         other.quantize(x)
-    with pytest.raises(NotImplementedError, match="out="):
-        quantizer.quantize(x, out=row)
 
 
 def test_stochastic_rounding_draws() -> None:
@@ -238,3 +236,68 @@ def test_roles() -> None:
     assert str(te.QuantizerRole()) == "QuantizerRole()"
     with pytest.raises(AttributeError):
         role.name = "proj"  # type: ignore[misc]
+
+
+def _tensor_quantizers() -> dict[str, Any]:
+    return {
+        "delayed": te.Float8Quantizer(torch.full((1,), 2.0), torch.zeros(1), E4M3),
+        "current": te.Float8CurrentScalingQuantizer(E5M2, "cpu"),
+        "block_1d": te.Float8BlockQuantizer(E4M3, rowwise=True, columnwise=True, block_scaling_dim=1),
+        "block_2d": te.Float8BlockQuantizer(E4M3, rowwise=True, columnwise=True),
+        "mxfp8": te.MXFP8Quantizer(E4M3),
+        "nvfp4": te.NVFP4Quantizer(),
+    }
+
+
+@pytest.mark.parametrize("usages", [(True, True), (True, False), (False, True)])
+@pytest.mark.parametrize("name", list(_tensor_quantizers()))
+def test_casts_into_a_tensor_that_is_there(name: str, usages: tuple[bool, bool]) -> None:
+    quantizer, other = _tensor_quantizers()[name], _tensor_quantizers()[name]
+    for one in (quantizer, other):
+        one.set_usage(rowwise=usages[0], columnwise=usages[1])
+    torch.manual_seed(0)
+    x = torch.randn(48, 64, dtype=torch.bfloat16)
+    made = quantizer.make_empty((48, 64), dtype=torch.bfloat16, device="cpu")
+    expected = other.quantize(x)
+    assert (made.shape, made.dtype, made.requires_grad) == (expected.shape, expected.dtype, False)
+    parts = [getattr(made, part) for part in ("_row_data", "_col_data", "_row_scale_inv", "_col_scale_inv")]
+    assert quantizer.update_quantized(x, made) is made
+    assert parts[0] is made._row_data and parts[1] is made._col_data
+    for part in ("_row_data", "_col_data", "_row_scale_inv", "_col_scale_inv", "_global_scale_inv"):
+        one, right = getattr(made, part), getattr(expected, part)
+        assert (one is None) == (right is None) and (one is None or torch.equal(one, right)), part
+    before = made.dequantize() if usages[0] else None
+    assert quantizer.update_quantized(x * 3, made, noop_flag=torch.ones(1)) is made
+    assert before is None or torch.equal(made.dequantize(), before)
+    assert quantizer.quantize(-x, out=made) is made
+    assert before is None or torch.equal(made.dequantize(), -before)
+
+
+def test_what_cannot_be_cast_into_is_named() -> None:
+    quantizer = te.MXFP8Quantizer(E4M3)
+    x = torch.randn(64, 32)
+    made = quantizer.quantize(x)
+    with pytest.raises(ValueError, match="dst: got a Tensor, expected a QuantizedTensor"):
+        quantizer.update_quantized(x, x.clone())
+    quantizer.set_usage(columnwise=False)
+    with pytest.raises(ValueError, match="no slice"):
+        quantizer.update_quantized(x[:32], quantizer.quantize(x)[:32])
+    with pytest.raises(ValueError, match="out"):
+        quantizer.update_quantized(torch.randn(32, 32), made)
+    with pytest.raises(ValueError, match="out"):
+        te.Float8CurrentScalingQuantizer(E4M3, "cpu").update_quantized(x, made)
+    with pytest.raises(NotImplementedError, match="dtype"):
+        quantizer.quantize(x, out=made, dtype=torch.float16)
+    with pytest.raises(NotImplementedError, match="pin_memory"):
+        quantizer.make_empty((64, 32), pin_memory=True)
+
+
+def test_identity_writes_and_makes_ordinary_tensors() -> None:
+    quantizer, x = te.IdentityQuantizer(), torch.randn(4, 8)
+    made = quantizer.make_empty((4, 8), dtype=torch.float16, device="cpu", requires_grad=True)
+    assert type(made) is torch.Tensor and made.requires_grad and made.dtype == torch.float16
+    assert quantizer.update_quantized(x, made) is made and torch.equal(made.detach(), x.half())
+    quantizer.update_quantized(-x, made, noop_flag=torch.ones(1))
+    assert torch.equal(made.detach(), x.half())
+    with pytest.raises(ValueError, match="ordinary tensor"):
+        quantizer.update_quantized(x, te.MXFP8Quantizer(E4M3).quantize(torch.randn(32, 32)))

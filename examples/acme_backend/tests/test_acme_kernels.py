@@ -150,7 +150,7 @@ def test_accumulating_adds_once_and_rounds_once() -> None:
 
 def test_mistakes_are_named_before_anything_is_written() -> None:
     out = torch.full((8, 4), 7.0)
-    with te_dispatch.using(gemm="acme"), pytest.raises(ValueError, match="b: got shape"):
+    with te_dispatch.using(gemm="acme"), pytest.raises(ValueError, match="b: got"):
         ops.gemm(torch.ones(8, 16), torch.ones(4, 15), layout="NT", out=out)
     assert (out == 7.0).all()
 

@@ -141,7 +141,8 @@ def _keys(more_than: int) -> Condition:
         k, layout = call["k"], call["layout"]
         if layout == "thd":
             bounds = call["cu_seqlens_kv"]
-            return bounds is not None and bounds.numel() > 1 and int((bounds[1:] - bounds[:-1]).max()) > more_than
+            lengths = torch.zeros(0) if bounds is None else bounds.flatten().diff()
+            return bool((lengths > more_than).any())
         return bool(k.shape[0 if layout == "sbhd" else 1] > more_than)
 
     return holds
