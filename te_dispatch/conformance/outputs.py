@@ -58,8 +58,7 @@ def form(value: Any) -> Any:
     if value is None:
         return None
     if isinstance(value, torch.Tensor):
-        kind = "tensor" if type(value) is torch.Tensor else type(value).__name__
-        return (kind, tuple(value.shape), str(value.dtype), value.device.type)
+        return (_kind(value), tuple(value.shape), str(value.dtype), value.device.type)
     if isinstance(value, Quantized):
         return (
             "Quantized", tuple(value.shape), value.encoding, value.scaling, value.scale_layout, str(value.dtype),
@@ -74,6 +73,10 @@ def form(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return (type(value).__name__, *(form(item) for item in value))
     return type(value).__name__
+
+
+def _kind(value: torch.Tensor) -> str:
+    return "tensor" if type(value) is torch.Tensor else type(value).__name__
 
 
 def differing_form(actual: Any, expected: Any, where: str = "result") -> str | None:
@@ -122,8 +125,7 @@ def wrong_label(result: Any, subject: Subject) -> str | None:
 
 def _words(value: Any) -> str:
     if isinstance(value, torch.Tensor):
-        kind = "tensor" if type(value) is torch.Tensor else type(value).__name__
-        return f"a {value.dtype} {kind} {tuple(value.shape)} on {value.device.type}"
+        return f"a {value.dtype} {_kind(value)} {tuple(value.shape)} on {value.device.type}"
     if isinstance(value, (tuple, str)) or value is None:
         return repr(value) if not hasattr(value, "_fields") else type(value).__name__
     return repr(value) if isinstance(value, Quantized) else type(value).__name__

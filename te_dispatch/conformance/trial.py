@@ -146,7 +146,7 @@ class Trial:
             if changed:
                 raise Failure(f"a call changed global state and left it so: {'; '.join(changed)}")
             after = self._described(arguments)
-            for path in before.keys() | after.keys():
+            for path in {**before, **after}:  # in the arguments' order
                 if path not in before or path not in after or before[path] != after[path]:
                     raise Failure(
                         f"{path} is another list, tensor or number than the caller gave, who sees nothing of what is "

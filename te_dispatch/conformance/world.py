@@ -51,6 +51,7 @@ def _rounds_to_nearest() -> bool:
 
 def _common() -> tuple[Setting, ...]:
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    blas = torch.backends.cuda.preferred_blas_library
     return (
         Setting("PyTorch's random generator of the CPU", torch.get_rng_state, torch.set_rng_state, shown=False),
         Setting("Python's random generator", random.getstate, random.setstate, shown=False),
@@ -66,7 +67,7 @@ def _common() -> tuple[Setting, ...]:
         Setting("autocast", _autocast, _set_autocast),
         Setting("anomaly detection", torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
         Setting("modes that were entered", _modes),
-        Setting("the preferred BLAS library", _blas, torch.backends.cuda.preferred_blas_library),
+        Setting("the preferred BLAS library", blas, blas),  # which reads it where it gets no argument
         *(
             Setting(f"torch.backends.cuda.{name}_sdp_enabled", *_attention(name))
             for name in ("flash", "mem_efficient", "math", "cudnn")
@@ -95,10 +96,6 @@ def _common() -> tuple[Setting, ...]:
 def _modes() -> tuple[int, int]:
     """How many modes of ``__torch_dispatch__`` and ``__torch_function__`` are entered."""
     return torch._C._len_torch_dispatch_stack(), torch._C._len_torch_function_stack()
-
-
-def _blas() -> Any:
-    return torch.backends.cuda.preferred_blas_library()
 
 
 def _attention(name: str) -> tuple[Callable[[], Any], Callable[[Any], Any]]:

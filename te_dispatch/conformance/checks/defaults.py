@@ -36,9 +36,4 @@ def _called(trial: Trial, where: str, setting: AbstractContextManager[object]) -
         raise Failure(f"{where}: {phrase(error)}{place(error)}") from error
 
 
-CHECKS = (
-    Check(
-        "defaults", defaults, anywhere, 1, 2, "calls with another default dtype or device, or grad mode", of_forms=True
-    ),
-)
 CHECKS = (Check("defaults", defaults, anywhere, 1, 2, "calls with another default dtype or grad mode", of_forms=True),)

@@ -42,8 +42,8 @@ def _check(trial: Trial, plan: Plan, names: tuple[str, ...] | None = None) -> No
 
 
 def _differently(trial: Trial, plan: Plan) -> None:
-    """Calls in which only some tensors have other strides. For any two parameters there is a call in which the layouts
-    of their tensors differ: a kernel that uses one operand's strides for another is right where all are alike."""
+    """Calls in which only some tensors have other strides. Any two parameters have different strides in one of the
+    calls: a kernel that uses one operand's strides for another gives right results where all have the same."""
     memory = trial.subject.operator.memory
     given = trial.arguments()
     places = {

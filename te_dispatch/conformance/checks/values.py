@@ -7,7 +7,7 @@ import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -25,6 +25,7 @@ from te_dispatch.core.errors import Declined
 POISONS = (0xFF, 0x5A)
 
 _Result = TypeVar("_Result")
+_Value = TypeVar("_Value")
 
 
 def values(trial: Trial) -> None:
@@ -195,26 +196,24 @@ def synchronize(trial: Trial) -> None:
         torch.accelerator.synchronize(trial.device)
 
 
-@contextmanager
-def thread_count(count: int) -> Iterator[None]:
+def thread_count(count: int) -> AbstractContextManager[None]:
     """A block in which the CPU's operators run on so many threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    return _set(torch.get_num_threads, torch.set_num_threads, count)
+
+
+def default_dtype(dtype: torch.dtype) -> AbstractContextManager[None]:
+    """A block in which PyTorch's default dtype is another."""
+    return _set(torch.get_default_dtype, torch.set_default_dtype, dtype)
 
 
 @contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """A block in which PyTorch's default dtype is another."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
+def _set(read: Callable[[], _Value], write: Callable[[_Value], Any], value: _Value) -> Iterator[None]:
+    before = read()
+    write(value)
     try:
         yield
     finally:
-        torch.set_default_dtype(before)
+        write(before)
 
 
 def fingerprints(trial: Trial, arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:

@@ -16,7 +16,7 @@ from te_dispatch import ops
 from te_dispatch.core.operator import OPERATORS
 from te_dispatch.numerics import quantizers as records
 from te_dispatch.numerics.encodings import device_encoding
-from te_dispatch.pytorch.arguments import reject_unsupported
+from te_dispatch.pytorch.arguments import reject_unsupported, resolve_device
 from te_dispatch.pytorch.boundary import rounded
 from te_dispatch.pytorch.quantized_tensor import QuantizedTensor, as_tensor
 from te_dispatch.pytorch.recipe_casts import device_encodings
@@ -141,9 +141,8 @@ class Quantizer:
         """
         reject_unsupported(f"{type(self).__name__}.make_empty", {"pin_memory": pin_memory}, {"pin_memory": False})
         usage = self._usage("make_empty")
-        if device is None:
-            device = torch.accelerator.current_accelerator() or "cpu"
-        quantizer = self._on(torch.device(device))
+        device = resolve_device(device)
+        quantizer = self._on(device)
         if quantizer is None:
             return torch.empty(shape, dtype=dtype, device=device, requires_grad=requires_grad)
         like = torch.empty(1, dtype=dtype, device=device).expand(tuple(shape))  # whose numbers nobody reads

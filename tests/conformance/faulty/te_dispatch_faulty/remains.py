@@ -4,7 +4,6 @@ PyTorch's switches, operands kept alive, what follows a refused call."""
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 from typing import Any
@@ -100,9 +99,7 @@ def _accepts(name: str, plain: float) -> Any:
 def _accepts_scales_in_float64(call: Call) -> Any:
     x = call["x"]
     if isinstance(x, Quantized) and x.row_scale_inv is not None and x.row_scale_inv.dtype == torch.float64:
-        x = copy.copy(x)
-        x.row_scale_inv = x.row_scale_inv.float()
-        return call.sound(x=x)
+        return call.sound(x=with_members(x, row_scale_inv=x.row_scale_inv.float()))
     return call.sound()
 
 
