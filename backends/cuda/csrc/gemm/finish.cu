@@ -21,10 +21,10 @@ __device__ __forceinline__ float gelu(float x) {
 }
 
 __device__ __forceinline__ float gelu_derivative(float x) {
+  // Beyond 16 tanh is 1 in fp32, and the derivative 0 or 1, to the bit; squares of larger values may be infinite.
+  if (fabsf(x) > 16.0f) x = copysignf(16.0f, x);
   const float t = tanhf(kRoot * (x + kCubic * x * x * x));
-  const float bell = 1.0f - t * t, half = 0.5f * (1.0f + t);
-  // Where the bell is 0, x * x may be infinite.
-  return bell == 0.0f ? half : half + 0.5f * x * bell * kRoot * (1.0f + 3.0f * kCubic * x * x);
+  return 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * kRoot * (1.0f + 3.0f * kCubic * x * x);
 }
 
 struct Lane {
