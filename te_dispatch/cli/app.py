@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from te_dispatch.cli.console import CommandError, require, verb
+from te_dispatch.cli.console import CommandError, require, resolving, verb
 
 app = typer.Typer(
     name="te-dispatch",
@@ -62,7 +62,7 @@ def doctor(
 
 
 @app.command()
-@verb
+@resolving
 def ops(
     name: Annotated[str | None, typer.Argument(metavar="[OPERATOR]", help="Show this one's contract.")] = None,
     family: Annotated[str | None, typer.Option("--family", "-f", help="Only this family.")] = None,
@@ -80,7 +80,7 @@ def ops(
 
 
 @app.command()
-@verb
+@resolving
 def explain(
     operator: Annotated[str, typer.Argument(metavar="OPERATOR")],
     facts: Annotated[
@@ -98,7 +98,7 @@ def explain(
 
 
 @policy_app.command("check")
-@verb
+@resolving
 def policy_check(file: Annotated[str, typer.Argument(metavar="FILE")], as_json: Json = False) -> int:
     """Read a policy file; an error is file:line:column."""
     from te_dispatch.cli import policy as module
@@ -107,7 +107,7 @@ def policy_check(file: Annotated[str, typer.Argument(metavar="FILE")], as_json: 
 
 
 @policy_app.command("show")
-@verb
+@resolving
 def policy_show(
     policy: Annotated[str | None, typer.Argument(metavar="[NAME_OR_FILE]")] = None,
     origin: Annotated[bool, typer.Option("--origin", help="Where each line came from.")] = False,
@@ -138,7 +138,7 @@ def policy_list(as_json: Json = False) -> int:
 
 
 @plan_app.command("check")
-@verb
+@resolving
 def plan_check(lock_file: Annotated[str, typer.Argument(metavar="LOCKFILE")], as_json: Json = False) -> int:
     """Would this machine choose what the lock file says? (exit code 1: no, with the differences)"""
     from te_dispatch.cli import plan as module
@@ -150,7 +150,7 @@ _DEMO_SIZES = "tiny, small, medium or large (fills a GPU)."
 
 
 @app.command()
-@verb
+@resolving
 def demo(
     recipe: Annotated[
         list[str] | None,
@@ -183,7 +183,7 @@ def demo(
 
 
 @app.command()
-@verb
+@resolving
 def conformance(
     backend: Annotated[
         list[str] | None, typer.Option("--backend", "-b", help="To certify; repeat it. Default: all but the oracle.")
@@ -228,7 +228,7 @@ def conformance(
 
 
 @app.command()
-@verb
+@resolving
 def tune(
     facts: Annotated[
         list[str] | None,

@@ -126,3 +126,25 @@ def verb(function: Callable[..., Any]) -> Callable[..., Any]:
             raise typer.Exit(code)
 
     return run
+
+
+def resolving(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`verb` of a command that imports the installed backends' manifests, which a process of its own survives first.
+
+    Raises:
+        CommandError: when called, where a manifest ends the process that imports it: names the distribution.
+    """
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        from te_dispatch.cli.probing import fatal_manifests
+
+        for point, reason in fatal_manifests().items():
+            of = f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown distribution"
+            raise CommandError(
+                f"the manifest of backend {point.name!r} of {of} {reason}: uninstall it, or mend it. "
+                "te-dispatch doctor examines the rest of the installation"
+            )
+        return function(*args, **kwargs)
+
+    return verb(run)

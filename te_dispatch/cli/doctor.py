@@ -21,10 +21,10 @@ import te_dispatch
 import te_dispatch.ops.declared  # fills OPERATORS
 from te_dispatch.cli import nvte_plugin
 from te_dispatch.cli.console import FOUND, emit, out
-from te_dispatch.cli.probing import TIME_LIMIT, Answer, probes_of, run_probes
+from te_dispatch.cli.probing import TIME_LIMIT, Answer, fatal_manifests, probes_of, run_probes
 from te_dispatch.compat.alias import STAND_IN
 from te_dispatch.compat.alias import found as find_transformer_engine
-from te_dispatch.core.discovery import find, list_entry_points
+from te_dispatch.core.discovery import find
 from te_dispatch.core.environment import debug_setting, environment_layers
 from te_dispatch.core.errors import PolicyError
 from te_dispatch.core.manifest import CANONICAL
@@ -62,7 +62,7 @@ def doctor(as_json: bool, time_limit: float = TIME_LIMIT, tracebacks: bool = Fal
 
 def examine(time_limit: float = TIME_LIMIT) -> dict[str, Any]:
     """Everything that `doctor` tells, as plain data; ``problems`` is what makes it fail."""
-    snapshot = find(OPERATORS, _vetoes(time_limit))
+    snapshot = find(OPERATORS, fatal_manifests(time_limit))
     backends = list(snapshot.backends.values())
 
     def ask(backend: InstalledBackend) -> list[Answer]:
@@ -99,14 +99,6 @@ def examine(time_limit: float = TIME_LIMIT) -> dict[str, Any]:
     data["problems"] = [*_problems(data, known), *doubled]
     data["problems"] += [plugin["problem"]] if plugin and plugin["problem"] else []
     return data
-
-
-def _vetoes(time_limit: float) -> dict[importlib.metadata.EntryPoint, str]:
-    """Entry points that must not be imported here, because they ended a process that did, or never came to an end."""
-    points = list_entry_points()[0]
-    probes = [("manifest", str(i), f"{point.module}:{point.attr}") for i, point in enumerate(points)]
-    answers = run_probes(probes, time_limit, patient=False)
-    return {points[int(a.subject)]: f"{a.problem} while it was imported" for a in answers if a.ended}
 
 
 def _failure(failure: PluginFailure) -> dict[str, str]:

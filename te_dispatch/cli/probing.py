@@ -11,6 +11,7 @@ This module is also the child: `child` reads its request from standard input.
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -24,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from te_dispatch.core.devices import facts_problem, read_reason, unlisted_arch
+from te_dispatch.core.discovery import list_entry_points
 from te_dispatch.core.facts import UNKNOWN, FactValue
 from te_dispatch.core.failures import phrase, traceback_text
 from te_dispatch.core.manifest import Manifest
@@ -120,6 +122,15 @@ def run_probes(
             elif kind == "unavailable":
                 rest = [probe for probe in rest if probe[0] != "implementation"]
     return answers
+
+
+def fatal_manifests(time_limit: float = TIME_LIMIT) -> dict[importlib.metadata.EntryPoint, str]:
+    """Entry points that must not be imported here, because they ended a process that did, or never came to an end, with
+    the reason."""
+    points = list_entry_points()[0]
+    probes = [("manifest", str(i), f"{point.module}:{point.attr}") for i, point in enumerate(points)]
+    answers = run_probes(probes, time_limit, patient=False)
+    return {points[int(a.subject)]: f"{a.problem} while it was imported" for a in answers if a.ended}
 
 
 def _shown(subject: str) -> str:

@@ -328,7 +328,7 @@ def attention_bwd(
         with_dbias: also the gradient of `bias` (summed over the dimensions it broadcasts along).
 
     Returns:
-        dq, dk, dv of their operands' shapes, packed as `packing` says; dbias like bias; dsoftmax_offset fp32 (h,) for
-        ``learnable``.
+        dq, dk, dv of their operands' shapes and dtypes, packed as `packing` says, 0 in rows that take no part; dbias of
+        bias's shape and dtype; dsoftmax_offset fp32 (h,) for ``learnable``.
     """
     raise NotImplementedError

@@ -126,7 +126,20 @@ def rmsnorm_fwd(
 ) -> NormForward:
     """y = x * rstd * gamma with rstd = 1 / sqrt(mean(x^2) + eps) (Zhang and Sennrich, 2019).
 
-    Arguments and results as in `layernorm_fwd`; `mean` is None.
+    Arithmetic is fp32.
+
+    Args:
+        x: (..., N) float32, bfloat16 or float16.
+        gamma: (N,), of x's dtype or float32.
+        eps: added to the mean of the squares.
+        zero_centered_gamma: the factor is 1 + gamma.
+        residual: like x: the norm is of x + residual, rounded to x's dtype, which is returned as `residual_out`.
+        quantizer, usage: also cast y (from fp32, without rounding to `out_dtype` first) as `quantize` would.
+        with_y: return y beside y_quantized; without a quantizer y is always returned.
+        out_dtype: dtype of y and nominal dtype of y_quantized; None for x's.
+
+    Returns:
+        y, y_quantized, residual_out, mean (None), rstd (...,) fp32.
     """
     raise NotImplementedError
 
@@ -199,5 +212,15 @@ def rmsnorm_bwd(
     zero_centered_gamma: bool = False,
     add: torch.Tensor | None = None,
 ) -> NormBackward:
-    """Gradients of `rmsnorm_fwd`; as `layernorm_bwd` without mean, and dbeta None."""
+    """Gradients of `rmsnorm_fwd`.
+
+    Args:
+        dy: (..., N), gradient of y.
+        x: what was normalized (`residual_out` where there was a residual).
+        rstd: from the forward.
+        add: like x: the residual branch's gradient, added to dx before it is rounded.
+
+    Returns:
+        dx like x; dgamma like gamma, summed in fp32 over all rows; dbeta None.
+    """
     raise NotImplementedError

@@ -13,6 +13,8 @@ from te_dispatch.ops.results import DropoutAddForward, MoePermute, MoeUnpermuteB
 if TYPE_CHECKING:
     import torch
 
+    from te_dispatch.numerics.quantized import Operand
+
 
 def _dropout_shape(x: Any, residual: Any = None, *, dropout_p: float = 0.0, **_: Any) -> DropoutAddForward:
     import torch
@@ -215,19 +217,21 @@ def _permute_shape(x: Any, indices: Any, *, probs: Any = None, capacity: int | N
     facts=(Fact("capacity", "(capacity is not None)"),),
 )
 def moe_permute(
-    x: torch.Tensor, indices: torch.Tensor, *, probs: torch.Tensor | None = None, capacity: int | None = None
+    x: Operand, indices: torch.Tensor, *, probs: torch.Tensor | None = None, capacity: int | None = None
 ) -> MoePermute:
     """Sort tokens by expert: every (token, choice) becomes one row, rows of one expert adjacent and in token order.
 
     Args:
-        x: (T, K).
+        x: (T, K) float32, bfloat16 or float16, or a `Quantized` with a row-wise copy and canonical scales, of any
+            scaling but block_2d and nvfp4_rht.
         indices: int32 or int64 (T, top_k), the experts of each token; -1 drops the choice.
         probs: (T, top_k), carried along.
         capacity: rows of the result; choices beyond it are dropped. None for T * top_k.
 
     Returns:
-        permuted (rows, K), rows that no choice fills are 0; row_map int32 (T, top_k), each choice's row or -1;
-        probs (rows,), 0 where unfilled.
+        permuted (rows, K) like x, rows that no choice fills are 0. Of a `Quantized` it is a record with the row-wise
+        copy alone, whose rows' scales move with them; a scale of the whole tensor is x's own. row_map int32 (T, top_k),
+        each choice's row or -1; probs (rows,), 0 where unfilled.
     """
     raise NotImplementedError
 

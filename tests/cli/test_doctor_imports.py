@@ -78,6 +78,18 @@ def test_a_manifest_that_does_not_let_itself_be_imported_is_named(harmed, name):
     assert harmed.code == 1
 
 
+@pytest.mark.parametrize("verb", [("explain", "gemm"), ("ops",), ("policy", "show"), ("conformance",)], ids=" ".join)
+@pytest.mark.parametrize("name", ["aborts", "leaves"])
+def test_other_commands_name_it_and_end(tmp_path, run_process, name, verb):
+    """They ended without a word, and with the exit code that the manifest chose."""
+    source, told = _FATAL[name]
+    _plugin(tmp_path, name, source)
+    answer = run_process(tmp_path, *verb, path=tmp_path)
+    assert answer.code == 2 and answer.out == ""
+    assert f"the manifest of backend {name!r} of te-dispatch-{name} 9.9 {told}" in answer.err
+    assert not list(tmp_path.glob("te_dispatch_conformance*"))
+
+
 def test_the_rest_of_the_installation_is_shown(harmed):
     names = {backend["name"] for backend in harmed.json["backends"]}
     assert names >= {"reference", "torch", "talks", "zeta", *_ROWS}

@@ -31,8 +31,8 @@ _WORDS = {"scaling": SCALINGS, "encoding": tuple(ENCODINGS), "scale_layout": SCA
 
 
 def mistaken(trial: Trial) -> None:
-    """The changed calls that the oracle refuses raise a `ValueError` that names an argument, and write nothing; and the
-    right call is served behind them."""
+    """The changed calls that the oracle refuses raise a `ValueError` that names the argument, and write nothing; and
+    the right call is served behind them."""
     given = trial.arguments()
     # With 0 for all that says where something is: what only such contents show, which lie on the device, is no mistake.
     blank = {name: mapped(value, _blank) for name, value in given.items()}
@@ -51,7 +51,7 @@ def mistaken(trial: Trial) -> None:
             except Exception:
                 continue  # dispatch refuses it, and no implementation is asked
             try:
-                require_refusal(trial, arguments, ValueError)
+                require_refusal(trial, arguments, ValueError, name)
             except Declined:
                 continue
             except Failure as failure:

@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""Calls for which the contract asks for an error: it is raised, names an argument, and nothing was written before."""
+"""Calls for which the contract asks for an error: it is raised, names the argument, and nothing was written before."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import re
 from te_dispatch.conformance.checks import Check, anywhere
 from te_dispatch.conformance.checks.values import changed_inputs, synchronize
 from te_dispatch.conformance.space import Arguments
-from te_dispatch.conformance.transfer import tensors
+from te_dispatch.conformance.transfer import moved, tensors
 from te_dispatch.conformance.trial import Failure, Trial
 from te_dispatch.core.errors import Declined
 
 
 def raises(trial: Trial) -> None:
-    """`Space.raises` comes out of the call and names one of the operator's arguments, each of which is what it was."""
+    """`Space.raises` comes out of the call and names the argument; each argument is what it was."""
     wanted = trial.space.raises
     assert wanted is not None
     arguments = trial.on_device()
@@ -22,8 +22,29 @@ def raises(trial: Trial) -> None:
     require_refusal(trial, arguments, wanted)
 
 
-def require_refusal(trial: Trial, arguments: Arguments, wanted: type[Exception]) -> None:
-    """Call, and see that an error comes, that it names an argument, and that nothing was written before.
+def named(trial: Trial, error: Exception) -> set[str]:
+    """The operator's parameters that an error's message names."""
+    return set(re.findall(r"\w+", str(error))) & trial.subject.operator.signature.parameters.keys()
+
+
+def named_by_oracles(trial: Trial, arguments: Arguments) -> set[str]:
+    """The parameters that the oracle's errors of a call name; empty where it raises none."""
+    names = set()
+    for oracle in trial.oracle.subjects(trial.space.operator):
+        try:
+            oracle.call(moved(arguments, "cpu"))
+        except Exception as error:
+            names |= named(trial, error)
+    return names
+
+
+def require_refusal(trial: Trial, arguments: Arguments, wanted: type[Exception], changed: str | None = None) -> None:
+    """Call, and see that an error comes, that it names the argument, and that nothing was written before.
+
+    Arguments that do not fit together may be named each: those count that the oracle's error names.
+
+    Args:
+        changed: the argument that makes the call wrong, where it is known.
 
     Raises:
         Failure: it does not.
@@ -36,14 +57,24 @@ def require_refusal(trial: Trial, arguments: Arguments, wanted: type[Exception])
     except Declined:
         raise
     except wanted as error:
-        names = trial.subject.operator.signature.parameters
-        if names.keys().isdisjoint(re.findall(r"\w+", str(error))):
+        names = named(trial, error)
+        if not names:
             raise Failure(f"raised {wanted.__name__} without the name of an argument: {error}") from None
-        changed = changed_inputs(before, arguments)
-        if changed:
-            raise Failure(f"raised {wanted.__name__}, but had changed {', '.join(changed)}") from None
+        if changed not in names:
+            expected = named_by_oracles(trial, arguments)
+            if expected and names.isdisjoint(expected):
+                raise Failure(
+                    f"raised {wanted.__name__}, expected it to name {_listed(expected, changed)}: {error}"
+                ) from None
+        written = changed_inputs(before, arguments)
+        if written:
+            raise Failure(f"raised {wanted.__name__}, but had changed {', '.join(written)}") from None
         return
     raise Failure(f"returned, where the contract asks for {wanted.__name__}")
+
+
+def _listed(names: set[str], changed: str | None) -> str:
+    return " or ".join(sorted(names | ({changed} if changed else set())))
 
 
 CHECKS = (Check("raises", raises, anywhere, None, None, "the error that the contract asks for", of_errors=True),)
