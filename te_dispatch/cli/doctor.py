@@ -60,6 +60,10 @@ def doctor(as_json: bool, time_limit: float = TIME_LIMIT, tracebacks: bool = Fal
     return FOUND if data["problems"] else 0
 
 
+#: The probe of names that PyTorch does not document.
+_TORCH_PRIVATE = ("doctor", "", "te_dispatch.torch_private:examine")
+
+
 def examine(time_limit: float = TIME_LIMIT) -> dict[str, Any]:
     """Everything that `doctor` tells, as plain data; ``problems`` is what makes it fail."""
     snapshot = find(OPERATORS, fatal_manifests(time_limit))
@@ -68,7 +72,9 @@ def examine(time_limit: float = TIME_LIMIT) -> dict[str, Any]:
     def ask(backend: InstalledBackend) -> list[Answer]:
         return run_probes(probes_of(backend.manifest, snapshot.unusable), time_limit, backend.manifest)
 
-    with ThreadPoolExecutor(max_workers=max(1, len(backends))) as pool:
+    torch = _installed("torch")
+    with ThreadPoolExecutor(max_workers=1 + len(backends)) as pool:
+        private = pool.submit(run_probes, [_TORCH_PRIVATE] if torch else [], time_limit)
         asked = list(pool.map(ask, backends))
     answers = dict(zip((b.name for b in backends), asked))
     devices = _devices(backends, answers)
@@ -84,7 +90,8 @@ def examine(time_limit: float = TIME_LIMIT) -> dict[str, Any]:
     data: dict[str, Any] = {
         "python": platform.python_version(),
         "te_dispatch": te_dispatch.__version__,
-        "torch": _installed("torch"),
+        "torch": torch,
+        "torch_replaced": [name for answer in private.result() for name, _, _ in answer.value or ()],
         "transformer_engine": imported,
         "nvte_plugin": plugin,
         "devices": devices,
@@ -97,6 +104,7 @@ def examine(time_limit: float = TIME_LIMIT) -> dict[str, Any]:
     }
     data["tracebacks"] += [{"of": f"NVTE_PLUGIN={nvte_plugin.PLUGIN}", "traceback": failed}] if failed else []
     data["problems"] = [*_problems(data, known), *doubled]
+    data["problems"] += [f"PyTorch {torch}: {answer.problem}" for answer in private.result() if answer.problem]
     data["problems"] += [plugin["problem"]] if plugin and plugin["problem"] else []
     return data
 
@@ -265,6 +273,8 @@ def _problems(data: dict[str, Any], known: Known) -> list[str]:
 def _show(data: dict[str, Any], console: Console) -> None:
     torch = data["torch"] or "not installed"
     console.print(f"Python {data['python']}, te_dispatch {data['te_dispatch']}, torch {torch}")
+    for name in data["torch_replaced"]:
+        console.print(Text(f"  no {name}: a slower replacement serves", style="yellow"))
     console.print(Text(f"import transformer_engine: {data['transformer_engine']}\n"))
     if data["nvte_plugin"]:
         nvte_plugin.show(data["nvte_plugin"], console)

@@ -61,7 +61,7 @@ def form(value: Any) -> Any:
         return (_kind(value), tuple(value.shape), str(value.dtype), value.device.type)
     if isinstance(value, Quantized):
         return (
-            "Quantized", tuple(value.shape), value.encoding, value.scaling, value.scale_layout, str(value.dtype),
+            "Quantized", _tuple(value.shape), value.encoding, value.scaling, value.scale_layout, str(value.dtype),
             value.device.type,
             *(form(getattr(value, name)) for name in ("row_data", "col_data", "row_scale_inv", "col_scale_inv")),
             form(value.global_scale_inv),
@@ -73,6 +73,11 @@ def form(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return (type(value).__name__, *(form(item) for item in value))
     return type(value).__name__
+
+
+def _tuple(shape: Any) -> Any:
+    """A record's shape, which is a tuple of int, as its holders compare and hash it."""
+    return tuple(shape) if isinstance(shape, tuple) and all(type(size) is int for size in shape) else repr(shape)
 
 
 def _kind(value: torch.Tensor) -> str:
@@ -99,6 +104,8 @@ def differing_form(actual: Any, expected: Any, where: str = "result") -> str | N
             one, other = getattr(actual, name), getattr(expected, name)
             if name == "device":
                 one, other = one.type, other.type
+            if name == "shape":
+                one, other = _tuple(one), _tuple(other)
             if form(one) != form(other) or (isinstance(one, str) and one != other):
                 return f"{where}.{name} is {_words(one)}, expected {_words(other)}"
     return f"{where} is {_words(actual)}, expected {_words(expected)}"

@@ -10,12 +10,16 @@ from __future__ import annotations
 import gc
 import os
 import random
+import signal
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from te_dispatch.torch_private import dispatch_modes, function_modes
 
 
 @dataclass(frozen=True)
@@ -27,12 +31,14 @@ class Setting:
         read: its value now; values are compared with ``==``, tensors by their elements.
         write: puts a value back; None where nothing can.
         shown: whether the values mean something to a reader of the message.
+        imported: whether modules that a call imports may change it.
     """
 
     name: str
     read: Callable[[], Any]
     write: Callable[[Any], Any] | None = None
     shown: bool = True
+    imported: bool = False
 
 
 #: Halved in the calling thread's floating-point mode, which shows whether subnormals are flushed. Not constants of an
@@ -74,6 +80,11 @@ def _common() -> tuple[Setting, ...]:
         ),
         Setting("Python's garbage collection", gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
         Setting("the working directory", os.getcwd, os.chdir),
+        Setting("the environment's variables", lambda: dict(os.environ), _set_environment, False, imported=True),
+        Setting("the filters of warnings", lambda: list(warnings.filters), _set_filters, False, imported=True),
+        Setting("handlers of signals", _handlers),
+        Setting("Python's recursion limit", sys.getrecursionlimit, sys.setrecursionlimit),
+        Setting("whether uninitialized memory is filled", *_attribute(torch.utils.deterministic, _FILLED)),
         Setting("the deterministic mode", torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
         Setting(
             "the precision of float32 products",
@@ -81,7 +92,7 @@ def _common() -> tuple[Setting, ...]:
             torch.set_float32_matmul_precision,
         ),
         *(
-            Setting(f"torch.backends.{where}.{name}", _getter(owner, name), _setter(owner, name))
+            Setting(f"torch.backends.{where}.{name}", *_attribute(owner, name))
             for where, owner, names in (
                 ("cuda.matmul", matmul, ("allow_tf32", "allow_fp16_reduced_precision_reduction",
                                          "allow_bf16_reduced_precision_reduction")),
@@ -95,7 +106,7 @@ def _common() -> tuple[Setting, ...]:
 
 def _modes() -> tuple[int, int]:
     """How many modes of ``__torch_dispatch__`` and ``__torch_function__`` are entered."""
-    return torch._C._len_torch_dispatch_stack(), torch._C._len_torch_function_stack()
+    return dispatch_modes(), function_modes()
 
 
 def _attention(name: str) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
@@ -126,12 +137,28 @@ def _set_autocast(values: tuple[Any, ...]) -> None:
     torch.set_autocast_cache_enabled(values[4])
 
 
-def _getter(owner: Any, name: str) -> Callable[[], Any]:
-    return lambda: getattr(owner, name)
+def _attribute(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], None]]:
+    """Reader and writer of an attribute."""
+    return (lambda: getattr(owner, name)), (lambda value: setattr(owner, name, value))
 
 
-def _setter(owner: Any, name: str) -> Callable[[Any], None]:
-    return lambda value: setattr(owner, name, value)
+def _set_environment(values: Mapping[str, str]) -> None:
+    for name in os.environ.keys() - values.keys():
+        del os.environ[name]
+    os.environ.update(values)
+
+
+def _set_filters(filters: list[Any]) -> None:
+    warnings.filters[:] = filters  # type: ignore[index]
+
+
+#: Signals that programs and their test frameworks handle.
+_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGALRM", "SIGCHLD") if hasattr(signal, name))
+_FILLED = "fill_uninitialized_memory"
+
+
+def _handlers() -> tuple[Any, ...]:
+    return tuple(map(signal.getsignal, _SIGNALS))
 
 
 def _numpy() -> tuple[Setting, ...]:
@@ -174,13 +201,15 @@ class World:
     def __init__(self, device: torch.device) -> None:
         self._settings = (*_shared(), *_numpy(), *_on(device))
         self._values = tuple(setting.read() for setting in self._settings)
+        self._modules = len(sys.modules)
 
     def changes(self) -> list[str]:
         """What has changed since, in words. All that can be put back is put back."""
         found = []
+        imported = len(sys.modules) != self._modules
         for setting, before in zip(self._settings, self._values):
             now = setting.read()
-            if not _equal(before, now):
+            if not _equal(before, now) and not (imported and setting.imported):
                 found.append(f"{setting.name}: was {before}, is {now}" if setting.shown else setting.name)
                 if setting.write is not None:
                     setting.write(before)

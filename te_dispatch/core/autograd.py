@@ -17,8 +17,9 @@ def below_autograd(function: Callable[..., Any]) -> Callable[..., Any]:
     """
     import torch  # which such a function has imported: the runtime itself does without
 
-    asked: Callable[[], bool] | None = getattr(torch._C, "_is_any_autocast_enabled", None)
-    recording, record = torch.is_grad_enabled, torch._C._set_grad_enabled
+    from te_dispatch.torch_private import any_autocast, set_grad_enabled
+
+    recording = torch.is_grad_enabled
     accelerator = torch.accelerator.current_accelerator()
     slow_path = _without_kind("cpu", function)
     if accelerator is not None:
@@ -26,16 +27,16 @@ def below_autograd(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def call(*args: Any, **keywords: Any) -> Any:
-        if torch.compiler.is_dynamo_compiling() or asked is None or asked():
+        if torch.compiler.is_dynamo_compiling() or any_autocast():
             with torch.no_grad():
                 return slow_path(*args, **keywords)
         if not recording():
             return function(*args, **keywords)
-        record(False)  # a third of what torch.no_grad takes
+        set_grad_enabled(False)  # a third of what torch.no_grad takes
         try:
             return function(*args, **keywords)
         finally:
-            record(True)
+            set_grad_enabled(True)
 
     return call
 

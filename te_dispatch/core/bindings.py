@@ -13,7 +13,9 @@ from te_dispatch.core.operator import OPERATORS, Operator
 from te_dispatch.core.policy import Policy, merge
 
 if TYPE_CHECKING:
+    from te_dispatch.core.facts import DeviceFacts
     from te_dispatch.core.manager import OpManager
+    from te_dispatch.core.snapshot import Snapshot
 
 #: Called after every operator call: (operator, the implementation that ran, arguments by position, result).
 Observer = Callable[[Operator, Accepted, tuple[Any, ...], Any], None]
@@ -26,6 +28,8 @@ class Bindings:
     process: the layers below them.
     observer: told of every call, or None.
     token: equal for bindings that resolve alike. Compiled graphs guard on it.
+    operand_formats: what `te_dispatch.ops.gemm_operand_format` answered, by its arguments, with the registry and the
+        device's facts that it answered for. As many entries as there are pairs of encodings and scalings in use.
     """
 
     def __init__(
@@ -41,6 +45,7 @@ class Bindings:
         self.observer = observer
         self.token = process.token(layers)
         self._policy: Policy | None = None
+        self.operand_formats: dict[Any, tuple[Snapshot, DeviceFacts, Any]] = {}
         self.dispatchers: dict[str, Dispatcher] = {}
         for operator in OPERATORS.values():
             setattr(self, operator.name, self._first_call(operator))

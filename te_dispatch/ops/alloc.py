@@ -62,11 +62,12 @@ def _look_up() -> None:
     global _looked_up, _empty_strided_cuda, _current_cuda, _only_cuda
     import torch
 
+    from te_dispatch import torch_private
+
     _looked_up = True
-    _current_cuda = getattr(torch._C, "_cuda_getDevice", None)
-    if _current_cuda is not None:
-        guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
-        _empty_strided_cuda = getattr(guards, "_empty_strided_cuda", None)
+    if torch_private.empty_strided_cuda is not None and torch.cuda.is_available():
+        _current_cuda = torch_private.current_device
+        _empty_strided_cuda = torch_private.empty_strided_cuda
         _only_cuda = torch.device("cuda", 0) if torch.cuda.device_count() == 1 else None
         direct[1] = None if _only_cuda is not None else _current_cuda
         direct[0] = _empty_strided_cuda if _override is None else None

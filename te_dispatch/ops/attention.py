@@ -324,7 +324,8 @@ def attention_bwd(
 
     Args:
         dout: gradient of the output, of its shape. q, k, v, out, lse, saved and the options: as the forward had them.
-        s_quantizer, dp_quantizer, dqkv_quantizer: FP8 attention: casts of p, of its gradient, of the results.
+        s_quantizer, dp_quantizer, dqkv_quantizer: FP8 attention: casts of p, of its gradient, of dq, dk and dv (each
+            its own cast; a delayed one's amax is that of all three).
         with_dbias: also the gradient of `bias` (summed over the dimensions it broadcasts along).
 
     Returns:

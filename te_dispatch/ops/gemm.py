@@ -83,6 +83,18 @@ def bound_operand_formats(
     bindings: Bindings, device: Any, a: tuple[str, str], b: tuple[str, str], layout: str
 ) -> tuple[tuple[str, str], tuple[str, str]]:
     """`operand_format` of the GEMM that `bindings` choose for operands of (encoding, scaling) `a` and `b`."""
+    manager, key = bindings.manager, (device, a, b, layout)
+    snapshot, facts = manager.snapshot, manager.device_facts(device)
+    known = bindings.operand_formats.get(key)
+    if known is None or known[0] is not snapshot or known[1] is not facts:
+        found = _resolved_formats(bindings, snapshot, facts, a, b, layout)
+        known = bindings.operand_formats[key] = snapshot, facts, found
+    return known[2]
+
+
+def _resolved_formats(
+    bindings: Bindings, snapshot: Any, facts: Any, a: tuple[str, str], b: tuple[str, str], layout: str
+) -> tuple[tuple[str, str], tuple[str, str]]:
     manager, operator = bindings.manager, OPERATORS["gemm"]
     call = {
         **operator.default_facts(),
@@ -91,7 +103,7 @@ def bound_operand_formats(
     # Shapes and the rounding of sums are left unknown: they do not decide which copy is read.
     for name in ("split_accumulator", "split_accumulator.default", "out_dtype", "out_dtype.default", "bias"):
         call.pop(name, None)
-    decision = resolve(operator, call, manager.device_facts(device), bindings.policy, manager.snapshot)
+    decision = resolve(operator, call, facts, bindings.policy, snapshot)
     if decision.chosen is None:
         raise NoImplementation(decision.table())
     chosen = decision.chosen
@@ -201,7 +213,8 @@ def gemm(
 
             ``gelu``: out = gelu(z), tanh form, and the result's `aux` is z (rounded to the output dtype, or
             quantized by `aux_quantizer`).
-            ``dgelu``: out = product * gelu'(aux), with `aux` the z of the forward; dbias (n,) = column sums of out.
+            ``dgelu``: out = product * gelu'(aux), with `aux` the z of the forward; dbias (n,) = column sums of that,
+            in fp32, before it is rounded, accumulated or quantized.
             ``bgrad_b``: dbias (n,) = sum over k of b (layout TN with b the output gradient).
             ``bgrad_a``: dbias (m,) = sum over k of a (layout TN with a the output gradient).
         out_dtype: None for out's dtype, else a's (nominal, if quantized).

@@ -72,7 +72,7 @@ def softmax_fwd(
 def softmax_bwd(
     dy: torch.Tensor, y: torch.Tensor, *, scale: float = 1.0, out_dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """dx = scale * y * (dy - sum_j dy_j y_j), in fp32.
+    """dx = scale * y * (dy - sum_j dy_j y_j), in fp32, rounded once.
 
     Args:
         dy, y: gradient and value of the forward's result.

@@ -229,9 +229,9 @@ def moe_permute(
         capacity: rows of the result; choices beyond it are dropped. None for T * top_k.
 
     Returns:
-        permuted (rows, K) like x, rows that no choice fills are 0. Of a `Quantized` it is a record with the row-wise
-        copy alone, whose rows' scales move with them; a scale of the whole tensor is x's own. row_map int32 (T, top_k),
-        each choice's row or -1; probs (rows,), 0 where unfilled.
+        permuted (rows, K) like x, rows that no choice fills are 0, scales too. Of a `Quantized` it is a record with the
+        row-wise copy alone, whose rows' scales move with them; a scale of the whole tensor is x's own. row_map int32
+        (T, top_k), each choice's row or -1; probs (rows,), 0 where unfilled.
     """
     raise NotImplementedError
 
@@ -274,5 +274,8 @@ def _unpermute_bwd_shape(dy: Any, x: Any, row_map: Any, *, probs: Any = None) ->
 def moe_unpermute_bwd(
     dy: torch.Tensor, x: torch.Tensor, row_map: torch.Tensor, *, probs: torch.Tensor | None = None
 ) -> MoeUnpermuteBackward:
-    """Gradient of `moe_unpermute`: dinput like x, dprobs like probs. (`moe_permute`'s gradient is `moe_unpermute`.)"""
+    """Gradient of `moe_unpermute`: dinput like x, dprobs like probs. (`moe_permute`'s gradient is `moe_unpermute`.)
+
+    The dprobs of a dropped choice, and the rows of dinput that no choice takes, are 0, whatever dy holds.
+    """
     raise NotImplementedError

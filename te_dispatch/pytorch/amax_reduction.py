@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from te_dispatch.torch_private import foreach_copy
+
 #: Entries of the smallest buffer. Lists that differ still meet in buffers of one length, short of this many amaxes.
 _CAPACITY = 1024
 #: Entries of a checksum: two numbers of 24 bits, which float32 holds exactly, each with its negative. The maxima of
@@ -194,7 +196,7 @@ class AmaxReduction:
     @staticmethod
     def _take(buffer: Buffer, amaxes: torch.Tensor) -> None:
         parts = amaxes.split(buffer.sizes)
-        torch._foreach_copy_(buffer.rows, [parts[place] for place in buffer.places])
+        foreach_copy(buffer.rows, [parts[place] for place in buffer.places])
 
     def _last_differed(self, device: torch.device) -> bool:
         """Whether checksums differed in the last reduction on a device: it took over nothing, and all ranks know."""

@@ -38,7 +38,7 @@ from te_dispatch.pytorch.attention_masks import (
     starts_bottom_right,
 )
 from te_dispatch.pytorch.constants import AttnTypes
-from te_dispatch.pytorch.known_calls import LOOKS, unwatched
+from te_dispatch.pytorch.known_calls import SignatureCache, unwatched
 from te_dispatch.pytorch.module_state import SavedModule
 from te_dispatch.pytorch.parallel import ContextParallelModule, forked, require_one_context_rank
 from te_dispatch.pytorch.randomness import draw_rng_state
@@ -256,8 +256,11 @@ class DotProductAttention(SavedModule, ContextParallelModule):
             or alibi_slopes is not None or checkpoint_core_attention or torch.compiler.is_compiling()
         ):  # fmt: skip
             if self._known and unwatched():
-                for known in self._known:
+                calls = self._known
+                for index, known in enumerate(calls):
                     if known.serves(given, arguments):
+                        if index:
+                            calls.use(index, known)
                         return run_attention(*as_given(*given), None, None, known.call)  # type: ignore[no-any-return]
             settled = self._settled  # the one that is forgotten if an attribute is set meanwhile
             key = call_key(given, *arguments, _deterministic())
@@ -288,7 +291,9 @@ class DotProductAttention(SavedModule, ContextParallelModule):
         options = self._options(operands, layout, masking, bounds, bias_type, softcap)
         options, tensors, bias = spell_out(options, tensors, operands, core_attention_bias, masking.bottom_right)
         call = AttentionCall(options, tensors)
-        if key is not None and bias is None and not call.tensors and len(settled) < _SETTLED:
+        if key is not None and bias is None and not call.tensors:
+            if len(settled) >= _SETTLED:
+                settled.clear()
             settled[key] = call
             call = self._learning(call, given, arguments)
         if checkpoint_core_attention and torch.is_grad_enabled():
@@ -299,18 +304,18 @@ class DotProductAttention(SavedModule, ContextParallelModule):
         super().__setattr__(name, value)
         # What calls without masks, lengths and biases were checked and worked out to be, by `call_key`. It depends on
         # that and on attributes: setting any forgets all. And the kinds of training steps among them.
-        self.__dict__["_settled"], self.__dict__["_known"] = {}, ()
+        self.__dict__["_settled"], self.__dict__["_known"] = {}, SignatureCache()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_settled": {}, "_known": ()}
+        return {**self.__dict__, "_settled": {}, "_known": SignatureCache()}
 
     def _learning(self, call: AttentionCall, given: Given, arguments: tuple[Any, ...]) -> AttentionCall:
         """The call, or what has the Function tell of its steps where they are to be known."""
-        options, settled = call.options, self._settled
+        options, settled, calls = call.options, self._settled, self._known
         if (
-            len(self._known) >= LOOKS or options.dropout_p or options.with_max_logit
+            options.dropout_p or options.with_max_logit
             or self.softmax_type == "learnable" or not unwatched() or scopes.capture().observer is not None
-            or not any(x is not None and x.requires_grad for x in given)
+            or not any(x is not None and x.requires_grad for x in given) or not calls.admits()
         ):  # fmt: skip
             return call
         known = KnownAttention(given, arguments, options.packing if options.joined == 0 else None)
@@ -318,7 +323,7 @@ class DotProductAttention(SavedModule, ContextParallelModule):
         def learn(found: AttentionCall) -> None:
             if self._settled is settled:  # else it was forgotten meanwhile
                 known.call = found
-                self.__dict__["_known"] = (*self._known, known)
+                calls.add(known)
 
         return call.learning(learn)
 

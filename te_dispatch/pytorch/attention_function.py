@@ -250,10 +250,12 @@ def _settled_gradients(
     """Gradients of q, k and v of a call that `steps` have served."""
     options = steps.call.options
     operands, saved = _split(q, k, v, options), steps.left(extra)
+    if not dout.is_contiguous():  # expanded, as the gradient of a sum is
+        dout = dout.contiguous()
     grads = steps.gradients(dout, operands, out, lse, saved)
     if grads is not None:
         return _as_given(grads, options, steps)
-    shaped = dout.contiguous().view(out.shape)
+    shaped = dout.view(out.shape)
     grads = ops.attention_bwd(shaped, *operands, out, lse, saved, **steps.call.fixed)
     found = _as_given(grads, options)
     if steps.backward is None:

@@ -15,6 +15,7 @@ from te_dispatch.common.recipe import DelayedScaling, Recipe
 from te_dispatch.pytorch import regions, scale_update
 from te_dispatch.pytorch.compile import call_outside_graph, exporting, register_call
 from te_dispatch.pytorch.compile.recipes import default_name, intern_group, intern_recipe, recipe_named
+from te_dispatch.torch_private import graph_task
 
 
 class AutocastState:
@@ -157,7 +158,7 @@ class autocast:
                 if not exporting():
                     call_outside_graph(_LEFTOVERS)
                     thread.traced = []
-            elif torch._C._current_graph_task_id() == -1:
+            elif graph_task() == -1:
                 scale_update.update_leftover_backward_scales()
         thread.state = self._state
         return self
@@ -178,7 +179,7 @@ class autocast:
                 scale_update.update_traced(traced)
             return
         # Inside a backward this is a checkpoint's recomputation, whose first forward has updated already.
-        if torch._C._current_graph_task_id() != -1:
+        if graph_task() != -1:
             return
         trainer = scale_update.trainer()
         if trainer.has_forward_updates() and trains():

@@ -32,6 +32,7 @@ from typing import Any
 import torch
 
 from te_dispatch.pytorch.delayed_scales import StateError
+from te_dispatch.torch_private import rebuild_tensor
 
 #: By name, what `DelayedScales.as_data` gives.
 States = dict[str, dict[str, Any]]
@@ -145,7 +146,7 @@ def _storage(content: bytes) -> Any:
 
 _ALLOWED: dict[tuple[str, str], Callable[..., Any]] = {
     ("collections", "OrderedDict"): OrderedDict,
-    ("torch._utils", "_rebuild_tensor_v2"): torch._utils._rebuild_tensor_v2,
+    ("torch._utils", "_rebuild_tensor_v2"): rebuild_tensor,
     ("torch.storage", "_load_from_bytes"): _storage,
 }
 

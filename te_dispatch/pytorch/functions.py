@@ -8,9 +8,7 @@ from typing import Any
 
 import torch
 
-# Private to PyTorch; a release without them is served by its own `apply`.
-_transforms_active: Any = getattr(torch._C, "_are_functorch_transforms_active", None)
-_unwrap_if_dead: Any = getattr(getattr(torch._C, "_functorch", None), "unwrap_if_dead", None)
+from te_dispatch.torch_private import transforms_active, unwrap_if_dead
 
 _TRANSFORMS = (
     "modules and functions of te_dispatch.pytorch do not support the transforms of torch.func (grad, vjp, vmap, jvp, "
@@ -28,15 +26,15 @@ def applied(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     Raises:
         NotImplementedError: inside a transform of torch.func.
     """
-    if _transforms_active is None or _unwrap_if_dead is None:
+    if transforms_active is None or unwrap_if_dead is None:
         return function.apply
     direct = super(torch.autograd.Function, function).apply  # type: ignore[misc]
 
     def apply(x: Any, *rest: Any) -> Any:
         if torch.compiler.is_dynamo_compiling():
             return function.apply(x, *rest)
-        if _transforms_active():
+        if transforms_active():
             raise NotImplementedError(_TRANSFORMS)
-        return direct(_unwrap_if_dead(x), *rest)
+        return direct(unwrap_if_dead(x), *rest)
 
     return apply

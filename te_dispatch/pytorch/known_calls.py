@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import is_grad_enabled
-from torch._C import _current_graph_task_id
-from torch._C._autograd import _top_saved_tensors_default_hooks as saved_tensors_hooks
 from torch.compiler import is_dynamo_compiling
 
 from te_dispatch.core import scopes
@@ -22,18 +20,52 @@ from te_dispatch.ops.checks.likeness import PLAIN, Likeness, alike
 from te_dispatch.pytorch.autocast import thread
 from te_dispatch.pytorch.module_state import ScaledModule
 from te_dispatch.pytorch.scoped import autocast_off
+from te_dispatch.torch_private import graph_task, saved_tensors_hooks
 
 if TYPE_CHECKING:
     from te_dispatch.pytorch.casts import Plan
 
-#: How many kinds of input a module keeps in mind.
-LOOKS = 4
+#: Input signatures that a module keeps: more than the sequence lengths that a bucketing data loader has.
+MAX_SIGNATURES = 64
+#: Of so many calls that a full cache does not hold, one is captured: where there are more signatures than are kept,
+#: capturing each of them costs more than it saves.
+_MISSES_PER_CAPTURE = 8
+
+
+class SignatureCache(list[Any]):
+    """What a module knows of calls, the most recently used first; the least recently used is evicted.
+
+    To invalidate it, replace it by a new one. A thread that still uses the old one then changes nothing that others
+    see. Threads that change one at the same time may evict, or keep twice, an entry more; none gets a wrong one.
+    """
+
+    __slots__ = ("_misses",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._misses = 0
+
+    def admits(self) -> bool:
+        """Whether a call that it does not hold is to be captured."""
+        if len(self) < MAX_SIGNATURES:
+            return True
+        self._misses += 1
+        return self._misses % _MISSES_PER_CAPTURE == 0
+
+    def use(self, index: int, entry: Any) -> None:
+        """Say that the entry, found at an index, is in use."""
+        del self[index : index + 1]
+        self.insert(0, entry)
+
+    def add(self, entry: Any) -> None:
+        self.insert(0, entry)
+        del self[MAX_SIGNATURES:]
 
 
 def unwatched() -> bool:
     """Whether a forward that is called now records gradients, and nothing looks into it: no compiler, torch.autocast,
     recomputation or hook on saved tensors."""
-    return autocast_off() and _current_graph_task_id() == -1 and is_grad_enabled() and saved_tensors_hooks(True) is None
+    return autocast_off() and graph_task() == -1 and is_grad_enabled() and saved_tensors_hooks(True) is None
 
 
 class Known:
@@ -65,7 +97,7 @@ class KnowingModule(ScaledModule):
     def __init__(self) -> None:
         super().__init__()
         #: They rest on the plan: they go where it goes.
-        self._known: tuple[Known, ...] = ()
+        self._known = SignatureCache()
 
     def _recognized(self, *tensors: torch.Tensor) -> Any:
         """The Function's options for a call with these tensors, the input first; None if it is of no known kind.
@@ -77,8 +109,11 @@ class KnowingModule(ScaledModule):
         if is_dynamo_compiling() or not self._known or not unwatched():
             return None
         state, scope, count = thread.state, scopes.capture(), len(tensors)
-        for known in self._known:
+        calls = self._known
+        for index, known in enumerate(calls):
             if known.state is state and known.scope is scope and known.count == count and known.fits(*tensors):
+                if index:
+                    calls.use(index, known)
                 if known.group is not None:
                     known.group.dirty = True
                 return known.options
@@ -90,7 +125,7 @@ class KnowingModule(ScaledModule):
         Args:
             tensors: what `_recognized` will be given, the input as it came; None for those that are absent.
         """
-        if is_dynamo_compiling() or len(self._known) >= LOOKS or not options.trains or not unwatched():
+        if is_dynamo_compiling() or not options.trains or not unwatched() or not self._known.admits():
             return
         state, scope = thread.state, scopes.capture()
         outside = plan is None and state is None
@@ -104,11 +139,10 @@ class KnowingModule(ScaledModule):
         ):
             return
         fits, group = alike(present, [True] * len(present)), None if plan is None else plan.forward_group
-        count = len(present)
+        count, calls = len(present), self._known
 
         # It refers to neither the options nor the tensors: a cycle would keep the module, and them, until a collection.
         def learn(settled: Any) -> None:
-            if plan is None or plan is self._plan:  # else another thread has forgotten it meanwhile
-                self._known = (*self._known, Known(state, scope, count, fits, group, settled))
+            calls.add(Known(state, scope, count, fits, group, settled))
 
         options.learn = learn

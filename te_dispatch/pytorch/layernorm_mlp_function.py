@@ -220,10 +220,12 @@ class LayerNormMLPFunction(torch.autograd.Function):
         wants, steps = ctx.needs_input_grad, ctx.steps
         saved = list(taken(ctx))
         x, gamma, mean, rstd = saved[:4]
+        if not dy.is_contiguous():  # expanded, as the gradient of a sum is
+            dy = dy.contiguous()
         if steps is not None and wants == steps.needs and steps.serves(dy):
             dnorm, dw1, db1, dw2, db2 = steps.gradients(dy, saved)
         else:
-            dnorm, dw1, db1, dw2, db2 = _gradients(ctx, dy.contiguous(), saved)
+            dnorm, dw1, db1, dw2, db2 = _gradients(ctx, dy, saved)
         if options.sinks is not None:
             into = options.sinks
             (dw1,), (dw2,) = (to.returned() if want else [None] for to, want in zip(into, (wants[3], wants[5])))

@@ -11,6 +11,7 @@ import torch
 from te_dispatch.pytorch.arguments import reject_unsupported
 from te_dispatch.pytorch.boundary import arrived, operand, outgoing
 from te_dispatch.pytorch.functions import applied
+from te_dispatch.pytorch.known_calls import SignatureCache
 from te_dispatch.pytorch.linear_module import LinearModule
 from te_dispatch.pytorch.linear_steps import (
     LinearOptions,
@@ -165,7 +166,7 @@ class Linear(LinearModule):
     @save_original_input.setter
     def save_original_input(self, value: bool) -> None:
         self._saves_input = bool(value)
-        self._known = ()  # they keep the quantized copy
+        self._known = SignatureCache()  # they keep the quantized copy
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.use_bias}"

@@ -260,6 +260,9 @@ def _settled_backward(
     whole = ctx.needs_input_grad == steps.needs
     if whole:
         gradients = steps.gradients(dy, x, weight)
+        if gradients is None and not dy.is_contiguous():  # expanded, as the gradient of a sum is
+            dy = dy.contiguous()
+            gradients = steps.gradients(dy, x, weight)
         if gradients is not None:
             return gradients
     wanted = _wanted(steps.product.dtypes, *needs)

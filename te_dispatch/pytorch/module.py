@@ -13,7 +13,7 @@ from te_dispatch import ops
 from te_dispatch.common.recipe import DelayedScaling, Recipe
 from te_dispatch.core import scopes
 from te_dispatch.numerics.quantized import Quantized
-from te_dispatch.ops.checks.likeness import Likeness, alike
+from te_dispatch.ops.checks.likeness import alike
 from te_dispatch.pytorch import regions, scale_update
 from te_dispatch.pytorch.autocast import AutocastState, thread, trains
 from te_dispatch.pytorch.boundary import operand
@@ -30,15 +30,14 @@ from te_dispatch.pytorch.compile import (
 from te_dispatch.pytorch.compile.recipes import group_numbered, recipe_named
 from te_dispatch.pytorch.delayed_scales import DelayedScales
 from te_dispatch.pytorch.gemm_steps import as_dtype
-from te_dispatch.pytorch.known_calls import LOOKS, KnowingModule
+from te_dispatch.pytorch.known_calls import KnowingModule, SignatureCache
 from te_dispatch.pytorch.parallel import ParallelModule
 from te_dispatch.pytorch.quantized_tensor import plain
 from te_dispatch.pytorch.quantizer_role import AskingModule, ModuleRoles
 from te_dispatch.pytorch.scoped import autocast_off
 from te_dispatch.pytorch.state_views import StateViews
 from te_dispatch.pytorch.weight_grads import WeightGradModule
-
-_current_graph_task = torch._C._current_graph_task_id
+from te_dispatch.torch_private import graph_task
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -84,7 +83,7 @@ class GemmModule(KnowingModule, WeightGradModule, ParallelModule, AskingModule, 
         self._cached_of: tuple[torch.Tensor, ...] = ()
         self._ran_unowned = False
         #: What `_familiar` knows: comparisons, and the number of features each was checked for.
-        self._looks: tuple[tuple[Likeness, int], ...] = ()
+        self._looks = SignatureCache()
 
     # -- the plan of a call ---------------------------------------------------------------------------------------
 
@@ -100,7 +99,7 @@ class GemmModule(KnowingModule, WeightGradModule, ParallelModule, AskingModule, 
         """
         if torch.compiler.is_compiling():
             return self._begin_traced(x, boundary), None
-        if _current_graph_task() != -1:
+        if graph_task() != -1:
             return self._recomputed(x, boundary)
         state = thread.state
         if state is None or not (state.enabled or state.calibrating):
@@ -169,7 +168,7 @@ class GemmModule(KnowingModule, WeightGradModule, ParallelModule, AskingModule, 
     def _join(self, plan: Plan) -> None:
         """Have this thread's groups update the plan's states; what was made for others is forgotten."""
         if plan.join():
-            self._known = ()
+            self._known = SignatureCache()
             self._traced_plans = TracedPlans()
 
     def _record(self, plan: Plan, targets: Sequence[regions.Region]) -> Plan | None:
@@ -207,7 +206,7 @@ class GemmModule(KnowingModule, WeightGradModule, ParallelModule, AskingModule, 
         before = self._scales_identity()
         if isinstance(recipe, DelayedScaling):
             forward, backward = self._scales_for(recipe, device)
-        self._known = ()
+        self._known = SignatureCache()
         self._plan = plan = build_plan(
             recipe,
             device,
@@ -223,7 +222,7 @@ class GemmModule(KnowingModule, WeightGradModule, ParallelModule, AskingModule, 
 
     def _recomputed(self, x: torch.Tensor, boundary: bool) -> tuple[Plan | None, Plan | None]:
         """The plan of a forward that runs inside a backward: that of the first forward."""
-        task = torch._C._current_graph_task_id()
+        task = graph_task()
         targets, source = regions.find()
         plan = None if source is None else source.replay(self, task)
         state = thread.state
@@ -266,7 +265,7 @@ class GemmModule(KnowingModule, WeightGradModule, ParallelModule, AskingModule, 
         state = thread.state
         if state is None or not state.calibrating or state.enabled or exporting():
             return False
-        return torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1
+        return torch.compiler.is_compiling() or graph_task() == -1
 
     # -- quantized weights ----------------------------------------------------------------------------------------
 
@@ -304,9 +303,12 @@ class GemmModule(KnowingModule, WeightGradModule, ParallelModule, AskingModule, 
         """
         if not isinstance(inp, torch.Tensor) or not autocast_off():
             return False
-        for fits, known in self._looks:
-            if fits(inp, weight):
-                return known == features
+        looks = self._looks
+        for index, look in enumerate(looks):
+            if look[0](inp, weight):
+                if index:
+                    looks.use(index, look)
+                return bool(look[1] == features)
         return False
 
     def _checked_input(self, inp: torch.Tensor, weight: torch.Tensor, features: int) -> torch.Tensor:
@@ -332,8 +334,8 @@ class GemmModule(KnowingModule, WeightGradModule, ParallelModule, AskingModule, 
         if not self.takes_quantized:
             inp = plain(inp)
         x = inp.contiguous()
-        if x is given and x.numel() and len(self._looks) < LOOKS and autocast_off() and type(x) is torch.Tensor:
-            self._looks = (*self._looks, (alike((x, weight), (True, False)), features))
+        if x is given and x.numel() and autocast_off() and type(x) is torch.Tensor and self._looks.admits():
+            self._looks.add((alike((x, weight), (True, False)), features))
         return x
 
     def _run_function(self, apply: Callable[..., Any], plan: Plan | None, *arguments: Any) -> Any:
@@ -370,7 +372,7 @@ class GemmModule(KnowingModule, WeightGradModule, ParallelModule, AskingModule, 
 
     def _forget_plan(self) -> None:
         self._plan = None
-        self._known = ()
+        self._known = SignatureCache()
         self._traced_plans = TracedPlans()
         self._forget_weights()
 
@@ -388,8 +390,8 @@ class GemmModule(KnowingModule, WeightGradModule, ParallelModule, AskingModule, 
             _cached_weights=None,
             _cached_for=None,
             _cached_of=(),
-            _looks=(),
-            _known=(),
+            _looks=SignatureCache(),
+            _known=SignatureCache(),
             _answers=ModuleRoles(type(self).__name__),  # a recipe may not be picklable
         )
         return state

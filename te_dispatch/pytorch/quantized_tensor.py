@@ -16,6 +16,7 @@ import torch
 from te_dispatch import ops
 from te_dispatch.numerics.quantized import FakeQuantized, Quantized
 from te_dispatch.numerics.quantizers import DelayedQuantizer, Quantizer, options_of, quantizer_of
+from te_dispatch.torch_private import disabled_torch_function, make_wrapper_subclass
 
 #: The tensors of a record, as attributes of the subclass.
 _PARTS = ("_row_data", "_col_data", "_row_scale_inv", "_col_scale_inv", "_global_scale_inv")
@@ -78,7 +79,7 @@ class QuantizedTensor(torch.Tensor):
                 f"QuantizedTensor: quantizer: got one for {quantizer.encoding} with {quantizer.scaling} scaling, "
                 f"expected {encoding} with {scaling} scaling"
             )
-        return torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined, no-any-return]
+        return make_wrapper_subclass(  # type: ignore[no-any-return]
             cls, shape, dtype=dtype, device=data.device, requires_grad=requires_grad
         )
 
@@ -213,7 +214,7 @@ class QuantizedTensor(torch.Tensor):
         return made
 
     #: Nothing happens above the dispatcher: gradients are recorded as for an ordinary tensor.
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = disabled_torch_function
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -7,9 +7,9 @@ that owns the checkpoint (so it lives exactly as long) and is found again by mod
 retained graphs, backward passes in another order and modules called twice all work.
 
 torch.utils.checkpoint offers no hook for this. Its owner objects are read off the Python stack: every region has a
-frame of its machinery on it, in the first forward and in the recompute. Private names in use, checked on PyTorch 2.9
-to 2.13: `_CheckpointFrame`, `_checkpoint_hook`'s ``unpack_hook(frame)``, `CheckpointFunction.forward/backward(ctx)`,
-the local ``gen`` of `checkpoint`. Where one is missing, only `te_dispatch.pytorch.checkpoint` is recognised.
+frame of its machinery on it, in the first forward and in the recompute. What is read there, checked on PyTorch 2.9 to
+2.13: `_checkpoint_hook`'s ``unpack_hook(frame)``, `CheckpointFunction.forward/backward(ctx)`, the local ``gen`` of
+`checkpoint`. Where one is missing, only `te_dispatch.pytorch.checkpoint` is recognised.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from weakref import WeakKeyDictionary
 
 import torch
 import torch.utils.checkpoint as torch_checkpoint
+
+from te_dispatch.torch_private import CheckpointFrame, saved_tensors_hooks, unpack_hook_code
 
 
 class Region:
@@ -119,14 +121,6 @@ def region_of(owner: Any) -> Region:
     return found
 
 
-def _nested_code(function: Any, name: str) -> CodeType | None:
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    for constant in getattr(code, "co_consts", ()):
-        if isinstance(constant, CodeType) and constant.co_name == name:
-            return constant
-    return None
-
-
 _FORWARD, _FORWARD_REENTRANT, _RECOMPUTE, _RECOMPUTE_REENTRANT, _OWN = range(5)
 
 # Code objects hash by content, which is slow: the key is the id, and `_codes` keeps the objects alive.
@@ -151,8 +145,7 @@ def mark_own(code: CodeType) -> None:
 _mark(getattr(inspect.unwrap(torch_checkpoint.checkpoint), "__code__", None), _FORWARD)
 _mark(torch_checkpoint.CheckpointFunction.forward.__code__, _FORWARD_REENTRANT)
 _mark(torch_checkpoint.CheckpointFunction.backward.__code__, _RECOMPUTE_REENTRANT)
-if hasattr(torch_checkpoint, "_checkpoint_hook"):
-    _mark(_nested_code(torch_checkpoint._checkpoint_hook.__init__, "unpack_hook"), _RECOMPUTE)
+_mark(unpack_hook_code, _RECOMPUTE)
 
 
 def _forward_owner(frame: FrameType) -> Any | None:
@@ -207,12 +200,11 @@ def _region_at(kind: int, values: Any, frame: FrameType) -> tuple[Region | None,
 
 def _hooked_region() -> Region | None:
     """The region of a checkpoint that was set up by hooks alone, found in the closure of its pack hook."""
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    frame_type = getattr(torch_checkpoint, "_CheckpointFrame", None)
-    if hooks is None or frame_type is None:
+    hooks = saved_tensors_hooks(True)
+    if hooks is None or CheckpointFrame is None:
         return None
     for cell in getattr(hooks[0], "__closure__", None) or ():
-        if isinstance(cell.cell_contents, frame_type):
+        if isinstance(cell.cell_contents, CheckpointFrame):
             return region_of(cell.cell_contents)
     return None
 
@@ -221,7 +213,7 @@ def maybe_checkpointed() -> bool:
     """Whether this forward may be a checkpoint's first one; False in ordinary training, at the cost of two reads."""
     if not torch.is_grad_enabled():
         return not torch.is_inference_mode_enabled()
-    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+    return saved_tensors_hooks(True) is not None
 
 
 def in_reentrant_forward() -> bool:

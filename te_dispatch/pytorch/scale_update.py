@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -22,9 +22,9 @@ from te_dispatch.core import scopes
 from te_dispatch.pytorch.compile import call_outside_graph, refuse_recomputation, register_call
 from te_dispatch.pytorch.delayed_scales import DelayedScales
 from te_dispatch.pytorch.scale_group import ScaleGroup, rescale
+from te_dispatch.torch_private import graph_task, queue_callback
 
 #: Of the autograd engine, which is one for the process: calls a function when the running graph task ends.
-_queue_callback: Callable[[Callable[[], None]], None] = torch.autograd.Variable._execution_engine.queue_callback  # type: ignore[attr-defined]
 
 #: Graph tasks whose end-of-backward callback is queued and has not run, and the groups that saw casts in them.
 _open_tasks: dict[int, dict[ScaleGroup, None]] = {}
@@ -170,7 +170,7 @@ def open_task(task: int, group: ScaleGroup | None = None) -> None:
         with scopes.reenter(scope):
             _update(groups)
 
-    _queue_callback(finish)
+    queue_callback(finish)
 
 
 def _update(groups: Iterable[ScaleGroup]) -> None:
@@ -219,6 +219,6 @@ def note_backward_cast(group: ScaleGroup, root: int | None) -> None:
     if root is not None and root in _open_tasks:
         _open_tasks[root][group] = None
         return
-    task = torch._C._current_graph_task_id()
+    task = graph_task()
     if task != -1:
         open_task(task, group)

@@ -20,14 +20,12 @@ import torch
 from te_dispatch.core import scopes
 from te_dispatch.pytorch.boundary import detached
 from te_dispatch.pytorch.quantized_tensor import QuantizedTensor
-
-#: Whether torch.autocast is on for any device: asks nobody for a device's name, which takes as long as the rest.
-_any_autocast: Callable[[], bool] | None = getattr(torch._C, "_is_any_autocast_enabled", None)
+from te_dispatch.torch_private import any_autocast
 
 
 def autocast_off() -> bool:
     """Whether it is certain at little cost that torch.autocast is off; never while compiling."""
-    return not torch.compiler.is_dynamo_compiling() and _any_autocast is not None and not _any_autocast()
+    return not torch.compiler.is_dynamo_compiling() and not any_autocast()
 
 
 def outside_autocast(function: Callable[..., Any], x: torch.Tensor, *args: Any) -> Any:

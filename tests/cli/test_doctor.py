@@ -166,3 +166,14 @@ def test_a_probe_that_hangs_is_stopped(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     (answer,) = run_probes([("doctor", "", "probes_that_hang:doctor")], time_limit=2)
     assert answer.problem == "did not answer within 2 s and was stopped"
+
+
+def test_what_this_pytorch_lacks_is_told(tmp_path, run_process):
+    """Another start-up module takes away a private name that has a replacement, and one that has none."""
+    (tmp_path / "sitecustomize.py").write_text("import torch\ndel torch.cuda._sleep\n")
+    answer = run_process(tmp_path, "doctor", "--json", path=tmp_path)
+    assert answer.json["torch_replaced"] == ["torch.cuda._sleep"] and answer.json["problems"] == []
+    (tmp_path / "sitecustomize.py").write_text("import torch\ndel torch._scaled_mm\n")
+    problems = run_process(tmp_path, "doctor", "--json", path=tmp_path).json["problems"]
+    [problem] = [p for p in problems if p.startswith("PyTorch ")]
+    assert "te_dispatch needs torch._scaled_mm, which PyTorch" in problem

@@ -34,6 +34,7 @@ def _turned_in_wgrad(layout: str, operand: str, scaling: str) -> tuple[str, str]
 
 def _as(format: Format, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products.emulated, "operand_format", format, raising=False)
+    monkeypatch.setattr(scopes.capture(), "operand_formats", {})  # answers of the function before
 
 
 @pytest.mark.parametrize("format", [_turned, _all_laid_out, _turned_in_wgrad])

@@ -287,11 +287,3 @@ def test_copies_of_a_module_learn_for_themselves() -> None:
     for seed in range(3):
         step(module, "qkv, h3d", seed)
     assert not module._known  # a random state of its own for every call
-
-
-def test_a_module_keeps_a_few_kinds_in_mind() -> None:
-    module = made()
-    for length in range(2, 12):
-        x = torch.randn(length, B, H, 3, D, requires_grad=True)
-        module(qkv_layer=x, qkv_interleave_dim=-2).backward(torch.ones(length, B, H * D))
-    assert len(module._known) == 4

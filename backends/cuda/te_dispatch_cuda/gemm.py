@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from te_dispatch.backend_kit.memory import contiguous_out
+from te_dispatch.backend_kit.products import allows_tf32
 from te_dispatch.core.errors import Declined
 from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized
 from te_dispatch.numerics.quantizers import Quantizer
@@ -23,7 +25,7 @@ from te_dispatch.ops.gemm import operand_format as default_format
 from te_dispatch.ops.results import Gemm
 from te_dispatch_cuda import known_products
 from te_dispatch_cuda.codes import DTYPES, cast_code, cast_facts
-from te_dispatch_cuda.gemm_calls import CODES, dense_out, of_codes, placed, prepare_fused, prepare_product
+from te_dispatch_cuda.gemm_calls import CODES, of_codes, placed, prepare_fused, prepare_product
 from te_dispatch_cuda.gemm_plans import CALLS, LAID_OUT, NONE, SCALES, UNALIGNED, type_code
 from te_dispatch_cuda.gemm_repeated import copies, repeated
 from te_dispatch_cuda.known_products import Products
@@ -31,12 +33,6 @@ from te_dispatch_cuda.memory import dense, dense_aligned
 
 Operand = torch.Tensor | Quantized
 _OF_TENSORS, _OF_RECORDS = Products(), Products()
-
-_fp32_setting = torch._C._get_fp32_precision_getter
-
-
-def allows_tf32() -> bool:
-    return bool(_fp32_setting("cuda", "matmul") == "tf32")
 
 
 def gemm(
@@ -239,7 +235,7 @@ def _product(
     if bias is not None:
         bias = dense(bias)
     key = _product_key(a, b, layout, kind, shape, alpha, out is None, accumulate, bias, dtype)
-    target = None if out is None else dense_out(out, accumulate, CODES if of_codes(kind) else 1)
+    target = None if out is None else contiguous_out(out, accumulate, CODES if of_codes(kind) else 1)
     call = CALLS.get(key)
     result = None if call is None else call(a, b, a_scale, b_scale, bias, target)
     if result is None:
@@ -294,7 +290,7 @@ def _fused(
         bias = dense(bias)
     key = _product_key(a, b, layout, kind, shape, alpha, out is None, accumulate, bias, dtype)
     key = _fused_key(key, epilogue, read_type, casts)
-    target = None if out is None else dense_out(out, accumulate, CODES if of_codes(kind) else 1)
+    target = None if out is None else contiguous_out(out, accumulate, CODES if of_codes(kind) else 1)
     tensors = (a, b, a_scale, b_scale, bias, target, read, read_scale, *wholes, *state)
     call = CALLS.get(key)
     result = None if call is None else call(*tensors)

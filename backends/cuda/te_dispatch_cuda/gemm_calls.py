@@ -11,6 +11,7 @@ import torch
 from te_dispatch.numerics.quantizers import Quantizer
 from te_dispatch.ops.gemm import gemm_sizes
 from te_dispatch.ops.results import Gemm
+from te_dispatch.ops.shapes import rows_of
 from te_dispatch_cuda.codes import DTYPES
 from te_dispatch_cuda.gemm_plans import (
     CALLS,
@@ -26,7 +27,7 @@ from te_dispatch_cuda.gemm_plans import (
     make,
     type_code,
 )
-from te_dispatch_cuda.memory import address, empty
+from te_dispatch_cuda.memory import address
 from te_dispatch_cuda.prepared import Given, Made, Record, prepare
 
 #: What addresses usually are multiples of: PyTorch's allocator gives larger ones.
@@ -124,7 +125,7 @@ def prepare_fused(
         aux_type, aux_at = DTYPES[dtype], aux if aux_quantizer is None else aux.row_data
     dbias = None
     if epilogue is not None and epilogue != "gelu":
-        rows = a.shape[-1] if layout == "TN" else shape_rows(shape)
+        rows = a.shape[-1] if layout == "TN" else rows_of(shape)
         dbias = Made("dbias", (rows if epilogue == "bgrad_a" else shape[-1],), dtype)
     plan, size = _plan(a, b, layout, kind, multiple, dtype, accumulate, bias, epilogue, aux_type, casts)
     arguments = (
@@ -225,19 +226,3 @@ CODES = 16
 def of_codes(kind: Any) -> bool:
     """Whether operands are FP8 with one scale each; `kind` as of `problem_of`."""
     return isinstance(kind, tuple) and len(kind) == 3
-
-
-def dense_out(out: torch.Tensor, accumulate: bool, multiple: int = 1) -> torch.Tensor:
-    """Where to write for `out`: itself, or memory without gaps, at a multiple of so many bytes, that is copied to it
-    afterwards."""
-    if out.is_contiguous() and not out.data_ptr() % multiple:
-        return out
-    target = empty("workspace", tuple(out.shape), out.dtype, out.device)
-    return target.copy_(out) if accumulate else target
-
-
-def shape_rows(shape: tuple[int, ...]) -> int:
-    rows = 1
-    for size in shape[:-1]:
-        rows *= size
-    return rows

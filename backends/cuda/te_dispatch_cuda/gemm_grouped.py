@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 
 import torch
 
+from te_dispatch.backend_kit.memory import contiguous_out
 from te_dispatch.core.errors import Declined
 from te_dispatch.numerics.quantized import Quantized, row_parts
 from te_dispatch.ops.checks import gemm as checks
 from te_dispatch_cuda.gemm import Operand, allows_tf32, no_copy, scale_flags
-from te_dispatch_cuda.gemm_calls import CODES, dense_out, problem_of
+from te_dispatch_cuda.gemm_calls import CODES, problem_of
 from te_dispatch_cuda.gemm_plans import PLANS, make
 from te_dispatch_cuda.memory import dense, dense_aligned, empty, stream_of
 from te_dispatch_cuda.native import load
@@ -124,7 +125,7 @@ def _group(
         left, right, scales = dense(x), dense(y), (0, 0)
         held = left, right
         kind = (x.dtype, allows_tf32()) if x.dtype is torch.float32 else x.dtype
-    target = empty("out", shape, dtype, left.device) if out is None else dense_out(out, accumulate, multiple)
+    target = empty("out", shape, dtype, left.device) if out is None else contiguous_out(out, accumulate, multiple)
     bias = None if bias is None else dense(bias)
     held += (bias,)
     bias_at = 0 if bias is None else bias.data_ptr()

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from te_dispatch.backend_kit.device import dlpack_exchange
 from te_dispatch.ops.checks.likeness import PLAIN
 from te_dispatch_cuda.native import load
 
@@ -20,7 +21,7 @@ _native = load()
 #: Kinds of lists that one operator knows, and those of the same lengths.
 _KINDS, _ALIKE = 64, 8
 #: What native code reads tensors through; None in a PyTorch without it (before 2.10), where nothing is known.
-_EXCHANGE: Any = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+_EXCHANGE = dlpack_exchange
 
 
 class Lists:

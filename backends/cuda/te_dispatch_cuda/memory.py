@@ -7,15 +7,14 @@ Every native call takes (device index, stream, addresses, sizes). Outputs and wo
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
+from te_dispatch.backend_kit.device import raw_stream
 from te_dispatch.ops import alloc
 from te_dispatch.ops.shapes import rows_of
 
 #: stream_of(device index) -> the address of PyTorch's current stream there.
-stream_of: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+stream_of = raw_stream
 empty = alloc.empty
 direct = alloc.direct
 

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from te_dispatch.backend_kit.memory import contiguous_strides
 from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized
 from te_dispatch_cuda import memory
 from te_dispatch_cuda.native import load
@@ -129,7 +130,9 @@ def prepare(
         constants.append(argument)
     spec = _result(result, made)
     places += [[] for _ in range(len(made) - len(places))]  # what is returned without being written: of no elements
-    outputs = [(x.role, x.shape, _strides(x.shape), x.dtype, device, at) for x, at in zip(made, places, strict=True)]
+    outputs = [
+        (x.role, x.shape, contiguous_strides(x.shape), x.dtype, device, at) for x, at in zip(made, places, strict=True)
+    ]
     around = (memory.stream_of, memory.direct, memory.empty)
     return _native.prepare(name, around, constants, given, outputs, spec, checked, keep)
 
@@ -140,15 +143,6 @@ def _place(made: list[Made], x: Made) -> int:
             return index
     made.append(x)
     return len(made) - 1
-
-
-def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Of a contiguous tensor."""
-    strides, step = [1] * len(shape), 1
-    for i in range(len(shape) - 1, 0, -1):
-        step *= shape[i] or 1
-        strides[i - 1] = step
-    return tuple(strides)
 
 
 def _result(result: Any, made: list[Made]) -> tuple[Any, ...]:

@@ -13,6 +13,7 @@ import torch
 
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.ops.activation import CLAMPED_SWIGLU
+from te_dispatch.ops.shapes import rows_of
 from te_dispatch_cuda.codes import DTYPES, ENCODINGS
 from te_dispatch_cuda.memory import dense, empty
 from te_dispatch_cuda.prepared import Given
@@ -53,7 +54,7 @@ def plain(x: torch.Tensor) -> Source:
         rows = shape[0]
         stride = columns if rows < 2 else x.stride(0)
     else:
-        rows, stride = _rows(x), columns
+        rows, stride = rows_of(x.shape), columns
     return (0, DTYPES[x.dtype], rows, columns, Given(0), stride, 0, 0, 0.0, 0.0, -1, 0)
 
 
@@ -71,7 +72,7 @@ def forward(x: torch.Tensor | Quantized, kind: str, params: tuple[float, float] 
     code = KINDS[kind]
     limit, alpha = params or CLAMPED_SWIGLU
     columns = x.shape[-1] // 2 if code >= _GATED else x.shape[-1]
-    rows = _rows(x)
+    rows = rows_of(x.shape)
     if isinstance(x, Quantized):
         return (1, 0, rows, columns, Given(0), 0, 0, code, limit, alpha, ENCODINGS[x.encoding], Given(1))
     return (1, DTYPES[x.dtype], rows, columns, Given(0), 0, 0, code, limit, alpha, -1, 0)
@@ -81,7 +82,7 @@ def backward(dy: torch.Tensor, x: torch.Tensor | Quantized, kind: str, params: t
     """An activation's gradient, of (dy, x), dense and of one dtype, or of (dy, codes, their scale_inv)."""
     code = KINDS[kind]
     limit, alpha = params or CLAMPED_SWIGLU
-    dtype, rows, columns = DTYPES[dy.dtype], _rows(x), x.shape[-1]
+    dtype, rows, columns = DTYPES[dy.dtype], rows_of(x.shape), x.shape[-1]
     if isinstance(x, Quantized):
         return (2, dtype, rows, columns, Given(1), 0, Given(0), code, limit, alpha, ENCODINGS[x.encoding], Given(2))
     return (2, dtype, rows, columns, Given(1), 0, Given(0), code, limit, alpha, -1, 0)
@@ -90,10 +91,3 @@ def backward(dy: torch.Tensor, x: torch.Tensor | Quantized, kind: str, params: t
 def tensors_of(source: Source) -> int:
     """How many tensors a source names."""
     return sum(isinstance(x, Given) for x in source)
-
-
-def _rows(x: torch.Tensor | Quantized) -> int:
-    rows = 1
-    for size in x.shape[:-1]:
-        rows *= size
-    return rows

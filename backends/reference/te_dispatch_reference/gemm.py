@@ -64,17 +64,18 @@ def gemm(
     device = a.device
     aux_out: torch.Tensor | Quantized | None = None
     dbias = None
-    if epilogue == "gelu":
-        aux_out = _rounded("aux", z, shape, dtype, device, aux_quantizer)
-        z = FUNCTIONS["gelu"](z)
-    elif epilogue == "dgelu":
-        assert aux is not None
-        z = z * DERIVATIVES["gelu"](casts.values_of(aux, "aux").reshape(z.shape))
-        dbias = z.sum(0)
-    elif epilogue == "bgrad_a":
-        dbias = left.sum(0 if layout[0] == "T" else 1)
-    elif epilogue == "bgrad_b":
-        dbias = right.sum(1 if layout[1] == "T" else 0)
+    with np.errstate(invalid="ignore", over="ignore"):  # of NaN and Inf, which operands may hold
+        if epilogue == "gelu":
+            aux_out = _rounded("aux", z, shape, dtype, device, aux_quantizer)
+            z = FUNCTIONS["gelu"](z)
+        elif epilogue == "dgelu":
+            assert aux is not None
+            z = z * DERIVATIVES["gelu"](casts.values_of(aux, "aux").reshape(z.shape))
+            dbias = z.sum(0)
+        elif epilogue == "bgrad_a":
+            dbias = left.sum(0 if layout[0] == "T" else 1)
+        elif epilogue == "bgrad_b":
+            dbias = right.sum(1 if layout[1] == "T" else 0)
     dbias_out = None if dbias is None else host.result("dbias", dbias, dtype, device)
     if out is None:
         return Gemm(_rounded("out", z, shape, dtype, device, out_quantizer), aux_out, dbias_out)

@@ -252,3 +252,14 @@ def test_grouped_errors_name_the_argument_before_anything_is_written() -> None:
     with pytest.raises(ValueError, match="a: got one tensor with block_1d"):
         blocks = quantize(A, BlockQuantizer(), usage="row")
         grouped_gemm([blocks], [blocks], [4], layout="NT")
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("epilogue", ["gelu", "dgelu", "bgrad_a", "bgrad_b"])
+def test_special_values_warn_nobody(epilogue):
+    """NumPy warns of NaN and Inf that come up; here they are results."""
+    a, b = torch.randn(4, 8), torch.randn(6, 8)
+    a[0, 0], a[1, 1], b[0, 0], b[1] = torch.inf, -torch.inf, torch.nan, 0.0
+    aux = torch.tensor([torch.inf, -torch.inf, torch.nan, 1e30, -1e30, 1.0]).expand(4, 6)
+    found = gemm(a, b, layout="NT", epilogue=epilogue, aux=aux if epilogue == "dgelu" else None)
+    assert found.out.isnan().any()

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
+from te_dispatch.backend_kit import products as torch_products
 from te_dispatch.core.autograd import below_autograd
 from te_dispatch.core.errors import Declined
 from te_dispatch.numerics.quantized import Quantized, row_parts
@@ -212,7 +213,7 @@ def _on_units(
     fused_bias = bias if bias is not None and bias.dtype == dtype == torch.bfloat16 else None
     direct = epilogue is None and out_quantizer is None and not accumulate and bias is fused_bias
     direct = direct and unit_dtype == dtype
-    product = torch._scaled_mm(
+    product = torch_products.scaled_mm(
         a8, b8.t(), a_scale, b_scale, bias=fused_bias if direct else None,
         out_dtype=dtype if direct else torch.float32, use_fast_accum=fast,
     )  # fmt: skip

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import torch
 
+from te_dispatch.backend_kit.products import amx_tiles
+
 #: Whether PyTorch multiplies 16-bit matrices of the CPU on AMX units. oneDNN 3.12 (PyTorch 2.13) reads past a row's end
 #: there if rows have gaps or the contracted size is no multiple of a tile's 32 elements: what lies behind the row, the
 #: next row too, is multiplied by 0, and so a NaN or Inf there reaches the result.
-AMX_UNITS: bool = torch.cpu._is_amx_tile_supported()
+AMX_UNITS: bool = amx_tiles()
 
 _TILE = 32
 _VECTOR = 8

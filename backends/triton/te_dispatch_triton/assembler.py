@@ -25,6 +25,8 @@ from typing import Any, NamedTuple
 
 from triton import knobs
 
+from te_dispatch_triton.triton_private import ptx_version
+
 #: The oldest that none of this is known of.
 TRUSTED = (12, 9)
 _NOTHING: Mapping[str, Any] = {}
@@ -48,9 +50,8 @@ def replacement() -> Assembler | None:
     own, other = (None if tool is None else release_of(str(tool.version)) for tool in tools)
     if own is None or own >= TRUSTED or other is None or other < TRUSTED:
         return None
-    from triton.backends.nvidia.compiler import ptx_get_version
-
-    return Assembler(str(tools[1].path), int(ptx_get_version(str(tools[1].version))))  # type: ignore[union-attr]
+    version = ptx_version(str(tools[1].version))  # type: ignore[union-attr]
+    return None if version is None else Assembler(str(tools[1].path), version)  # type: ignore[union-attr]
 
 
 def release_of(version: str) -> tuple[int, ...]:

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from te_dispatch_triton.triton_private import descriptors_of
+
 
 class Descriptor:
     """A row-major matrix, loaded and stored in tiles by hardware.
@@ -78,8 +80,6 @@ class Maps(NamedTuple):
 
 #: Tensor maps that one place of a kernel keeps. A model's weights and buffers come back at the same addresses.
 CAPACITY = 1024
-#: What the function closes over that Triton 3.5 and 3.6 put around the C launcher of a kernel with descriptors.
-_CLOSED_OVER = {"launcher", "tensordesc_indices", "tensordesc_meta"}
 
 
 def mapped(launch: Callable[..., None]) -> Callable[..., None]:
@@ -88,19 +88,12 @@ def mapped(launch: Callable[..., None]) -> Callable[..., None]:
     Triton makes them anew at every launch, in Python, which takes longer than the launch. A map depends on address,
     sizes and strides alone. A launcher without descriptors, or one that looks otherwise, is returned as it is.
     """
-    names = getattr(getattr(launch, "__code__", None), "co_freevars", ())
-    if set(names) != _CLOSED_OVER:
+    parts = descriptors_of(launch)
+    if parts is None:
         return launch
-    cells = dict(zip(names, (cell.cell_contents for cell in launch.__closure__ or ())))  # type: ignore[attr-defined]
-    module: dict[str, Any] = launch.__globals__  # type: ignore[attr-defined]
-    make, first = module.get("make_tensordesc_arg"), module.get("_BASE_ARGS_FORMAT_LEN")
-    described = [meta for meta in cells["tensordesc_meta"] if meta is not None]
-    places = sorted(first + i for i in cells["tensordesc_indices"]) if isinstance(first, int) else []
-    if make is None or not places or len(described) != len(places):
-        return launch
+    launcher, make, described = parts
     # From the last on, because a descriptor becomes several arguments.
-    kept: list[tuple[int, Any, dict[Any, Any]]] = [(place, meta, {}) for place, meta in zip(places, described)][::-1]
-    launcher = cells["launcher"]
+    kept: list[tuple[int, Any, dict[Any, Any]]] = [(place, meta, {}) for place, meta in described][::-1]
 
     def run(*args: Any) -> None:
         given = list(args)

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from te_dispatch.backend_kit.products import allows_tf32
 from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized
 from te_dispatch.numerics.quantizers import Quantizer
 from te_dispatch.ops.checks import gemm as checks
@@ -27,12 +28,6 @@ from te_dispatch_triton.prepared import prepared
 __all__ = ["allows_tf32", "candidates", "force", "gemm", "gemm_codes", "gemm_decoded"]
 
 Operand = torch.Tensor | Quantized
-
-_fp32_setting = torch._C._get_fp32_precision_getter
-
-
-def allows_tf32() -> bool:
-    return bool(_fp32_setting("cuda", "matmul") == "tf32")
 
 
 @prepared(

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from te_dispatch.backend_kit.memory import contiguous_out
 from te_dispatch.core.errors import Declined
 from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized
 from te_dispatch.numerics.quantizers import DelayedQuantizer, Quantizer
@@ -234,7 +235,7 @@ def run(
     elif out is None:
         target = empty("out", shape, dtype, device)
     else:
-        target = _dense_out(out, accumulate)
+        target = contiguous_out(out, accumulate, empty=empty)
     aux_out, aux_scale, aux_data = None, None, None
     if epilogue == "gelu":
         if aux_quantizer is None:
@@ -338,14 +339,6 @@ def _given(
         left.data if a is None else Descriptor(left.data, *a), right.data if b is None else Descriptor(right.data, *b),
         target if out is None else Descriptor(target, *out),
     )  # fmt: skip
-
-
-def _dense_out(out: torch.Tensor, accumulate: bool) -> torch.Tensor:
-    """Where to write for `out`: itself, or memory without gaps that is copied to it afterwards."""
-    if out.is_contiguous():
-        return out
-    target = empty("workspace", tuple(out.shape), out.dtype, out.device)
-    return target.copy_(out) if accumulate else target
 
 
 def _cast_of(quantizer: Quantizer | None, name: str, count: int) -> tuple[str, bool]:

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from te_dispatch.backend_kit.device import is_capturing
 from te_dispatch.ops import alloc
 from te_dispatch.ops.checks.likeness import PLAIN, alike
 from te_dispatch_triton import launch
@@ -29,7 +30,7 @@ _KINDS, _SETS = 64, 4
 #: The index of the first device whose tables are kept; the host's is -1.
 _LEAST = 0
 _address = torch.Tensor.data_ptr
-_capturing: Any = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
+_capturing = is_capturing
 
 
 class Kept:
@@ -149,7 +150,7 @@ def key_of(lists: Sequence[Any], tensors: Sequence[torch.Tensor]) -> tuple[Any, 
 def place_of(tensors: Sequence[torch.Tensor]) -> tuple[int, int, int] | None:
     """Thread, device and stream that what is kept belongs to; None where nothing may be kept now."""
     index = tensors[0].get_device()
-    if index < _LEAST or alloc.replaced() or launch.recorded() or (_capturing is not None and _capturing()):
+    if index < _LEAST or alloc.replaced() or launch.recorded() or _capturing():
         return None
     return threading.get_ident(), index, launch._raw_stream(index)
 

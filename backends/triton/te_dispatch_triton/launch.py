@@ -12,8 +12,6 @@ Where tiles are loaded by hardware (TMA), an operand is passed as a `Descriptor`
 
 from __future__ import annotations
 
-import functools
-import inspect
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,8 +19,8 @@ from typing import Any, NamedTuple
 
 import torch
 import triton
-from triton import knobs
 
+from te_dispatch.backend_kit.device import current_device, raw_stream
 from te_dispatch.core.errors import CaptureError
 from te_dispatch_triton import assembler, lanes
 from te_dispatch_triton.descriptor import Descriptor as Descriptor
@@ -30,6 +28,7 @@ from te_dispatch_triton.descriptor import mapped
 from te_dispatch_triton.kinds import READERS, reader_of
 from te_dispatch_triton.tape import ACTIVE
 from te_dispatch_triton.targets import INTERPRETER, target_of
+from te_dispatch_triton.triton_private import hooked, launcher_of
 
 Grid = tuple[int, int, int]
 
@@ -62,9 +61,7 @@ class CompileFailure(RuntimeError):
 #: Triton's interpreter replaces functions of `triton.language` while a kernel runs: one thread at a time.
 _interpreter = threading.Lock()
 _recorder: Callable[[Launch], None] | None = None
-_runtime = knobs.runtime
-_raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-_current: Any = getattr(torch._C, "_cuda_getDevice", None)
+_raw_stream, _current = raw_stream, current_device
 
 
 class Kernel:
@@ -142,7 +139,8 @@ class Kernel:
         try:
             compiled = self._launch_slowly(device, grid, args, constants, config)
             _require_right(compiled)
-            return launcher_of(compiled)
+            launcher, fixed = launcher_of(compiled)
+            return mapped(launcher), fixed
         except Exception as error:
             raise CompileFailure(
                 f"Triton kernel {self.name} for {target_of(device).arch} with {describe(self, constants, config)}: "
@@ -183,35 +181,6 @@ def _note(
         tape.launched(*compiled, grid, args, constants)
 
 
-def launcher_of(compiled: Any) -> tuple[Callable[..., None], tuple[Any, ...]]:
-    """What launches a compiled kernel, and what it takes between the stream and the kernel's own arguments.
-
-    Triton's launcher is a Python object around a C function, which it hands scratch memory that hardly any kernel has:
-    where both look as in the release that this was measured with, the C function itself is called.
-    """
-    run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
-    unhooked = (None, None, None)  # metadata for hooks, and those before and after the launch
-    if (
-        _parameters_of(run.__class__) == _SHORT
-        and all(getattr(run, name, None) == 0 for name in ("global_scratch_size", "profile_scratch_size"))
-        and hasattr(run, "launch_pdl")
-    ):
-        no_scratch = (None, None)
-        return mapped(run.launch), (
-            function, run.launch_cooperative_grid, run.launch_pdl, *no_scratch, metadata, *unhooked
-        )  # fmt: skip
-    return run, (function, metadata, *unhooked)
-
-
-@functools.cache
-def _parameters_of(launcher: type) -> tuple[str, ...]:
-    return tuple(inspect.signature(launcher.__call__).parameters)
-
-
-#: Parameters of the CUDA launcher of Triton 3.5 and 3.6.
-_SHORT = ("self", "gridX", "gridY", "gridZ", "stream", "function", "args")
-
-
 def recorded() -> bool:
     """Whether launches are noted instead of done."""
     return _recorder is not None
@@ -219,12 +188,7 @@ def recorded() -> bool:
 
 def observed() -> bool:
     """Whether launches are recorded, or a hook of Triton's (or one of a chain of hooks) would be called at one."""
-    enter, leave = _runtime.launch_enter_hook, _runtime.launch_exit_hook
-    return (
-        _recorder is not None
-        or (enter is not None and bool(getattr(enter, "calls", True)))
-        or (leave is not None and bool(getattr(leave, "calls", True)))
-    )
+    return _recorder is not None or hooked()
 
 
 def reason_of(error: BaseException) -> str:

@@ -7,6 +7,7 @@ import threading
 
 import torch
 
+from te_dispatch.backend_kit.memory import contiguous
 from te_dispatch.ops import alloc
 from te_dispatch_triton.tape import ACTIVE
 
@@ -27,8 +28,4 @@ def address(x: torch.Tensor) -> int:
 
 def dense(x: torch.Tensor) -> torch.Tensor:
     """x, or a copy of it where its elements do not lie one after the other in row-major order."""
-    if x.is_contiguous():
-        return x
-    target = empty("workspace", tuple(x.shape), x.dtype, x.device)
-    target.copy_(x)
-    return target
+    return contiguous(x, empty)

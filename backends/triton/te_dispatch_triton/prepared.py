@@ -29,8 +29,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import CodeType
 from typing import Any, ParamSpec, TypeVar
 
-import torch
-
+from te_dispatch.backend_kit.device import dispatch_modes
 from te_dispatch.ops import alloc
 from te_dispatch.ops.checks.likeness import PLAIN
 from te_dispatch_triton import argument_facts, launch
@@ -119,7 +118,7 @@ def _learn(
     """Run the function; the second time under a key watch it, and keep what it did."""
     run = functools.partial(function, **dict(zip(kinds, arguments)))
     times = met.get(key, 0)
-    if index < _LEAST or times > AFTER or launch.observed() or torch._C._len_torch_dispatch_stack():
+    if index < _LEAST or times > AFTER or launch.observed() or dispatch_modes():
         return run()
     if len(met) >= MET:
         met.clear()

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from te_dispatch.backend_kit.memory import contiguous_strides
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.ops import alloc
 from te_dispatch.ops.results import Saved
@@ -155,7 +156,7 @@ class Tape:
         name, told = f"a{len(self._kept)}", f"{tuple(made.shape)}"
         if made.data_ptr() & 15 or not made.is_contiguous():
             self.spoil("an allocator of another kind")
-        self._fast.append(f"{name} = empty({told}, {_strides(made.shape)}, {self._constant(dtype)})")
+        self._fast.append(f"{name} = empty({told}, {contiguous_strides(made.shape)}, {self._constant(dtype)})")
         self._asked.append(f"{name} = ask({role!r}, {told}, {self._constant(dtype)}, {self._constant(device)})")
         self._tensors[id(made)] = found = Given(name, f"p{name}", made)
         self._kept.append(found)
@@ -309,12 +310,3 @@ def _mapped(
         kept.clear()
     found = kept[address] = tuple(make(Descriptor(base, *fixed), meta))
     return found
-
-
-def _strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Of a contiguous tensor, as PyTorch's own entry takes them."""
-    strides, step = [1] * len(shape), 1
-    for i in range(len(shape) - 1, 0, -1):
-        step *= shape[i] or 1
-        strides[i - 1] = step
-    return tuple(strides)

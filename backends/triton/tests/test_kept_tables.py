@@ -26,7 +26,7 @@ def stream(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """On the host, which has one stream, of a number that a test may change."""
     current = [7]
     monkeypatch.setattr(kept_tables, "_LEAST", -1)
-    monkeypatch.setattr(kept_tables, "_capturing", None)
+    monkeypatch.setattr(kept_tables, "_capturing", lambda: False)
     monkeypatch.setattr(launch, "_raw_stream", lambda index: current[0])
     for tables in (training._ADAM, training._NORMS, training._SCALES, training._SCALES_IN_PLACE):
         monkeypatch.setattr(tables, "_kinds", {})

@@ -13,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 launch = pytest.importorskip("te_dispatch_triton.launch")
 kinds = pytest.importorskip("te_dispatch_triton.kinds")
+knobs = pytest.importorskip("triton.knobs")
 
 from te_dispatch.core.errors import CaptureError  # noqa: E402
 from te_dispatch_triton.targets import target_for  # noqa: E402
@@ -126,37 +127,9 @@ def test_later_calls_hand_over_addresses(function: Planted) -> None:
     assert function.launched == [(*GRID, 1234, 77, (4, 1, 0), None, None, None, 8192, 17, None, 0.5, 64)]
 
 
-class CudaLauncher:
-    """Of the form of Triton's own, whose C function takes scratch memory too."""
-
-    global_scratch_size = profile_scratch_size = 0
-    launch_cooperative_grid, launch_pdl = False, False
-
-    def __init__(self, launched: list[Any]) -> None:
-        self.launched = launched
-
-    def launch(self, *given: Any) -> None:
-        self.launched.append(given)
-
-    def __call__(self, gridX: int, gridY: int, gridZ: int, stream: int, function: int, *args: Any) -> None:
-        self.launched.append("called")
-
-
-def test_the_launcher_is_passed_by_where_it_has_nothing_to_do() -> None:
-    launched: list[Any] = []
-    compiled = SimpleNamespace(run=CudaLauncher(launched), function=77, packed_metadata=(4, 1, 0))
-    run, given = launch.launcher_of(compiled)
-    run(*GRID, 1234, *given, 4096)
-    assert launched == [(*GRID, 1234, 77, False, False, None, None, (4, 1, 0), None, None, None, 4096)]
-    compiled.run.global_scratch_size = 128
-    run, given = launch.launcher_of(compiled)
-    run(*GRID, 1234, *given, 4096)
-    assert launched[1:] == ["called"]
-
-
 def test_hooks_of_profilers_are_called_by_tritons_own_path(function: Planted, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = launch.Kernel(function)
-    monkeypatch.setattr(launch.knobs.runtime, "launch_enter_hook", SimpleNamespace(calls=[print]))
+    monkeypatch.setattr(knobs.runtime, "launch_enter_hook", SimpleNamespace(calls=[print]))
     for _ in range(2):
         kernel(DEVICE, GRID, (Tensor(),), (64,), CONFIG)
     assert len(function.compiled) == 2 and not function.launched

@@ -17,6 +17,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 launch = pytest.importorskip("te_dispatch_triton.launch")
+knobs = pytest.importorskip("triton.knobs")
 
 from te_dispatch.core.bind import _twin  # noqa: E402
 from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized  # noqa: E402
@@ -283,7 +284,7 @@ def test_listeners_other_devices_and_changed_configurations(monkeypatch: pytest.
     operator = planted()
     assert times(operator, *[(matrix(), {})] * 3) == 2
     with monkeypatch.context() as patch:
-        patch.setattr(launch.knobs.runtime, "launch_enter_hook", SimpleNamespace(calls=[print]))
+        patch.setattr(knobs.runtime, "launch_enter_hook", SimpleNamespace(calls=[print]))
         assert times(operator, (matrix(), {})) == 1
     with monkeypatch.context() as patch:
         patch.setattr(launch, "_current", lambda: 1)

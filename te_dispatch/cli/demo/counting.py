@@ -21,6 +21,7 @@ from te_dispatch.core.operator import Operator
 from te_dispatch.numerics.encodings import encoding as find_encoding
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.numerics.quantizers import BLOCK
+from te_dispatch.torch_private import graph_task
 
 #: What a cast is for. Weights are the float32 tensors given to a cast: under torch.autocast all others are bfloat16.
 ROLES = ("activation", "weight", "gradient")
@@ -125,7 +126,7 @@ def _source(operator: Operator, given: dict[str, Any], name: str) -> torch.Tenso
 
 def _role(source: torch.Tensor, argument: bool) -> str:
     """`argument`: the source was given to the operator that cast it, rather than computed by it."""
-    if torch._C._current_graph_task_id() != -1:
+    if graph_task() != -1:
         return "gradient"
     return "weight" if argument and source.dtype == torch.float32 else "activation"
 

@@ -73,6 +73,7 @@ _MODULES = (
     "rounding",
     "saved",
     "sharing",
+    "spelled",
 )
 
 

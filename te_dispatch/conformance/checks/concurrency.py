@@ -19,6 +19,7 @@ from te_dispatch.conformance.space import Arguments, Space
 from te_dispatch.conformance.subject import Subject
 from te_dispatch.conformance.transfer import mapped, moved, overwrite
 from te_dispatch.conformance.trial import Failure, Trial
+from te_dispatch.torch_private import sleep
 
 #: As many as the cases that they call on.
 THREADS = 4
@@ -151,7 +152,8 @@ def stream(trial: Trial) -> None:
     side.wait_stream(torch.cuda.current_stream(trial.device))
     try:
         with torch.cuda.stream(side):
-            torch.cuda._sleep(_DELAY)  # type: ignore[no-untyped-call]
+            assert sleep is not None  # `_on_streams`
+            sleep(_DELAY)
             overwrite(late, fresh)
             arguments = trial.with_forward(late)
             result = trial.call(arguments)
@@ -162,7 +164,9 @@ def stream(trial: Trial) -> None:
 
 
 def _on_streams(subject: Subject, space: Space) -> str | None:
-    return None if subject.device.type == "cuda" else f"{subject.device.type} has no streams"
+    if subject.device.type != "cuda":
+        return f"{subject.device.type} has no streams"
+    return None if sleep is not None else "this PyTorch cannot keep a stream busy"
 
 
 def _on_the_cpu(subject: Subject, space: Space) -> str | None:

@@ -65,9 +65,15 @@ def _neighbours(trial: Trial) -> None:
     not compute the address of one from the address of another."""
     count = sum(tensor.numel() + arranging.APART for _, tensor in tensors(dict(trial.arguments())))
     pool = arranging.Pool(count + arranging.APART)
-    refused = called(trial, arranging.offset, trial.subject.operator.memory, allocate=pool.allocate)
-    if refused is not None:
-        trial.notes.append(f"refuses operands in one piece of memory: {refused}")
+    memory = trial.subject.operator.memory
+    refused = called(trial, arranging.offset, memory, allocate=pool.allocate)
+    if refused is None:
+        return
+    if called(trial, arranging.offset, memory) is None:
+        raise Failure(
+            f"refuses operands that are parts of one tensor, and serves them apart from each other: {refused}"
+        )
+    trial.notes.append(f"refuses operands in one piece of memory: {refused}")
 
 
 def _same_draw(trial: Trial, plan: Plan) -> None:

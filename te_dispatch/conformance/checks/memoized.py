@@ -7,10 +7,11 @@ where a kernel writes new data, or one scale, into the same memory.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -24,6 +25,8 @@ from te_dispatch.conformance.space import Arguments, Space
 from te_dispatch.conformance.subject import Subject
 from te_dispatch.conformance.transfer import mapped, moved, options, tensors
 from te_dispatch.conformance.trial import Failure, Trial
+from te_dispatch.core.errors import Declined
+from te_dispatch.numerics.quantized import Quantized
 
 #: Seeds among which data of the same options are looked for.
 _SEEDS = 16
@@ -62,7 +65,7 @@ def _scales(arguments: Arguments) -> list[torch.Tensor]:
 
 def same_memory(trial: Trial) -> None:
     """Calls on the same memory: with the contents of another case, then with other scales alone, and through new
-    tensors on that memory with the first contents again."""
+    tensors on that memory with the first contents again; and in the same lists and records, with other tensors."""
     given = trial.arguments()
     there = moved(given, trial.device)
     call_again(trial, there, "")
@@ -79,6 +82,27 @@ def same_memory(trial: Trial) -> None:
         call_again(rescaled, there, "after scales alone were changed in the same memory: ")
     _write(there, given)
     call_again(trial, mapped(there, _again), "through new tensors on the same memory, with its first contents: ")
+    if other is not None and any(map(_holds_tensors, there.values())):
+        refilled = {
+            name: _refilled(there.get(name), value) for name, value in moved(other.arguments(), trial.device).items()
+        }
+        call_again(other, refilled, "in the same lists and records, which hold other tensors now: ")
+
+
+def _holds_tensors(value: Any) -> bool:
+    return isinstance(value, Quantized) or (isinstance(value, list) and any(True for _ in tensors({"": value})))
+
+
+def _refilled(old: Any, new: Any) -> Any:
+    """The old list or record with what is in the new one; anything else is the new one."""
+    if isinstance(old, list) and isinstance(new, list):
+        old[:] = new
+        return old
+    if isinstance(old, Quantized) and isinstance(new, Quantized):
+        for name in Quantized.__slots__:
+            setattr(old, name, getattr(new, name))
+        return old
+    return new
 
 
 def _again(x: torch.Tensor) -> torch.Tensor:
@@ -150,7 +174,7 @@ def many_calls(trial: Trial) -> None:
     """A case called again and again: late results are right, and neither results nor anything of Python's is kept."""
     with thread_count(1):  # small calls do not gain by more
         _call_often(trial)
-        _require_operands_freed(trial)
+        require_operands_freed(trial)
 
 
 def _call_often(trial: Trial) -> None:
@@ -186,20 +210,52 @@ def _call_often(trial: Trial) -> None:
         _require_no_growth(lambda: trial.call(arguments))
 
 
-def _require_operands_freed(trial: Trial) -> None:
-    """Operands that are new in every call, as activations are, are freed: no cache holds a reference to them."""
+def require_operands_freed(trial: Trial, given: Arguments | None = None, what: str = "operands") -> None:
+    """Operands that are new in every call, as activations are, are freed when the call is over, whether it returned or
+    raised: nothing holds a reference to them, and no reference cycle does until Python looks for cycles.
+
+    Args:
+        given: arguments on the host; None to make the trial's.
+        what: what they are, in the message.
+    """
     references: list[StorageWeakRef] = []
     until = time.monotonic() + _BUDGET_S / 4
-    for _ in range(_ROUND):
-        if time.monotonic() > until:
-            trial.notes.append(f"whether operands are freed was not judged: calls took {_BUDGET_S / 4:g} s")
-            return
-        arguments = trial.on_device()
-        storages = {x.untyped_storage().data_ptr(): x.untyped_storage() for _, x in tensors(dict(arguments))}
-        references += [StorageWeakRef(storage) for storage in storages.values()]  # type: ignore[no-untyped-call]
+    with _no_collection():
+        for count in range(_ROUND):
+            if count > 1 and time.monotonic() > until:
+                break
+            references += _called_once(trial, given)
+        kept = sum(not reference.expired() for reference in references)  # type: ignore[no-untyped-call]
+    if not kept:
+        return
+    gc.collect()
+    cyclic = all(reference.expired() for reference in references)  # type: ignore[no-untyped-call]
+    raise Failure(
+        f"{kept} of {len(references)} {what} are kept alive when the calls are over"
+        + (", until Python collects reference cycles" if cyclic else "")
+    )
+
+
+def _called_once(trial: Trial, given: Arguments | None) -> list[StorageWeakRef]:
+    """References to the memory of the operands of a call that is over."""
+    arguments = trial.on_device(given)
+    storages = {x.untyped_storage().data_ptr(): x.untyped_storage() for _, x in tensors(dict(arguments))}
+    references = [StorageWeakRef(storage) for storage in storages.values()]  # type: ignore[no-untyped-call]
+    with contextlib.suppress(Declined, ValueError):
         trial.call(arguments)
-        del arguments, storages
-    _require_freed(references, "operands")
+    return references
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """A block in which Python does not look for reference cycles."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _require_no_growth(call: Callable[[], Any]) -> None:

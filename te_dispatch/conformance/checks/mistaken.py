@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from te_dispatch.conformance.checks import Check
-from te_dispatch.conformance.checks.memoized import call_again
+from te_dispatch.conformance.checks.memoized import call_again, require_operands_freed
 from te_dispatch.conformance.checks.refusing import require_refusal
+from te_dispatch.conformance.checks.sizes import serves
 from te_dispatch.conformance.space import Arguments, Space
 from te_dispatch.conformance.subject import Subject
 from te_dispatch.conformance.transfer import mapped, moved
@@ -33,11 +34,32 @@ _WORDS = {"scaling": SCALINGS, "encoding": tuple(ENCODINGS), "scale_layout": SCA
 def mistaken(trial: Trial) -> None:
     """The changed calls that the oracle refuses raise a `ValueError` that names the argument, and write nothing; and
     the right call is served behind them."""
+    _changed(trial)
+    written = _with_out(trial)
+    if written is not None:
+        try:
+            _changed(written)
+        except Failure as failure:
+            raise Failure(f"with out given: {failure}") from failure
+
+
+def _with_out(trial: Trial) -> Trial | None:
+    """The case with memory for the result, which must be as it was behind a refusal; None where it has that, or there
+    is no such case."""
+    for axis in trial.space.axes:
+        values = {**trial.case.values, axis.name: "given"}
+        if axis.name == "out" and "given" in axis.values and trial.case.values["out"] == "new":
+            other = trial.with_axes(values)
+            return other if trial.space.valid(values) and serves(other) else None
+    return None
+
+
+def _changed(trial: Trial) -> None:
     given = trial.arguments()
     # With 0 for all that says where something is: what only such contents show, which lie on the device, is no mistake.
     blank = {name: mapped(value, _blank) for name, value in given.items()}
     oracles = [oracle for oracle in trial.oracle.subjects(trial.space.operator) if not _refuses(oracle, blank)]
-    tried = 0
+    tried, refused = 0, None
     for name, value in given.items():
         for what, change in _mistakes(value):
             wrong = {**given, name: change}
@@ -56,7 +78,10 @@ def mistaken(trial: Trial) -> None:
                 continue
             except Failure as failure:
                 raise Failure(f"with {what} {name}: {failure}") from failure
+            refused = refused or wrong
     trial.notes.append(f"{tried} changed calls that the oracle refuses")
+    if refused is not None:
+        require_operands_freed(trial, refused, "operands of calls that were refused")
     if tried:
         call_again(trial, moved(given, trial.device), "behind calls that it had refused: ")
 
@@ -78,7 +103,11 @@ def _refuses(oracle: Subject, arguments: Arguments) -> bool:
 
 def _mistakes(value: Any) -> Iterator[tuple[str, Any]]:
     """Words for a change, and the changed argument."""
+    if value is not None:
+        yield "None as", None
     if isinstance(value, torch.Tensor):
+        yield "a number as", 1.0
+        yield "a list of one as", [value]
         yield from _of_tensor(value)
     elif isinstance(value, (list, tuple)) and value:
         yield "one item too many in", [*value, value[-1]]
@@ -93,10 +122,13 @@ def _mistakes(value: Any) -> Iterator[tuple[str, Any]]:
         yield from _of_record(value)
     elif isinstance(value, str):
         yield "an unknown word as", f"{value}x"
+        yield "a number as", 1
     elif isinstance(value, float):
+        yield "a word as", "1.0"
         for number in (-1.0, 2.0, math.inf, math.nan):
             yield f"{number:g} as", number
     elif type(value) is int:
+        yield "a fraction as", value + 0.5
         for number in (-1, 0):
             yield f"{number} as", number
 

@@ -13,6 +13,7 @@ from te_dispatch.conformance.checks import Check
 from te_dispatch.conformance.checks.memoized import call_again, keepable
 from te_dispatch.conformance.checks.sharing import GRADIENTS
 from te_dispatch.conformance.memory import same_bits
+from te_dispatch.conformance.oracle import OracleError
 from te_dispatch.conformance.space import Arguments
 from te_dispatch.conformance.transfer import moved, options, tensors
 from te_dispatch.conformance.trial import NotClaimed, Trial
@@ -21,6 +22,8 @@ from te_dispatch.core.memory import ANY, ROWS
 
 #: Seconds after which no further call is made: interpreted kernels take seconds each.
 _BUDGET_S = 4.0
+#: What options that are fractions are multiplied with. A cache may be keyed by one that was rounded.
+_FACTORS = {"half": 0.5, "slightly other": 1.0 - 2.0**-6}
 
 
 def renewed(trial: Trial) -> None:
@@ -42,6 +45,7 @@ def renewed(trial: Trial) -> None:
             call_again(other, mixed, f"with {what}, and the other tensors of an earlier call: ")
         except (NotClaimed, Declined):
             continue
+    call_again(trial, there, "behind calls with other operands and options: ")
 
 
 def _equal(one: Any, other: Any) -> bool:
@@ -57,8 +61,12 @@ def _others(trial: Trial, given: Arguments) -> Iterator[tuple[Trial, str]]:
     subject, space = trial.subject, trial.space
     same, later = trial.with_axes(trial.case.values), trial.with_seed(trial.case.seed + 1).arguments()
     for name, value in later.items():
-        if isinstance(value, (list, tuple)) and value != (halved := _halved(value)):
-            yield same.with_values(f"halved_{name}", functools.partial(_with, name, halved)), f"other {name}"
+        for how, factor in _FACTORS.items():
+            times = _times(value, factor)
+            if options(times) != options(value):
+                other = same.with_values(f"{how}_{name}", functools.partial(_with, name, times))
+                if _accepted(other):
+                    yield other, f"{how} {name}"
         read = subject.operator.memory.get(name) in (ANY, ROWS)
         # A backward reads what its forward made of the others.
         if not read or (subject.operator.backward and space.forward is None and name not in GRADIENTS):
@@ -66,6 +74,9 @@ def _others(trial: Trial, given: Arguments) -> Iterator[tuple[Trial, str]]:
         if options(value) == options(given.get(name)) and _numbers(value) and _numbers(given[name]):
             renewal = functools.partial(_with, name, value)
             yield same.with_values(f"renewed_{name}", renewal), f"another {name}"
+    dealt = same.with_values("rotated", _rotated)
+    if options(_rotated(given)) != options(given) and _accepted(dealt):
+        yield dealt, "integers dealt otherwise"
     values = trial.case.values
     for axis in space.axes:
         for option in axis.values:
@@ -78,11 +89,28 @@ def _with(name: str, value: Any, arguments: Arguments) -> Arguments:
     return {**arguments, name: moved(value, "cpu")}
 
 
-def _halved(value: Any) -> Any:
-    """Half of all numbers of a list, or of lists of them; of others than lists of fractions, the same."""
+def _rotated(arguments: Arguments) -> Arguments:
+    """The last of every list of integers first: splits of the same sum."""
+    return {
+        name: [value[-1], *value[:-1]] if isinstance(value, list) and set(map(type, value)) == {int} else value
+        for name, value in arguments.items()
+    }
+
+
+def _accepted(trial: Trial) -> bool:
+    """Whether the oracle serves the call: other lists need not go with the other arguments."""
+    try:
+        trial.expected()
+    except (ValueError, OracleError):
+        return False
+    return True
+
+
+def _times(value: Any, factor: float) -> Any:
+    """A fraction, or all of a list or of lists of them, times a factor; anything else as it is."""
     if isinstance(value, (list, tuple)):
-        return type(value)(map(_halved, value))
-    return value / 2 if isinstance(value, float) else value
+        return type(value)(_times(item, factor) for item in value)
+    return value * factor if isinstance(value, float) else value
 
 
 def _numbers(value: Any) -> bool:

@@ -1,9 +1,10 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""One tensor for several parameters that are only read, which every operator allows."""
+"""One tensor for several parameters, or several times in a list, that are only read: every operator allows that."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -21,7 +22,7 @@ GRADIENTS = ("dy", "dout", "add")
 
 
 def shared(trial: Trial) -> None:
-    """Operands of one shape and dtype are one tensor: the first of them is given for all.
+    """Operands of one shape and dtype, and items of a list, are one tensor: the first of them is given for all.
 
     A backward reads what its forward made of operands. Where that is not made anew, only gradients become another
     operand.
@@ -34,12 +35,14 @@ def shared(trial: Trial) -> None:
         # Integers say where something is.
         if given[name].is_floating_point() or torch.equal(given[name], given[other])
     }
-    if not first_of or not any(given[name].numel() for name in first_of):
+    lists = [name for name in _lists(trial.subject, trial.space) if Operand.of(given.get(name)).alike]
+    if not lists and not any(given[name].numel() for name in first_of):
         trial.notes.append("no two operands are alike")
         return
 
     def change(given: Arguments) -> Arguments:
-        return {name: given[first_of.get(name, name)] for name in given}
+        shared = {name: given[first_of.get(name, name)] for name in given}
+        return shared | {name: _firsts(given[name]) for name in lists}
 
     other = trial.with_values("shared", change)
     arguments = other.on_device()
@@ -51,6 +54,19 @@ def shared(trial: Trial) -> None:
 
 def _read(subject: Subject) -> tuple[str, ...]:
     return tuple(name for name, form in subject.operator.memory.items() if form in (ANY, ROWS))
+
+
+def _lists(subject: Subject, space: Space) -> tuple[str, ...]:
+    """Parameters that may hold lists of which a forward, or another operator, reads the items."""
+    kept = subject.operator.backward and space.forward is None
+    return () if kept else _read(subject)
+
+
+def _firsts(items: list[Any]) -> list[Any]:
+    """The items of a list, the first of those that are alike in place of each."""
+    found: dict[Operand, torch.Tensor] = {}
+    numbers = [isinstance(x, torch.Tensor) and x.is_floating_point() for x in items]
+    return [found.setdefault(Operand.of(x), x) if known else x for x, known in zip(items, numbers)]
 
 
 def _first_of(subject: Subject, space: Space, operands: Mapping[str, Operand]) -> dict[str, str]:
@@ -74,13 +90,13 @@ def _first_of(subject: Subject, space: Space, operands: Mapping[str, Operand]) -
 
 def _can_share(subject: Subject, space: Space, operands: Mapping[str, Operand]) -> bool:
     dtypes = [operands[name].dtype for name in _first_of(subject, space, operands)]
-    return any(dtype is not None and dtype.is_floating_point for dtype in dtypes)
+    lists = any(operands[name].alike for name in _lists(subject, space) if name in operands)
+    return lists or any(dtype is not None and dtype.is_floating_point for dtype in dtypes)
 
 
 def _applies(subject: Subject, space: Space) -> str | None:
-    if len(_read(subject)) < 2:
-        return "reads one operand only"
-    return movable(subject, space)
+    # One operand may be a list.
+    return movable(subject, space) if _read(subject) else "reads no operand"
 
 
 CHECKS = (Check("shared", shared, _applies, 1, 2, "one tensor as several operands", of_forms=True, shows=_can_share),)

@@ -14,8 +14,10 @@ from te_dispatch.core.errors import Declined
 #: Rows of a call. Halved again and again, they pass 258, 129, 64, 32, 16, 8, 4, 2 and 1; 136, 68, 34 and 17; 120, 60,
 #: 30, 15, 7 and 3.
 ROWS = (516, 272, 240)
-#: Columns of rows, and the other two sizes of a product: n, and a k that libraries split.
-COLUMNS, PRODUCT = 1040, (48, 2048)
+#: Columns: a multiple of every vector's width; and of so many rows others, of which a call's last vector is not full.
+COLUMNS, UNEVEN = 1040, {272: 1037, 240: 1036}
+#: The other two sizes of a product: n, and a k that libraries split.
+PRODUCT = (48, 2048)
 
 
 #: Axes that say the dtype of a result, which is that of operands where there is none of them. In fp32 another order of
@@ -106,11 +108,12 @@ def _shape(space: Space, plain: str, rows: int) -> str | None:
         return None
     if space.operator == "gemm":
         return "x".join(map(str, (rows, *PRODUCT)))
+    columns = UNEVEN.get(rows, COLUMNS)
     if "+" in plain:  # a list of tensors
-        return f"{rows}x{COLUMNS}+7+{rows}"
+        return f"{rows}x{columns}+7+{rows}"
     if space.operator.startswith("attention"):  # sequences, queries, keys
         return f"{max(rows // 64, 2)}x130x264"
     if space.operator.startswith("rope"):  # s, b, h, d or b, s, h, d
         return f"{rows // 4}x4x3x64"
     # 3 in a row of rows: an odd number of rows, and one that 4 does not divide, are among the halves.
-    return {2: f"{rows}x{COLUMNS}", 3: f"{rows // 3}x3x{COLUMNS}", 4: f"{rows // 6}x2x3x{COLUMNS}"}.get(len(sizes))
+    return {2: f"{rows}x{columns}", 3: f"{rows // 3}x3x{columns}", 4: f"{rows // 6}x2x3x{columns}"}.get(len(sizes))

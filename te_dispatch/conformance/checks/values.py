@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
@@ -204,6 +205,21 @@ def thread_count(count: int) -> AbstractContextManager[None]:
 def default_dtype(dtype: torch.dtype) -> AbstractContextManager[None]:
     """A block in which PyTorch's default dtype is another."""
     return _set(torch.get_default_dtype, torch.set_default_dtype, dtype)
+
+
+@contextmanager
+def deterministic_algorithms() -> Iterator[None]:
+    """A block in which PyTorch's operators raise where they are not deterministic. Those of cuBLAS ask for a variable
+    of the environment then."""
+    variable = "CUBLAS_WORKSPACE_CONFIG"
+    before = os.environ.get(variable)
+    os.environ[variable] = before or ":4096:8"
+    try:
+        with _set(torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True):
+            yield
+    finally:
+        if before is None:
+            del os.environ[variable]
 
 
 @contextmanager

@@ -171,13 +171,14 @@ _SCALED = tuple(
     for scaling in SCALINGS
     for layout in LAYOUTS
 )
-#: Every scaling with one option at a time, where nothing else can hide it.
+#: Every scaling with one option at a time, where nothing else can hide it; and with blocks whose scales are above 1.
 _ALONE = tuple(
     {"scaling": scaling, "cast": "none", "epilogue": "none", "values": "normal", "out": "new", "bias": "none",
      "alpha": "1", "out_dtype": "same", **option}
     for scaling in SCALINGS
     if not scaling.endswith(SWIZZLED)
-    for option in ({"alpha": "-0.5"}, {"bias": "same"}, {"out": "added"}, {"out_dtype": "fp32"})
+    for option in ({"alpha": "-0.5"}, {"bias": "same"}, {"out": "added"}, {"out_dtype": "fp32"},
+                   {"values": "spread"})
 )  # fmt: skip
 
 register(

@@ -14,16 +14,12 @@ from typing import Any
 
 import torch
 
+from te_dispatch.torch_private import TensorGuards
+
 Likeness = Callable[..., bool]
 
 #: Classes of tensors whose looks say everything about them. Others (fake ones, wrappers) are looked into every time.
 PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
-
-TensorGuards: Any
-try:
-    from torch._C._dynamo.guards import TensorGuards
-except ImportError:
-    TensorGuards = None
 
 
 def alike(tensors: Sequence[torch.Tensor], strides: Sequence[bool]) -> Likeness:

@@ -16,6 +16,7 @@ import torch
 from te_dispatch.core.devices import is_traced
 from te_dispatch.numerics.quantizers import DelayedQuantizer
 from te_dispatch.pytorch.compile import hook
+from te_dispatch.torch_private import graph_task, outside_modes
 
 _library = torch.library.Library("te_dispatch", "FRAGMENT")
 _library.define("snapshot(Tensor state, Tensor after, bool in_backward) -> Tensor")
@@ -61,12 +62,7 @@ def real_tensors() -> contextlib.AbstractContextManager[Any]:
     """Make state inside, which outlives the trace of the graph that needed it: no fake tensors, nothing recorded."""
     if not is_traced():
         return contextlib.nullcontext()
-    from torch.utils._python_dispatch import _disable_current_modes
-
-    stack = contextlib.ExitStack()
-    stack.enter_context(_disable_current_modes())
-    stack.enter_context(torch._C.DisableTorchFunction())
-    return stack
+    return outside_modes()
 
 
 def snapshot(quantizer: Any, after: torch.Tensor, in_backward: bool = False) -> Any:
@@ -94,7 +90,7 @@ def refuse_recomputation() -> None:
     Raises:
         RuntimeError: this thread is inside a backward pass.
     """
-    if torch._C._current_graph_task_id() != -1:
+    if graph_task() != -1:
         raise RuntimeError(
             "a compiled module with delayed scaling runs inside a backward pass: the recomputation of a checkpoint "
             "would record amaxes again and read newer scales; inside the compiled region use "

@@ -4,16 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
+from te_dispatch.backend_kit.device import current_device
 from te_dispatch_cuda.attention.assemble import Call
 from te_dispatch_cuda.attention.frontend import handle_of
 from te_dispatch_cuda.attention.graphs import Graph
 from te_dispatch_cuda.attention.rows import Batch
 
-_current: Any = getattr(torch._C, "_cuda_getDevice", None)
 _NO_BATCH = Batch(0, 0, 0, 0)
 _NO_LENGTHS = (0, 0)
 
@@ -76,7 +75,7 @@ def backward(
 
 def execute(graph: Graph, device: int, stream: int, workspace: int, addresses: tuple[int, ...]) -> None:
     """Run a graph; cuDNN works on the current device only."""
-    if _current() == device:
+    if current_device() == device:
         graph.run(addresses, workspace, handle_of(device, stream))
         return
     with torch.cuda.device(device):

@@ -22,6 +22,7 @@ from te_dispatch_triton.launch import (
     reason_of,
 )
 from te_dispatch_triton.targets import Target
+from te_dispatch_triton.triton_private import gluon_source
 
 _TYPES = {
     torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.uint8: "u8", torch.int8: "i8",
@@ -60,9 +61,7 @@ def source_of(launch: Launch, target: Target) -> ASTSource:
     function = launch.kernel.function
     if not function.is_gluon():
         return ASTSource(function, dict(signature), dict(constants), known)
-    from triton.experimental.gluon._runtime import GluonASTSource
-
-    return GluonASTSource(function, dict(signature), dict(constants), known)
+    return gluon_source(function, dict(signature), dict(constants), known)
 
 
 def specialization_of(launch: Launch, target: Target) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from types import ModuleType
 
 from te_dispatch_faulty import (
+    between,
     callers,
     casts,
     clauses,
@@ -324,7 +325,7 @@ _CONDUCT = (
 
 _TABLES = (
     sizes, operands, special, secondary, state, draws, options, narrow, paths, rare, surroundings, usage, clauses,
-    corners, unseen, tiles, rounding, mixed, callers, remains,
+    corners, unseen, tiles, rounding, mixed, callers, remains, between,
 )  # fmt: skip
 
 FAULTS: tuple[Fault, ...] = (

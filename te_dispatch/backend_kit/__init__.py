@@ -1,0 +1,13 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""What the host side of a backend needs whatever its kernels are written in: the current device and stream, contiguous
+operands and outputs, PyTorch's settings of matrix products.
+
+A plugin may use it or not; no operator asks for it. It may import `te_dispatch.ops`, `te_dispatch.numerics` and
+`te_dispatch.torch_private`, and torch. Nothing outside of backends imports it.
+
+| module | what for |
+|---|---|
+| `te_dispatch.backend_kit.device` | the current device, its stream, whether it is captured |
+| `te_dispatch.backend_kit.memory` | contiguous operands, outputs and strides |
+| `te_dispatch.backend_kit.products` | PyTorch's settings and functions of matrix products |
+"""
