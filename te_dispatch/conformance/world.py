@@ -83,6 +83,7 @@ def _common() -> tuple[Setting, ...]:
         Setting("the environment's variables", lambda: dict(os.environ), _set_environment, False, imported=True),
         Setting("the filters of warnings", lambda: list(warnings.filters), _set_filters, False, imported=True),
         Setting("handlers of signals", _handlers),
+        Setting("whether PyTorch repeats warnings", torch.is_warn_always_enabled, torch.set_warn_always),
         Setting("Python's recursion limit", sys.getrecursionlimit, sys.setrecursionlimit),
         Setting("whether uninitialized memory is filled", *_attribute(torch.utils.deterministic, _FILLED)),
         Setting("the deterministic mode", torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
@@ -200,8 +201,8 @@ class World:
 
     def __init__(self, device: torch.device) -> None:
         self._settings = (*_shared(), *_numpy(), *_on(device))
+        self._modules = len(sys.modules)  # first: reading a setting may import something
         self._values = tuple(setting.read() for setting in self._settings)
-        self._modules = len(sys.modules)
 
     def changes(self) -> list[str]:
         """What has changed since, in words. All that can be put back is put back."""
@@ -221,7 +222,10 @@ _made: list[tuple[Setting, ...]] = []
 
 def _shared() -> tuple[Setting, ...]:
     if not _made:
-        _made.append(_common())
+        settings = _common()
+        for setting in settings:
+            setting.read()
+        _made.append(settings)
     return _made[0]
 
 

@@ -225,7 +225,8 @@ def attention_fwd(
         softmax_type: ``vanilla``, ``off-by-one``, ``learnable``; softmax_offset: float32 (h,), for ``learnable``.
         softcap: 0 for none.
         dropout_p: probability; rng_state: int64 (2,), (seed, offset), required when dropout_p > 0. The same
-            implementation drops the same elements for the same rng_state.
+            implementation drops the same elements for the same rng_state. The backward is given it again; `saved` does
+            not hold it.
         deterministic: the backward must be bitwise reproducible.
         inference: no backward will follow: `lse` and `saved` may be None.
         with_max_logit: also return the largest unmasked z per head, NaN where one of them is NaN.

@@ -227,8 +227,8 @@ def gemm(
 
     Raises:
         ValueError: shapes that do not match, `accumulate` without `out`, an unknown epilogue, an epilogue without
-            its `aux` or the other way round, `out` with another `out_dtype`, with `out_quantizer` or with elements that
-            share memory; names the argument.
+            its `aux` or the other way round, `out` with another `out_dtype`, with `out_quantizer` or with a stride of 0
+            along more than one element; names the argument.
     """
     raise NotImplementedError
 

@@ -208,7 +208,7 @@ def split_quantize(
 
     Args:
         splits: rows of each part, host integers that add up to M; zeros are allowed.
-        quantizers: one each, all of one kind and encoding.
+        quantizers: one each, all of one kind and encoding, with amaxes of their own.
     """
     raise NotImplementedError
 
@@ -237,7 +237,7 @@ def multi_tensor_quantize(
 
     Args:
         xs: at least one tensor; one device, one dtype.
-        quantizers: one each, all of one kind and encoding.
+        quantizers: one each, all of one kind and encoding, with amaxes of their own.
     """
     raise NotImplementedError
 

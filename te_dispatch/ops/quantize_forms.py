@@ -98,7 +98,7 @@ def relayout_scales(x: Quantized, *, scale_layout: str) -> Quantized:
             32x4x4 (scale (r, c) of a tile at ((r % 32) * 4 + r // 32) * 4 + c), tiles row-major, padding zero.
 
     Returns:
-        A record that shares x's data, and its scales where they are in that layout.
+        A record that shares x's data. Scales that are in that layout already may be x's own, too.
     """
     raise NotImplementedError
 

@@ -108,9 +108,9 @@ def _product(split: Callable[[int], bool]) -> Mistake:
         parts = (k // 2, k - k // 2) if split(a.shape[0]) else (k,)
         out = torch.zeros(made.out.shape)
         for row in range(a.shape[0]):
-            start = 0
+            start, own = 0, a[row].clone()  # PyTorch's product sums otherwise where a row begins at another alignment
             for part in parts:
-                out[row] += b[:, start : start + part] @ a[row, start : start + part]
+                out[row] += b[:, start : start + part] @ own[start : start + part]
                 start += part
         return made._replace(out=out.to(made.out.dtype))
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 import gc
 import os
 import random
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -53,9 +55,11 @@ LEAKS: dict[str, tuple[Callable[[], Any], str]] = {
 
 @pytest.fixture(autouse=True)
 def unchanged() -> Iterator[None]:
+    """But for what pytest changes between the parts of a test: its own variable, and the handler of its alarm."""
     world = World(CPU)
     yield
-    assert world.changes() == []
+    changed = [what for what in world.changes() if not what.startswith(("the environment's", "handlers of signals"))]
+    assert changed == []
 
 
 @pytest.mark.parametrize("name", list(LEAKS))
@@ -171,11 +175,26 @@ def test_what_only_integers_in_memory_show_is_no_mistake() -> None:
     """On a device nobody could see it without waiting."""
 
     def blind(right: Any, arguments: Any) -> Any:
-        lengths = arguments["cu_seqlens"]
-        shown = lengths.clamp(max=arguments["x"].shape[0])
-        return right.call({**arguments, "cu_seqlens": shown})
+        lengths, x = arguments["cu_seqlens"], arguments["x"]
+        if not isinstance(lengths, torch.Tensor) or not isinstance(x, torch.Tensor):
+            return right.call(arguments)
+        return right.call({**arguments, "cu_seqlens": lengths.clamp(max=x.shape[0])})
 
     case = case_of("rope_fwd", "thd")
     trial = trial_of(case, "torch.rope_fwd", blind)
     find("mistaken").run(trial)
     assert int(trial.notes[-1].split()[0]) > 5
+
+
+def test_the_first_unit_of_a_process_is_judged_fairly() -> None:
+    """Reading a setting for the first time may import modules, which change variables and filters of warnings."""
+    program = """
+from te_dispatch.conformance.bench import bench_of
+from te_dispatch.conformance.execute import run_unit
+from te_dispatch.conformance.planning import plan
+from te_dispatch.conformance.settings import Settings
+bench = bench_of(settings := Settings(backends=("torch",), device="cpu", operators=("unpad_rows",)))
+print(run_unit(next(iter(plan(bench.manager, settings).units)), bench))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert "state='passed'" in done.stdout, done.stdout + done.stderr

@@ -4,16 +4,50 @@ differ from run to run: these belong to the caller."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 from te_dispatch.conformance.checks import Check, anywhere
-from te_dispatch.conformance.checks.values import default_dtype, deterministic_algorithms, synchronize
+from te_dispatch.conformance.checks.values import default_dtype, deterministic_algorithms, synchronize, thread_count
 from te_dispatch.conformance.trial import Failure, Trial
 from te_dispatch.core.failures import phrase, place
+
+
+@contextmanager
+def _other_settings() -> Iterator[None]:
+    """A block in which global state is not as PyTorch starts with it. `Trial.call` sees whether a call leaves it so:
+    who sets a default, or puts back less than was changed, does not."""
+    with ExitStack() as undo:
+        undo.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        for read, write, value in _SETTINGS:
+            undo.callback(write, read())
+            write(value)
+        undo.enter_context(thread_count(3))
+        undo.enter_context(default_dtype(torch.float64))
+        yield
+
+
+def _attribute(owner: Any, name: str, value: Any) -> tuple[Callable[[], Any], Callable[[Any], Any], Any]:
+    return (lambda: getattr(owner, name)), (lambda value: setattr(owner, name, value)), value
+
+
+#: (reader, writer, another value than PyTorch's own). None of them changes which results are right.
+_SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any], Any], ...] = (
+    (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, 1),
+    (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly, True),
+    (torch.is_warn_always_enabled, torch.set_warn_always, True),
+    (sys.getrecursionlimit, sys.setrecursionlimit, 3000),
+    _attribute(torch.backends.cudnn, "benchmark", True),
+    _attribute(torch.backends.mkldnn, "deterministic", True),
+    _attribute(torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction", False),
+)
 
 
 class _Passing(TorchFunctionMode):
@@ -32,6 +66,8 @@ def defaults(trial: Trial) -> None:
     _called(trial, "under torch.inference_mode()", torch.inference_mode())
     _called(trial, "under torch.autograd.detect_anomaly()", torch.autograd.set_detect_anomaly(True))
     _called(trial, "in a mode of __torch_function__", _Passing())
+    _called(trial, "in a process with other settings than PyTorch's", _other_settings())
+    _left_alone(trial, "with the precision of float32 products at high", _high_precision())
     if "deterministic" in trial.subject.claims:
         _called(trial, "under torch.use_deterministic_algorithms(True)", deterministic_algorithms())
 
@@ -48,6 +84,27 @@ def _called(trial: Trial, where: str, setting: AbstractContextManager[object]) -
         raise Failure(f"{where}: {failure}", failure.findings) from failure
     except (RuntimeError, TypeError) as error:
         raise Failure(f"{where}: {phrase(error)}{place(error)}") from error
+
+
+def _left_alone(trial: Trial, where: str, setting: AbstractContextManager[object]) -> None:
+    """A call that leaves global state as it is there: its results may be others there."""
+    arguments = trial.on_device()
+    try:
+        with setting:
+            trial.call(arguments)
+        synchronize(trial)
+    except Failure as failure:
+        raise Failure(f"{where}: {failure}") from failure
+
+
+@contextmanager
+def _high_precision() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 CHECKS = (Check("defaults", defaults, anywhere, 1, 2, "calls with another default dtype or grad mode", of_forms=True),)

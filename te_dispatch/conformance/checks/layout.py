@@ -8,6 +8,7 @@ caller has no other. What none may do is to read as if elements were adjacent, o
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 from te_dispatch.conformance import arranging
 from te_dispatch.conformance.arranging import Allocate, Arranged, Chosen, Plan
 from te_dispatch.conformance.checks import Check
+from te_dispatch.conformance.checks.memoized import require_operands_freed
 from te_dispatch.conformance.checks.values import changed_inputs, synchronize
 from te_dispatch.conformance.memory import same_results
 from te_dispatch.conformance.space import Arguments, Space
@@ -37,6 +39,11 @@ def _check(trial: Trial, plan: Plan, names: tuple[str, ...] | None = None) -> No
     if together is None:
         return
     trial.notes.append(f"refuses such operands: {together}")
+
+    def arranged() -> Arguments:
+        return Arranged(trial.on_device(), memory, plan).arguments
+
+    require_operands_freed(trial, arranged, "operands of calls that were refused")
     for name in memory:
         called(trial, plan, memory, arranging.only(name))
 
@@ -77,19 +84,31 @@ def _neighbours(trial: Trial) -> None:
 
 
 def _same_draw(trial: Trial, plan: Plan) -> None:
-    """Where the state that numbers are drawn from lies changes nothing: any mask would be right for the call alone."""
+    """Where the state that numbers are drawn from lies changes nothing: any mask would be right for the call alone. Nor
+    does it where x lies, of a cast, whose codes follow from the numbers alone."""
     state = "rng_state"
     memory = trial.subject.operator.memory
     if "deterministic" not in trial.subject.claims or not isinstance(trial.arguments().get(state), torch.Tensor):
         return
     plain = trial.on_device()
     trial.claim(plain)
-    arranged = Arranged(moved(plain, trial.device), memory, plan, arranging.only(state))
-    one, other = (trial.results(trial.call(given), given) for given in (plain, arranged.arguments))
+    one = _copied(trial, moved(plain, trial.device))
+    for name in (state, "x") if trial.subject.operator.name == "quantize" else (state,):
+        arranged = Arranged(moved(plain, trial.device), memory, plan, arranging.only(name))
+        try:
+            other = _copied(trial, arranged.arguments)
+        except (Declined, ValueError):
+            continue  # which `called` looks at
+        for path, tensor in one.items():
+            if not same_results(tensor, other[path]):
+                raise Failure(f"{path} is another where {name} lies otherwise in memory, with the same numbers")
+
+
+def _copied(trial: Trial, arguments: Arguments) -> dict[str, torch.Tensor]:
+    """Results of a call that later ones do not change."""
+    result = trial.call(arguments)
     synchronize(trial)
-    for path, tensor in one.items():
-        if not same_results(tensor, other[path]):
-            raise Failure(f"{path} is another where {state} lies otherwise in memory, with the same numbers")
+    return {path: tensor.clone() for path, tensor in trial.results(result, arguments).items()}
 
 
 def called(
@@ -144,6 +163,7 @@ def called(
 def strided(trial: Trial) -> None:
     """Operands whose rows are further apart than they are long."""
     _check(trial, arranging.strided)
+    _same_draw(trial, arranging.strided)
     _differently(trial, arranging.strided)
 
 
@@ -221,7 +241,7 @@ def tracked(trial: Trial) -> None:
     for recording in (False, True):
         plain = trial.on_device()
         trial.claim(plain)
-        read = {n: _leaves(v) if memory.get(n) in (ANY, ROWS) else v for n, v in plain.items()}
+        read = {n: _leaves(v) if memory.get(n) in (ANY, ROWS) or _scaled(v) else v for n, v in plain.items()}
         leaves = {n: v for n, v in read.items() if memory.get(n) in (ANY, ROWS)}
         before = _of_autograd(leaves)
         with torch.set_grad_enabled(recording):
@@ -254,10 +274,17 @@ def _require_untouched(arguments: Arguments, required: Mapping[str, bool]) -> No
 
 
 def _leaves(value: Any) -> Any:
-    """Tensors of floats require gradients; records have none."""
+    """Tensors of floats require gradients, and scales of quantizers; records have none."""
     if isinstance(value, (list, tuple)):
         return type(value)(_leaves(item) for item in value)
+    if _scaled(value):
+        return dataclasses.replace(value, scale=value.scale.requires_grad_())
     return value.requires_grad_() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+
+def _scaled(value: Any) -> bool:
+    """Whether it is a quantizer with a scale of its own."""
+    return isinstance(getattr(value, "scale", None), torch.Tensor)
 
 
 def movable(subject: Subject, space: Space) -> str | None:

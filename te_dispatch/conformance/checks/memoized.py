@@ -210,12 +210,12 @@ def _call_often(trial: Trial) -> None:
         _require_no_growth(lambda: trial.call(arguments))
 
 
-def require_operands_freed(trial: Trial, given: Arguments | None = None, what: str = "operands") -> None:
+def require_operands_freed(trial: Trial, make: Callable[[], Arguments] | None = None, what: str = "operands") -> None:
     """Operands that are new in every call, as activations are, are freed when the call is over, whether it returned or
     raised: nothing holds a reference to them, and no reference cycle does until Python looks for cycles.
 
     Args:
-        given: arguments on the host; None to make the trial's.
+        make: fresh arguments on the device; None for the trial's.
         what: what they are, in the message.
     """
     references: list[StorageWeakRef] = []
@@ -224,7 +224,7 @@ def require_operands_freed(trial: Trial, given: Arguments | None = None, what: s
         for count in range(_ROUND):
             if count > 1 and time.monotonic() > until:
                 break
-            references += _called_once(trial, given)
+            references += _called_once(trial, make or trial.on_device)
         kept = sum(not reference.expired() for reference in references)  # type: ignore[no-untyped-call]
     if not kept:
         return
@@ -236,9 +236,9 @@ def require_operands_freed(trial: Trial, given: Arguments | None = None, what: s
     )
 
 
-def _called_once(trial: Trial, given: Arguments | None) -> list[StorageWeakRef]:
+def _called_once(trial: Trial, make: Callable[[], Arguments]) -> list[StorageWeakRef]:
     """References to the memory of the operands of a call that is over."""
-    arguments = trial.on_device(given)
+    arguments = make()
     storages = {x.untyped_storage().data_ptr(): x.untyped_storage() for _, x in tensors(dict(arguments))}
     references = [StorageWeakRef(storage) for storage in storages.values()]  # type: ignore[no-untyped-call]
     with contextlib.suppress(Declined, ValueError):

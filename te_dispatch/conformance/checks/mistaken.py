@@ -8,6 +8,7 @@ What an operator's own contract refuses beyond that has cases (`te_dispatch.conf
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -81,7 +82,8 @@ def _changed(trial: Trial) -> None:
             refused = refused or wrong
     trial.notes.append(f"{tried} changed calls that the oracle refuses")
     if refused is not None:
-        require_operands_freed(trial, refused, "operands of calls that were refused")
+        make = functools.partial(trial.on_device, refused)
+        require_operands_freed(trial, make, "operands of calls that were refused")
     if tried:
         call_again(trial, moved(given, trial.device), "behind calls that it had refused: ")
 

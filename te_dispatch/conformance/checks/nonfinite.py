@@ -41,7 +41,9 @@ def _judge(trial: Trial, name: str, special: tuple[float, ...]) -> None:
     arguments = other.on_device()
     other.claim(arguments)
     try:
-        result = other.call(arguments)
+        # Which raises where a backward of autograd's own gives NaN; operators are below it.
+        with torch.autograd.set_detect_anomaly(True):
+            result = other.call(arguments)
         synchronize(other)
         other.judge(result, arguments, _either if special == _INFINITE else None)
     except Failure as failure:

@@ -130,6 +130,7 @@ def batch_invariant(trial: Trial) -> None:
     half = _half_of(trial.space)
     assert half is not None
     _halve(trial, half)
+    _roll(trial, half)
     until = time.monotonic() + _BUDGET_S
     cases = [case for case in (trial, flattened(trial)) if case is not None]
     for case, rows in itertools.product(cases, ROWS):
@@ -138,6 +139,7 @@ def batch_invariant(trial: Trial) -> None:
             continue
         try:
             _halve(larger, half)
+            _roll(larger, half)
             if rows == ROWS[0] and larger.space.batch is not None:
                 later_rows(larger)
         except Failure as failure:
@@ -167,6 +169,46 @@ def _halve(trial: Trial, half: Callable[[Arguments], Arguments]) -> None:
                 raise Failure(
                     f"{path}: {part.shape[0]} rows alone differ from the same rows of a call with {of_whole.shape[0]}"
                 )
+
+
+def _roll(trial: Trial, half: Callable[[Arguments], Arguments]) -> None:
+    """The last row first: each row's result goes with it, where the oracle says so, and has the same bits."""
+    given, fewer = trial.arguments(), dict(tensors(half(trial.arguments())))
+    dims = {path: _halved_dim(x, fewer.get(path)) for path, x in tensors(given)}
+
+    def rolled(arguments: Arguments) -> Arguments:
+        new = dict(_rolled(arguments, dims))
+        changed: Arguments = mapped(arguments, lambda x: new.get(id(x), x))
+        return changed
+
+    other = trial.with_axes(trial.case.values).with_values("rolled", rolled)  # which has the same data
+    plain, expected = trial.expected(), other.expected()
+    arguments, part = trial.on_device(given), trial.on_device(half(trial.arguments()))
+    trial.claim(arguments)
+    first, of_half = _run(trial, arguments), _run(trial, part)
+    again = _run(trial, other.on_device())
+    for path, whole in first.items():
+        dim = _halved_dim(whole, of_half.get(path))
+        if dim is None or not same_results(plain[path].roll(1, dim), expected[path]):
+            continue  # not a result per row, or one of rows that belong together
+        if not same_results(whole.roll(1, dim), again[path]):
+            raise Failure(f"{path}: rows have other bits in another place of the call")
+
+
+def _rolled(arguments: Arguments, dims: Mapping[str, int | None]) -> Iterator[tuple[int, torch.Tensor]]:
+    """The tensors with rows, by id, the last row first."""
+    for path, x in tensors(arguments):
+        dim = dims.get(path)
+        if dim is not None:
+            yield id(x), x.roll(1, dim)
+
+
+def _halved_dim(whole: torch.Tensor, part: torch.Tensor | None) -> int | None:
+    """The one dimension that has fewer elements in a call of half of the rows."""
+    if part is None or part.dim() != whole.dim():
+        return None
+    changed = [dim for dim in range(whole.dim()) if whole.shape[dim] != part.shape[dim]]
+    return changed[0] if len(changed) == 1 else None
 
 
 def _sizes(arguments: Arguments) -> list[int]:

@@ -48,13 +48,15 @@ def saved_format(trial: Trial) -> None:
 
 
 def saved_state(trial: Trial) -> None:
-    """What a forward saves stays as it was: the quantizers' scales move on behind it, as they do at the end of a step,
-    other forwards follow, and the backward runs twice, as with ``retain_graph``."""
+    """What a forward saves stays as it was: the quantizers' scales and the random state move on behind it, as they do
+    at the end of a step, other forwards follow, and the backward runs twice, as with ``retain_graph``."""
     assert trial.space.forward is not None
     arguments = moved(trial.arguments(), trial.device)
     given = trial.space.forward(moved(arguments, trial.device))
     arguments = behind(forward_of(trial.subject, given), given, arguments)
     synchronize(trial)
+    if isinstance(given.get("rng_state"), torch.Tensor):  # the caller's own, who draws the next one into it
+        given["rng_state"].add_(1)
     for value in given.values():
         scale = getattr(value, "scale", None)
         if isinstance(scale, torch.Tensor):  # of a quantizer

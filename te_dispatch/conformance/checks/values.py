@@ -21,6 +21,7 @@ from te_dispatch.conformance.transfer import mapped, tensors
 from te_dispatch.conformance.trial import Failure, Trial
 from te_dispatch.conformance.uninitialized import Uninitialized
 from te_dispatch.core.errors import Declined
+from te_dispatch.ops.results import Saved
 
 #: NaN in every float format and a large code in every FP8 one; and a byte that reads as an ordinary number.
 POISONS = (0xFF, 0x5A)
@@ -108,6 +109,9 @@ def _call(trial: Trial, poison: int, run: Callable[..., Any]) -> tuple[Any, Argu
     mislabelled = wrong_label(result, trial.subject)
     if mislabelled is not None:
         raise Failure(mislabelled)
+    state = arguments.get("rng_state")
+    if isinstance(state, torch.Tensor) and any(overlapping(x, state) for x in _saved(result)):
+        raise Failure("saved holds the caller's rng_state, which moves on: a backward is given its own")
     changed = changed_inputs(before, arguments)
     if changed:
         raise Failure(f"inputs were changed: {', '.join(changed)}")
@@ -128,6 +132,10 @@ def _call(trial: Trial, poison: int, run: Callable[..., Any]) -> tuple[Any, Argu
     unused = memory.unused(tensor for _, tensor in tensors(result))
     if unused is not None:
         raise Failure(f"{unused} was allocated and is no result: memory that nobody sees has the role workspace")
+    marked = [path for path, tensor in made.items() if vars(tensor)]
+    if marked:
+        names = ", ".join(vars(made[marked[0]]))
+        raise Failure(f"{marked[0]} has attributes of its own ({names}), and keeps what they are alive")
     recorded = [path for path, tensor in made.items() if tensor.requires_grad]
     if recorded:
         raise Failure(f"{recorded[0]} requires a gradient: operators are below autograd")
@@ -135,6 +143,12 @@ def _call(trial: Trial, poison: int, run: Callable[..., Any]) -> tuple[Any, Argu
     if closed:
         raise Failure(f"{closed[0]} is a tensor of inference mode, which autograd cannot save for a backward")
     return result, arguments
+
+
+def _saved(result: Any) -> list[torch.Tensor]:
+    """The tensors of a result's `Saved`."""
+    items = result if isinstance(result, tuple) else ()
+    return [x for item in items if isinstance(item, Saved) for x in item.tensors if x is not None]
 
 
 def _watched(trial: Trial, arguments: Arguments) -> tuple[Any, Uninitialized]:

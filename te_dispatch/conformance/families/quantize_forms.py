@@ -234,7 +234,7 @@ register(
         "convert_encoding", "plain",
         (
             _FP32_SCALED, ENCODING, USAGE, _TWO_D, _SCALES, _LAYOUT, Axis("overflow", ("saturate", "error")),
-            Axis("count", ("none", "0", "41")),
+            Axis("count", ("none", "0", "41", str(2**31 + 5))),
         ),
         _convert, bits, valid=_meaningful, widen=False, forms="scaling",
     ),

@@ -321,6 +321,16 @@ def _nvfp4(right: Arguments) -> Quantized:
     )  # fmt: skip
 
 
+def _rotated_columns(right: Arguments) -> Quantized:
+    """A record with nothing but a rotated copy, which does not hold the values."""
+    codes = torch.zeros((32, 16), dtype=torch.uint8)
+    scale = torch.full((32, 2), 0x38, dtype=torch.uint8)
+    x = right["x"]
+    return Quantized(
+        None, codes, None, scale, "e2m1", "nvfp4_rht", CANONICAL_SCALES, (32, 32), x.dtype, x.device, torch.ones(2)
+    )  # fmt: skip
+
+
 def _block_1d(right: Arguments) -> Quantized:
     """x, a record with one scale, said to be in blocks of 128 columns."""
     x = right["x"]
@@ -366,7 +376,11 @@ register(
         "refused_delayed",
     ),
     _refused("quantize_dbias", "plain", {"usage": given(usage="rows"), "int": given(bias_dtype=torch.int64)}),
-    _refused("dequantize", "plain", {"result_of_integers": given(dtype=torch.int32)}),
+    _refused(
+        "dequantize",
+        "plain",
+        {"result_of_integers": given(dtype=torch.int32), "rotated_columns_alone": given(x=_rotated_columns)},
+    ),
     _refused("split_quantize", "plain", {"too_many_rows": given(splits=_uneven), "no_quantizer": short("quantizers")}),
     _refused("multi_tensor_quantize", "plain", {"more": given(quantizers=_more), "usage": given(usage="rows")}),
     _refused(

@@ -47,7 +47,9 @@ def _dropout_add(values: Values, maker: Maker) -> Arguments:
     if values["bias"] != "none":
         made["bias"] = maker.tensor(shape[-1], dtype=values["bias"])
     if "dropout" in values:
-        made |= {"dropout_p": float(values["dropout"]), "rng_state": maker.rng_state()}
+        made["dropout_p"] = float(values["dropout"])
+    if "dropout" in values or values["state"] == "given":
+        made["rng_state"] = maker.rng_state()
     return made
 
 
@@ -224,7 +226,10 @@ _NOOP = Axis("noop", ("none", "0", "1", "2.5", "nan"), dull=("1", "2.5", "nan"))
 register(
     Space(
         "dropout_add_fwd", "plain",
-        (_DTYPE, _SHAPE, Axis("residual", ("yes", "no")), Axis("bias", ("none", "fp32", "bf16")), _ANY),
+        (
+            _DTYPE, _SHAPE, Axis("residual", ("yes", "no")), Axis("bias", ("none", "fp32", "bf16")),
+            Axis("state", ("absent", "given")), _ANY,
+        ),
         _dropout_add, _dropout_add_rules, batch=_half,
     ),
     Space(
