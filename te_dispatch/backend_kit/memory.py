@@ -23,26 +23,26 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(strides)
 
 
-def contiguous(x: torch.Tensor, empty: Empty = alloc.empty) -> torch.Tensor:
+def contiguous(x: torch.Tensor, empty: Empty | None = None) -> torch.Tensor:
     """x, or a contiguous copy of it in a workspace.
 
     Args:
-        empty: where memory comes from.
+        empty: where memory comes from; None for `te_dispatch.ops.alloc.empty`.
     """
     if x.is_contiguous():
         return x
-    return empty("workspace", tuple(x.shape), x.dtype, x.device).copy_(x)
+    return (empty or alloc.empty)("workspace", tuple(x.shape), x.dtype, x.device).copy_(x)
 
 
-def contiguous_out(out: torch.Tensor, accumulate: bool, multiple: int = 1, empty: Empty = alloc.empty) -> torch.Tensor:
+def contiguous_out(out: torch.Tensor, accumulate: bool, multiple: int = 1, empty: Empty | None = None) -> torch.Tensor:
     """Where a kernel writes for `out`: out itself, or a contiguous workspace that the caller copies to it afterwards.
 
     Args:
         accumulate: whether the kernel adds to what is there, which a workspace then holds.
         multiple: bytes of which the address must be a multiple.
-        empty: where memory comes from; aligned to `multiple`.
+        empty: where memory comes from, aligned to `multiple`; None for `te_dispatch.ops.alloc.empty`.
     """
     if out.is_contiguous() and not out.data_ptr() % multiple:
         return out
-    target = empty("workspace", tuple(out.shape), out.dtype, out.device)
+    target = (empty or alloc.empty)("workspace", tuple(out.shape), out.dtype, out.device)
     return target.copy_(out) if accumulate else target

@@ -220,8 +220,7 @@ class LayerNormMLPFunction(torch.autograd.Function):
         wants, steps = ctx.needs_input_grad, ctx.steps
         saved = list(taken(ctx))
         x, gamma, mean, rstd = saved[:4]
-        if not dy.is_contiguous():  # expanded, as the gradient of a sum is
-            dy = dy.contiguous()
+        dy = dy.contiguous()  # that of a sum is expanded; not asked first, which the compiler cannot trace here
         if steps is not None and wants == steps.needs and steps.serves(dy):
             dnorm, dw1, db1, dw2, db2 = steps.gradients(dy, saved)
         else:

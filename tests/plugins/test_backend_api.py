@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from te_dispatch import torch_private
 from te_dispatch.core.decision import Accepted
 from te_dispatch.core.facts import Arch
 
@@ -62,7 +63,9 @@ def test_the_page_has_entries() -> None:
 @pytest.mark.parametrize(("module", "entry"), entries(), ids=lambda part: part.partition("(")[0])
 def test_what_is_named_exists_as_written(module: str, entry: str) -> None:
     value = getattr(importlib.import_module(module), entry.partition("(")[0])
-    assert entry == (written(value) or entry)
+    # Names of PyTorch's are native functions in one release, and their replacements in another.
+    of_pytorch = any(value is one for one in vars(torch_private).values())
+    assert of_pytorch or entry == (written(value) or entry)
 
 
 @pytest.mark.parametrize("example", ["acme_backend", "npu_backend"])

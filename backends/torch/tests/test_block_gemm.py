@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from te_dispatch.backend_kit import products as torch_products
 from te_dispatch.core.errors import Declined
 from te_dispatch.core.facts import DeviceFacts
 from te_dispatch.numerics.quantizers import BlockQuantizer
@@ -55,7 +56,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
         z = x @ y.t()
         return (z if bias is None else z + bias).to(out_dtype)
 
-    monkeypatch.setattr(torch, "_scaled_mm", product)
+    monkeypatch.setattr(torch_products, "scaled_mm", product)
     return calls
 
 

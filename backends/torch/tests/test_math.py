@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch_backend_support import assert_same_bits
 
+from te_dispatch.backend_kit import products as torch_products
 from te_dispatch.numerics.quantizers import (
     BlockQuantizer,
     CurrentQuantizer,
@@ -135,7 +136,7 @@ def test_scaled_mm_hands_scales_over_at_multiples_of_16_bytes(monkeypatch: pytes
         handed.extend((a_scale, b_scale))
         return multiply(a, b, a_scale, b_scale, **options)
 
-    monkeypatch.setattr(torch, "_scaled_mm", product)
+    monkeypatch.setattr(torch_products, "scaled_mm", product)
     got, want = (gemm.scaled_mm(*x, layout="NT", out_dtype=torch.float32).out for x in (odd, whole))
     assert torch.equal(got, want) and len(handed) == 4
     assert all(x.data_ptr() % 16 == 0 for x in handed)
