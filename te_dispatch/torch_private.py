@@ -6,8 +6,8 @@ replacement made of documented functions: it gives the same answer in more time,
 the slow path. `MISSING` lists the names that were replaced, and ``te-dispatch doctor`` shows them. Names without a
 possible replacement raise an ImportError that says which one is absent.
 
-``tests/core/test_torch_private.py`` compares every name with its replacement, and checks that no other module uses a
-private name of PyTorch. Add a name here, its replacement, and a case to that test.
+``tests/core/test_torch_private.py`` tests the replacements, and checks that no other module uses a private name of
+PyTorch. Add a name here, its replacement, and a case to that test.
 
 Not here, because PyTorch documents how they are used: ``torch.utils._pytree`` and ``torch.utils._python_dispatch``
 for tensor subclasses, ``torch._dynamo.mark_static``, ``torch._register_device_module``.
@@ -16,6 +16,7 @@ for tensor subclasses, ``torch._dynamo.mark_static``, ``torch._register_device_m
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import CodeType
@@ -100,7 +101,8 @@ unwrap_if_dead: Callable[[Any], Any] | None = _found("_C._functorch.unwrap_if_de
 def _unpack_hook_code() -> CodeType | None:
     """The code of ``unpack_hook`` in ``torch.utils.checkpoint._checkpoint_hook``."""
     hook = _found("utils.checkpoint._checkpoint_hook.__init__", None)
-    for constant in getattr(getattr(hook, "__code__", None), "co_consts", ()):
+    code = getattr(inspect.unwrap(hook), "__code__", None) if callable(hook) else None
+    for constant in getattr(code, "co_consts", ()):
         if isinstance(constant, CodeType) and constant.co_name == "unpack_hook":
             return constant
     return None

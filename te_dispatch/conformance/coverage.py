@@ -42,14 +42,14 @@ class Operand(NamedTuple):
     Attributes:
         shape, strides, dtype: of the one tensor that it is; None for several, as in a list or a record.
         dims: how many dimensions the tensor with most of them has.
-        alike: whether it is a list in which two tensors of numbers have the same shape, strides and dtype.
+        duplicates: whether it is a list with two floating-point tensors of the same shape, strides and dtype.
     """
 
     shape: tuple[int, ...] | None = None
     strides: tuple[int, ...] | None = None
     dtype: torch.dtype | None = None
     dims: int = 0
-    alike: bool = False
+    duplicates: bool = False
 
     @classmethod
     def of(cls, value: Any) -> Operand:
@@ -57,7 +57,7 @@ class Operand(NamedTuple):
             dims = max((tensor.dim() for _, tensor in transfer.tensors({"": value})), default=0)
             items = value if isinstance(value, list) else []
             forms = [cls.of(x) for x in items if isinstance(x, torch.Tensor) and x.is_floating_point() and x.numel()]
-            return cls(dims=dims, alike=len(set(forms)) < len(forms))
+            return cls(dims=dims, duplicates=len(set(forms)) < len(forms))
         return cls(tuple(value.shape), value.stride(), value.dtype, value.dim())
 
 

@@ -85,7 +85,7 @@ def _common() -> tuple[Setting, ...]:
         Setting("handlers of signals", _handlers),
         Setting("whether PyTorch repeats warnings", torch.is_warn_always_enabled, torch.set_warn_always),
         Setting("Python's recursion limit", sys.getrecursionlimit, sys.setrecursionlimit),
-        Setting("whether uninitialized memory is filled", *_attribute(torch.utils.deterministic, _FILLED)),
+        Setting("whether uninitialized memory is filled", *attribute(torch.utils.deterministic, _FILLED)),
         Setting("the deterministic mode", torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
         Setting(
             "the precision of float32 products",
@@ -93,7 +93,7 @@ def _common() -> tuple[Setting, ...]:
             torch.set_float32_matmul_precision,
         ),
         *(
-            Setting(f"torch.backends.{where}.{name}", *_attribute(owner, name))
+            Setting(f"torch.backends.{where}.{name}", *attribute(owner, name))
             for where, owner, names in (
                 ("cuda.matmul", matmul, ("allow_tf32", "allow_fp16_reduced_precision_reduction",
                                          "allow_bf16_reduced_precision_reduction")),
@@ -138,7 +138,7 @@ def _set_autocast(values: tuple[Any, ...]) -> None:
     torch.set_autocast_cache_enabled(values[4])
 
 
-def _attribute(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], None]]:
+def attribute(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], None]]:
     """Reader and writer of an attribute."""
     return (lambda: getattr(owner, name)), (lambda value: setattr(owner, name, value))
 

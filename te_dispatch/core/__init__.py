@@ -17,5 +17,5 @@ Start with `resolve`. Beside that path: `plan` freezes decisions, `shadow` compa
 `tuning_cache` keeps what backends measured, `autograd` and `memory` are part of what an implementation must obey.
 
 May import: the standard library, `te_dispatch.numerics`; stevedore, PyYAML and msgspec at the first resolution; PyTorch
-in functions only.
+in functions only. `scopes` imports ``te_dispatch.ops`` for the functions that it exports.
 """

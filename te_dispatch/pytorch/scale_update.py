@@ -24,8 +24,6 @@ from te_dispatch.pytorch.delayed_scales import DelayedScales
 from te_dispatch.pytorch.scale_group import ScaleGroup, rescale
 from te_dispatch.torch_private import graph_task, queue_callback
 
-#: Of the autograd engine, which is one for the process: calls a function when the running graph task ends.
-
 #: Graph tasks whose end-of-backward callback is queued and has not run, and the groups that saw casts in them.
 _open_tasks: dict[int, dict[ScaleGroup, None]] = {}
 

@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""Private names of PyTorch: used in one module, each with a replacement that answers alike."""
+"""Private names of PyTorch: used in one module, each with a replacement that returns the same."""
 
 from __future__ import annotations
 

@@ -1,163 +1,57 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""Calls of many input signatures: each takes the fast path once it was seen, and the least recently used is evicted."""
+"""Every module takes Transformer Engine's arguments: names, order, kinds and defaults.
+
+The fixture holds what `inspect.signature` says of Transformer Engine's classes. `device` alone differs: its default is
+None here (the current accelerator, or the CPU) where Transformer Engine says "cuda".
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+import importlib
+import inspect
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-import te_dispatch.pytorch as te
-from te_dispatch.pytorch import attention_function, layernorm_mlp, layernorm_mlp_function, linear_module, linear_steps
-from te_dispatch.pytorch.known_calls import MAX_SIGNATURES, SignatureCache
-
-from .settling import MODULES, RECIPES, made, step
-
-RECIPE = RECIPES["delayed"]
-
-
-@pytest.fixture
-def slow_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the forwards and backwards that took the slow path."""
-    taken: list[str] = []
-
-    def watched(owner: Any, name: str, what: str) -> None:
-        function = getattr(owner, name)
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            taken.append(what)
-            return function(*args, **kwargs)
-
-        monkeypatch.setattr(owner, name, call)
-
-    watched(linear_module.LinearModule, "_prepared", "forward")
-    watched(layernorm_mlp.LayerNormMLP, "_begin", "forward")
-    watched(te.DotProductAttention, "_attend", "forward")
-    watched(linear_steps, "product_gradients", "backward")
-    watched(layernorm_mlp_function, "_gradients", "backward")
-    watched(attention_function.ops, "attention_bwd", "backward")
-    return taken
+FIXTURE = json.loads((Path(__file__).parent / "te_signatures.json").read_text())["modules"]
+HOMES = {
+    "DotProductAttention": "attention",
+    "Fp8Padding": "padding",
+    "Fp8Unpadding": "padding",
+    "LayerNorm": "normalization",
+    "LayerNormLinear": "layernorm_linear",
+    "LayerNormMLP": "layernorm_mlp",
+    "Linear": "linear",
+    "MultiheadAttention": "multi_head_attention",
+    "RMSNorm": "normalization",
+    "RotaryPositionEmbedding": "rotary",
+    "TransformerLayer": "transformer_layer",
+}
 
 
-def test_the_least_recently_used_is_evicted() -> None:
-    cache = SignatureCache()
-    for number in range(MAX_SIGNATURES):
-        cache.add(number)
-    cache.use(len(cache) - 1, 0)
-    cache.add("new")
-    assert len(cache) == MAX_SIGNATURES
-    assert cache[:2] == ["new", 0] and 1 not in cache and cache[-1] == 2
+def described(function: Any) -> list[list[Any]]:
+    """[name, kind, default] per parameter but self, as the fixture writes them."""
+    rows = []
+    for parameter in list(inspect.signature(function).parameters.values())[1:]:
+        kind = parameter.kind.name.lower()
+        default = "<required>" if parameter.default is inspect.Parameter.empty else parameter.default
+        rows.append([parameter.name, kind, default])
+    return rows
 
 
-def test_a_full_cache_captures_some_of_what_it_misses() -> None:
-    cache = SignatureCache()
-    for number in range(MAX_SIGNATURES):
-        assert cache.admits()
-        cache.add(number)
-    assert 0 < sum(cache.admits() for _ in range(100)) < 20
+def expected(name: str, part: str) -> list[list[Any]]:
+    return [[n, kind, None if n == "device" else default] for n, kind, default in FIXTURE[name][part]]
 
 
-def _rows(module: torch.nn.Module, rows: int, recipe: Any) -> None:
-    x = torch.randn(rows, 64, requires_grad=True)
-    with nullcontext() if recipe is None else te.autocast(recipe=recipe):
-        out = module(x)
-    out.backward(torch.randn_like(out))
+@pytest.mark.parametrize("name, part", [(name, part) for name in FIXTURE for part in FIXTURE[name]])
+def test_arguments(name: str, part: str) -> None:
+    cls = getattr(importlib.import_module(f"te_dispatch.pytorch.{HOMES[name]}"), name)
+    ours = described(cls.__init__ if part == "init" else cls.forward)
+    assert ours == expected(name, part)
 
 
-@pytest.mark.parametrize("recipe", ["none", "delayed", "mxfp8"])
-@pytest.mark.parametrize("name", ["Linear", "Linear of three", "LayerNormLinear", "LayerNormMLP"])
-def test_every_length_takes_the_fast_path_once_it_was_seen(name: str, recipe: str, slow_calls: list[str]) -> None:
-    module = made(name)
-    lengths = range(32, 32 * 13, 32)
-    for _ in range(2):  # the backward of the very first step is seen in the second
-        for rows in lengths:
-            _rows(module, rows, RECIPES[recipe])
-    slow_calls.clear()
-    for rows in (*lengths, *reversed(lengths)):
-        _rows(module, rows, RECIPES[recipe])
-    assert slow_calls == []
-    assert len(module._known) == len(lengths)
-
-
-def test_every_length_of_attention_takes_the_fast_path(slow_calls: list[str]) -> None:
-    module = te.DotProductAttention(2, 8, attention_dropout=0.0)
-
-    def run(length: int) -> None:
-        x = torch.randn(length, 1, 2, 3, 8, requires_grad=True)
-        module(qkv_layer=x, qkv_interleave_dim=-2).backward(torch.ones(length, 1, 16))
-
-    for _ in range(2):
-        for length in range(2, 12):
-            run(length)
-    slow_calls.clear()
-    for length in range(2, 12):
-        run(length)
-    assert slow_calls == [] and len(module._known) == 10
-
-
-def test_more_lengths_than_are_kept_cost_no_memory() -> None:
-    module = made("Linear")
-    for rows in range(1, 2 * MAX_SIGNATURES):
-        _rows(module, rows, None)
-    assert len(module._known) == len(module._looks) == MAX_SIGNATURES
-    for _ in range(20):  # one that comes again is kept in the end, and those that do not are evicted
-        _rows(module, 1000, None)
-    first = module._known[0]
-    _rows(module, 1000, None)
-    assert module._known[0] is first
-
-
-def _expanded(out: torch.Tensor) -> torch.Tensor:
-    return torch.full((), 0.5).expand_as(out)
-
-
-def _transposed(out: torch.Tensor) -> torch.Tensor:
-    return torch.randn(*reversed(out.shape), generator=torch.Generator().manual_seed(1)).permute(
-        *range(out.dim())[::-1]
-    )
-
-
-def _trained(
-    module: torch.nn.Module, x: torch.Tensor, gradient: Callable[[torch.Tensor], torch.Tensor]
-) -> Iterator[torch.Tensor]:
-    """Results of a step with a gradient of some form."""
-    x = x.clone().requires_grad_()
-    module.zero_grad()
-    with te.autocast(recipe=RECIPE):
-        out = module(x)
-    out.backward(gradient(out))
-    yield from (out.detach(), x.grad, *(p.grad.clone() for p in module.parameters()))
-
-
-@pytest.mark.parametrize("first", ["contiguous", "same"])
-@pytest.mark.parametrize("form", [_expanded, _transposed])
-@pytest.mark.parametrize("name", [name for name in MODULES if "returning" not in name and "passing" not in name])
-def test_gradients_with_other_strides_take_the_fast_path(
-    name: str, form: Callable[[torch.Tensor], torch.Tensor], first: str, slow_calls: list[str]
-) -> None:
-    """Whether the first gradient was contiguous or not; they have the bits of a contiguous one."""
-    module, twin = made(name), made(name)
-    inputs = torch.randn(5, 32, 1, 64, generator=torch.Generator().manual_seed(0))
-    for number, x in enumerate(inputs):
-        if number == 3:
-            slow_calls.clear()
-        plain = number == 0 and first == "contiguous"
-        found = list(_trained(module, x, (lambda out: form(out).contiguous()) if plain else form))
-        if number >= 3:
-            assert slow_calls == []
-        expected = list(_trained(twin, x, lambda out: form(out).contiguous()))
-        slow_calls.clear()
-        assert all(map(torch.equal, found, expected))
-
-
-def test_a_cache_that_was_replaced_is_not_written_to() -> None:
-    """A thread that learns from a call while another invalidates what is known."""
-    module = made("Linear")
-    step(module, RECIPE, 0)
-    old = module._known
-    assert old
-    module.save_original_input = True
-    assert module._known == [] and module._known is not old
+def test_the_fixture_covers_what_is_shipped() -> None:
+    assert set(FIXTURE) == set(HOMES)
+    assert all("init" in parts for parts in FIXTURE.values())

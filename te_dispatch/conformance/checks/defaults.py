@@ -14,8 +14,15 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from te_dispatch.conformance.checks import Check, anywhere
-from te_dispatch.conformance.checks.values import default_dtype, deterministic_algorithms, synchronize, thread_count
+from te_dispatch.conformance.checks.values import (
+    default_dtype,
+    deterministic_algorithms,
+    setting,
+    synchronize,
+    thread_count,
+)
 from te_dispatch.conformance.trial import Failure, Trial
+from te_dispatch.conformance.world import attribute
 from te_dispatch.core.failures import phrase, place
 
 
@@ -27,15 +34,10 @@ def _other_settings() -> Iterator[None]:
         undo.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         for read, write, value in _SETTINGS:
-            undo.callback(write, read())
-            write(value)
+            undo.enter_context(setting(read, write, value))
         undo.enter_context(thread_count(3))
         undo.enter_context(default_dtype(torch.float64))
         yield
-
-
-def _attribute(owner: Any, name: str, value: Any) -> tuple[Callable[[], Any], Callable[[Any], Any], Any]:
-    return (lambda: getattr(owner, name)), (lambda value: setattr(owner, name, value)), value
 
 
 #: (reader, writer, another value than PyTorch's own). None of them changes which results are right.
@@ -44,9 +46,9 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any], Any], ...] = (
     (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly, True),
     (torch.is_warn_always_enabled, torch.set_warn_always, True),
     (sys.getrecursionlimit, sys.setrecursionlimit, 3000),
-    _attribute(torch.backends.cudnn, "benchmark", True),
-    _attribute(torch.backends.mkldnn, "deterministic", True),
-    _attribute(torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction", False),
+    (*attribute(torch.backends.cudnn, "benchmark"), True),
+    (*attribute(torch.backends.mkldnn, "deterministic"), True),
+    (*attribute(torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction"), False),
 )
 
 
@@ -64,47 +66,30 @@ def defaults(trial: Trial) -> None:
         _called(trial, f"where the default dtype is {dtype}", default_dtype(dtype))
     _called(trial, "under torch.no_grad()", torch.no_grad())
     _called(trial, "under torch.inference_mode()", torch.inference_mode())
-    _called(trial, "under torch.autograd.detect_anomaly()", torch.autograd.set_detect_anomaly(True))
+    anomaly = setting(torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly, True)
+    _called(trial, "under torch.autograd.detect_anomaly()", anomaly)
     _called(trial, "in a mode of __torch_function__", _Passing())
     _called(trial, "in a process with other settings than PyTorch's", _other_settings())
-    _left_alone(trial, "with the precision of float32 products at high", _high_precision())
+    precision = setting(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "high")
+    _called(trial, "with the precision of float32 products at high", precision, judged=False)
     if "deterministic" in trial.subject.claims:
         _called(trial, "under torch.use_deterministic_algorithms(True)", deterministic_algorithms())
 
 
-def _called(trial: Trial, where: str, setting: AbstractContextManager[object]) -> None:
+def _called(trial: Trial, where: str, block: AbstractContextManager[object], judged: bool = True) -> None:
+    """A call in a block. Global state is compared before and after it; its results where they are `judged`."""
     arguments = trial.on_device()
     trial.claim(arguments)
     try:
-        with setting:
+        with block:
             result = trial.call(arguments)
         synchronize(trial)
-        trial.judge(result, arguments)
+        if judged:
+            trial.judge(result, arguments)
     except Failure as failure:
         raise Failure(f"{where}: {failure}", failure.findings) from failure
     except (RuntimeError, TypeError) as error:
         raise Failure(f"{where}: {phrase(error)}{place(error)}") from error
-
-
-def _left_alone(trial: Trial, where: str, setting: AbstractContextManager[object]) -> None:
-    """A call that leaves global state as it is there: its results may be others there."""
-    arguments = trial.on_device()
-    try:
-        with setting:
-            trial.call(arguments)
-        synchronize(trial)
-    except Failure as failure:
-        raise Failure(f"{where}: {failure}") from failure
-
-
-@contextmanager
-def _high_precision() -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 CHECKS = (Check("defaults", defaults, anywhere, 1, 2, "calls with another default dtype or grad mode", of_forms=True),)

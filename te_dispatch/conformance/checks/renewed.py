@@ -107,7 +107,7 @@ def _accepted(trial: Trial) -> bool:
 
 
 def _times(value: Any, factor: float) -> Any:
-    """A fraction, or all of a list or of lists of them, times a factor; anything else as it is."""
+    """The value with every float in it, also in nested lists, multiplied by a factor."""
     if isinstance(value, (list, tuple)):
         return type(value)(_times(item, factor) for item in value)
     return value * factor if isinstance(value, float) else value

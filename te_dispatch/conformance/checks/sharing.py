@@ -35,7 +35,7 @@ def shared(trial: Trial) -> None:
         # Integers say where something is.
         if given[name].is_floating_point() or torch.equal(given[name], given[other])
     }
-    lists = [name for name in _lists(trial.subject, trial.space) if Operand.of(given.get(name)).alike]
+    lists = [name for name in _lists(trial.subject, trial.space) if Operand.of(given.get(name)).duplicates]
     if not lists and not any(given[name].numel() for name in first_of):
         trial.notes.append("no two operands are alike")
         return
@@ -63,7 +63,7 @@ def _lists(subject: Subject, space: Space) -> tuple[str, ...]:
 
 
 def _firsts(items: list[Any]) -> list[Any]:
-    """The items of a list, the first of those that are alike in place of each."""
+    """The list with each floating-point tensor replaced by the first one of the same shape, strides and dtype."""
     found: dict[Operand, torch.Tensor] = {}
     numbers = [isinstance(x, torch.Tensor) and x.is_floating_point() for x in items]
     return [found.setdefault(Operand.of(x), x) if known else x for x, known in zip(items, numbers)]
@@ -90,7 +90,7 @@ def _first_of(subject: Subject, space: Space, operands: Mapping[str, Operand]) -
 
 def _can_share(subject: Subject, space: Space, operands: Mapping[str, Operand]) -> bool:
     dtypes = [operands[name].dtype for name in _first_of(subject, space, operands)]
-    lists = any(operands[name].alike for name in _lists(subject, space) if name in operands)
+    lists = any(operands[name].duplicates for name in _lists(subject, space) if name in operands)
     return lists or any(dtype is not None and dtype.is_floating_point for dtype in dtypes)
 
 

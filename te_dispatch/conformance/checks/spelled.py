@@ -6,27 +6,20 @@ from __future__ import annotations
 from typing import Any
 
 from te_dispatch.conformance.checks import Check, anywhere
-from te_dispatch.conformance.checks.values import synchronize
-from te_dispatch.conformance.trial import Failure, Trial
+from te_dispatch.conformance.checks.memoized import call_again
+from te_dispatch.conformance.transfer import moved
+from te_dispatch.conformance.trial import Trial
 
 
 def spelled(trial: Trial) -> None:
     """A call whose lists are tuples and whose whole numbers are integers, as callers write them."""
-    plain = trial.on_device()
-    trial.claim(plain)
-    other = {name: _other(value) for name, value in plain.items()}
-    changed = [name for name, value in other.items() if value is not plain[name]]
+    given = moved(trial.arguments(), trial.device)
+    other = {name: _other(value) for name, value in given.items()}
+    changed = [name for name, value in other.items() if value is not given[name]]
     if not changed:
         trial.notes.append("no lists, and no whole numbers")
         return
-    trial.claim(other)
-    result = trial.call(other)
-    synchronize(trial)
-    try:
-        trial.judge(result, other)
-    except Failure as failure:
-        names = ", ".join(changed)
-        raise Failure(f"with {names} as tuples, or as integers: {failure}", failure.findings) from failure
+    call_again(trial, other, f"with {', '.join(changed)} as tuples, or as integers: ")
 
 
 def _other(value: Any) -> Any:

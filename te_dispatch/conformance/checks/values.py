@@ -213,12 +213,12 @@ def synchronize(trial: Trial) -> None:
 
 def thread_count(count: int) -> AbstractContextManager[None]:
     """A block in which the CPU's operators run on so many threads."""
-    return _set(torch.get_num_threads, torch.set_num_threads, count)
+    return setting(torch.get_num_threads, torch.set_num_threads, count)
 
 
 def default_dtype(dtype: torch.dtype) -> AbstractContextManager[None]:
     """A block in which PyTorch's default dtype is another."""
-    return _set(torch.get_default_dtype, torch.set_default_dtype, dtype)
+    return setting(torch.get_default_dtype, torch.set_default_dtype, dtype)
 
 
 @contextmanager
@@ -229,7 +229,7 @@ def deterministic_algorithms() -> Iterator[None]:
     before = os.environ.get(variable)
     os.environ[variable] = before or ":4096:8"
     try:
-        with _set(torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True):
+        with setting(torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True):
             yield
     finally:
         if before is None:
@@ -237,7 +237,8 @@ def deterministic_algorithms() -> Iterator[None]:
 
 
 @contextmanager
-def _set(read: Callable[[], _Value], write: Callable[[_Value], Any], value: _Value) -> Iterator[None]:
+def setting(read: Callable[[], _Value], write: Callable[[_Value], Any], value: _Value) -> Iterator[None]:
+    """A block in which a global setting has a value; behind it, the one that it had."""
     before = read()
     write(value)
     try:
