@@ -174,16 +174,12 @@ def test_captured_groups_follow_splits_on_the_device():
             start += n
 
 
-@pytest.mark.parametrize("backend", ["triton", "cuda"])
-def test_gelu_s_gradient_where_the_square_overflows(backend):
+def test_gelu_s_gradient_where_the_square_overflows():
     """It is 1, or 0, far from 0."""
-    if backend == "cuda":
-        pytest.importorskip("te_dispatch_cuda.gemm_plans", exc_type=ImportError)
     a, b = (torch.randn(32, 48, device=DEVICE, dtype=torch.bfloat16) for _ in range(2))
     aux = torch.full((32, 32), 1e30, device=DEVICE, dtype=torch.bfloat16)
     aux[:, ::2] *= -1
-    with te_dispatch.using(gemm=backend):
-        found = ops.gemm(a, b, layout="NT", aux=aux, epilogue="dgelu", out_dtype=torch.float32)
+    found = ops.gemm(a, b, layout="NT", aux=aux, epilogue="dgelu", out_dtype=torch.float32)
     exact = (a.double() @ b.double().t()).float()
     exact[:, ::2] = 0
     torch.testing.assert_close(found.out, exact, rtol=1e-3, atol=1e-3)
