@@ -30,6 +30,24 @@ def import_target(target: str) -> Any:
     return value
 
 
+def import_declared(what: str, target: str) -> Any:
+    """`import_target` of what a manifest names.
+
+    Args:
+        what: begins the error's message.
+
+    Raises:
+        BindError: it cannot be imported.
+    """
+    try:
+        return import_target(target)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        where = f"{what} {target}".lstrip()
+        raise BindError(f"{where} cannot be imported: {phrase(error)}{place(error)}") from error
+
+
 def load(operator: Operator, candidate: str, target: str) -> tuple[Callable[..., Any], tuple[str, ...]]:
     """Import an implementation and check it.
 
@@ -39,12 +57,7 @@ def load(operator: Operator, candidate: str, target: str) -> tuple[Callable[...,
     Raises:
         BindError: it cannot be imported, is not callable, or its signature does not fit.
     """
-    try:
-        function = import_target(target)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        raise BindError(f"{target} cannot be imported: {phrase(error)}{place(error)}") from error
+    function = import_declared("", target)
     if not callable(function):
         raise BindError(f"{target} is {type(function).__name__}, not callable")
     return function, lacking_parameters(operator, function, candidate)

@@ -197,22 +197,22 @@ def repeating(
     fixed: dict[str, Any],
     bound: Callable[..., Any],
     declined: Callable[..., Any],
-    prepared: Callable[..., Any] | None,
+    launch: Callable[..., Any] | None,
 ) -> Callable[..., Any]:
     """A function of the `varying` arguments that makes a call in which the others are those of `fixed`.
 
     Args:
-        prepared: takes the varying arguments alone and makes the call; None where `bound` is given all.
+        launch: takes the varying arguments alone and makes the call; None where `bound` is given all.
         declined: goes on where either has declined; is given the exception and all arguments.
     """
     makers = namespace.__dict__.setdefault("_repeaters", {})
-    key = (operator.name, tuple(varying), prepared is None)
+    key = (operator.name, tuple(varying), launch is None)
     make = makers.get(key)
     if make is None:  # compiled once: a model has thousands of such calls
         arguments, some = _arguments(operator), ", ".join(varying)
-        call = f"_bound({arguments})" if prepared is None else f"_prepared({some})"
+        call = f"_bound({arguments})" if launch is None else f"_launch({some})"
         source = (
-            f"def make(_bound, _prepared, _on_declined, {', '.join(fixed)}):\n"
+            f"def make(_bound, _launch, _on_declined, {', '.join(fixed)}):\n"
             f"    def {operator.name}_repeated({some}):\n"
             f"        try:\n"
             f"            return {call}\n"
@@ -223,7 +223,7 @@ def repeating(
         local: dict[str, Any] = {}
         _exec_in(source, f"{operator.name} repeated", namespace, local)
         make = makers[key] = local["make"]
-    return make(bound, prepared, declined, *fixed.values())  # type: ignore[no-any-return]
+    return make(bound, launch, declined, *fixed.values())  # type: ignore[no-any-return]
 
 
 def sampling(

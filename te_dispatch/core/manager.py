@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from te_dispatch.core import codegen
 from te_dispatch.core.announcements import Announcements
 from te_dispatch.core.atomic import assign
-from te_dispatch.core.bind import callable_of, import_target, load
+from te_dispatch.core.bind import callable_of, import_declared, import_target, load
 from te_dispatch.core.bindings import Bindings, Observer
 from te_dispatch.core.decision import Decision
 from te_dispatch.core.devices import is_imitation, is_traced, probe_backends
@@ -49,6 +49,9 @@ _managers: weakref.WeakSet[OpManager] = weakref.WeakSet()
 
 #: How many bindings are kept for the next scope, or the next `set_policy`, that asks for the same.
 _KEPT = 128
+
+#: Manifest field -> the attribute that stood for it in API version 1, where the name is another.
+_ATTRIBUTES = {"plan": "prepared"}
 
 #: Makes a call on fake tensors while a graph is traced from them: (operator, arguments) -> its result.
 _TRACED_CALL = "te_dispatch.pytorch.compile.proxies:call"
@@ -178,11 +181,23 @@ class OpManager:
     def _reads_checking(self) -> bool:
         return checking_results(os.environ if self._environ is None else self._environ)
 
-    def attribute(self, operator: Operator, candidate: str, name: str) -> Any:
-        """An attribute of an implementation's function, e.g. a GEMM's ``operand_format``; None if it has none."""
+    def declared(self, candidate: str, field: str) -> Callable[..., Any] | None:
+        """The function that an implementation's manifest names in a field: ``plan``, ``operand_format`` or
+        ``output_shape``; None where it names none. A plugin of API version 1 has an attribute of its function instead.
+
+        Raises:
+            BindError: it cannot be imported, or is not callable.
+        """
         _, implementation = self.snapshot.implementation(candidate)
+        target = getattr(implementation, field)
         with released(self.lock):
-            return getattr(import_target(implementation.target), name, None)
+            if target is None:
+                function = getattr(import_target(implementation.target), _ATTRIBUTES.get(field, field), None)
+            else:
+                function = import_declared(f"{candidate}: its {field}", target)
+        if function is not None and not callable(function):
+            raise BindError(f"{candidate}: its {field} is {type(function).__name__}, not callable")
+        return function
 
     def fact_readers(self, operator: Operator) -> dict[str, Callable[..., Any]]:
         found = self._readers.get(operator.name)

@@ -15,8 +15,13 @@ from typing import Any
 from te_dispatch.core.facts import Arch
 from te_dispatch.core.requirements import Condition
 
-#: Version of this contract. A manifest with another major number is refused at discovery.
-API_VERSION = 1
+#: Version of this contract, for new manifests. 2 added `Implementation.plan`, `operand_format` and `output_shape`. In
+#: version 1 these were attributes of the function that `target` names, the first one called ``prepared``; an attribute
+#: is still read where the manifest names no function.
+API_VERSION = 2
+
+#: Versions that are served. A manifest of another one is refused at discovery.
+API_VERSIONS = (1, 2)
 
 #: Promises the conformance kit holds an implementation to.
 CLAIMS = ("deterministic", "batch_invariant", "capturable", "no_host_sync")
@@ -63,6 +68,14 @@ class Implementation:
             when these are equal. Leave it alone where the operator's own results are all the backward needs.
         inference: a forward that has no backward and serves only calls that need no gradient.
         version: of the kernel. Enters the plan's digest and the compile cache's key; raise it when results change.
+        plan: ``"module:function"`` of ``plan(varying, **arguments)``, which prepares calls that come again (see
+            `te_dispatch.core.repeating`); None where there is nothing to prepare.
+        operand_format: of a GEMM, ``"module:function"`` of ``operand_format(layout, operand, scaling)``: which copy of
+            a quantized operand it reads, and its scale layout (see `te_dispatch.ops.gemm.operand_format`); None for the
+            default.
+        output_shape: ``"module:function"`` with the operator's signature that returns results for meta or fake
+            arguments; None where they are what the operator's own shape function says. These three are imported when
+            they are first asked for.
     """
 
     op: str
@@ -75,6 +88,9 @@ class Implementation:
     saved_format: str = CANONICAL
     inference: bool = False
     version: str = "1"
+    plan: str | None = None
+    operand_format: str | None = None
+    output_shape: str | None = None
 
     def __post_init__(self) -> None:
         where = f"implementation {self.name!r}"
@@ -97,7 +113,7 @@ class Manifest:
 
     Attributes:
         name: the backend's name: lower case, the first part of every implementation's id.
-        api_version: the `API_VERSION` it was written for.
+        api_version: the `API_VERSION` it was written for, one of `API_VERSIONS`.
         vendors: vendors whose devices this backend is *native* to (``nvidia``, ``amd``, ``acme``). Empty for a
             portable one. In a policy, ``native`` stands for every backend that declares the device's vendor.
         devices: PyTorch device type -> ``"module:function"`` of a probe ``probe(index: int) -> DeviceFacts | None``

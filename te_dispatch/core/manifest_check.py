@@ -13,7 +13,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 
 from te_dispatch.core.facts import Arch, arch_number
-from te_dispatch.core.manifest import API_VERSION, CLAIMS, TRAITS, Implementation, Manifest
+from te_dispatch.core.manifest import API_VERSIONS, CLAIMS, TRAITS, Implementation, Manifest
 from te_dispatch.core.operator import Fact, Operator
 from te_dispatch.core.policy.known import DEVICE_FACTS, DTYPES, FIRST_PARTY_VENDORS, VERSION_PREFIX, did_you_mean
 from te_dispatch.core.requirements import (
@@ -58,8 +58,9 @@ def check_manifest(manifest: object, entry_point_name: str) -> str | None:
     """What is wrong with a manifest as a whole, or None."""
     if not isinstance(manifest, Manifest):
         return f"its entry point is {type(manifest).__name__}, not a te_dispatch.core.manifest.Manifest"
-    if isinstance(manifest.api_version, bool) or manifest.api_version != API_VERSION:
-        return f"api_version is {manifest.api_version!r}, this te_dispatch speaks {API_VERSION}"
+    if isinstance(manifest.api_version, bool) or manifest.api_version not in API_VERSIONS:
+        spoken = " and ".join(map(str, API_VERSIONS))
+        return f"api_version is {manifest.api_version!r}, this te_dispatch speaks {spoken}"
     if not isinstance(manifest.name, str) or not _NAME.fullmatch(manifest.name):
         return f"its name {manifest.name!r} must be lower-case letters, digits and underscores"
     if manifest.name != entry_point_name:
@@ -74,7 +75,7 @@ def check_manifest(manifest: object, entry_point_name: str) -> str | None:
         if not isinstance(implementation, Implementation):
             return f"implementations holds {type(implementation).__name__}, not Implementation"
         where = f"implementation {implementation.name!r}"
-        problem = next(_implementation_problems(implementation), None)
+        problem = next(_implementation_problems(implementation, manifest.api_version), None)
         if problem is not None:
             return f"{where}: {problem}"
         if implementation.name in seen:
@@ -169,7 +170,7 @@ def _near(word: str, known: Collection[str]) -> str | None:
     return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=_ALIKE)), None)
 
 
-def _implementation_problems(implementation: Implementation) -> Iterator[str]:
+def _implementation_problems(implementation: Implementation, api_version: int) -> Iterator[str]:
     if not isinstance(implementation.name, str) or not _NAME.fullmatch(implementation.name):
         yield "the name must be lower-case letters, digits and underscores"
     for condition in implementation.requires:
@@ -181,6 +182,16 @@ def _implementation_problems(implementation: Implementation) -> Iterator[str]:
         yield f"op must read 'operator@version', got {implementation.op!r}"
     if not _is_target(implementation.target):
         yield f"target must read 'module:attribute', got {implementation.target!r}"
+    for name in ("plan", "operand_format", "output_shape"):
+        target = getattr(implementation, name)
+        if target is None:
+            continue
+        if not _is_target(target):
+            yield f"{name} must read 'module:function', got {target!r}"
+        if api_version < 2:
+            yield f"{name} is part of api_version 2, the manifest says {api_version}"
+    if implementation.operand_format is not None and not implementation.operator.endswith("gemm"):
+        yield f"operand_format is of gemm and grouped_gemm, not of {implementation.operator}"
     for kind, given, known in (("claim", implementation.claims, CLAIMS), ("trait", implementation.traits, TRAITS)):
         for word in sorted(given - set(known), key=str):
             yield f"unknown {kind} {word!r}; known: {', '.join(known)}"

@@ -3,9 +3,9 @@
 
 Such calls differ from one another in tensors that look alike. They have the same facts, so the same winner, for as
 long as the bindings they were resolved under are in force. An implementation may do better than being called: its
-function may have an attribute
+manifest may name a function (`te_dispatch.core.manifest.Implementation.plan`)
 
-    prepared(varying, **arguments) -> a function of the varying arguments, by position, or None
+    plan(varying, **arguments) -> a function of the varying arguments, by position, or None
 
 which is given the names of what varies and one call's arguments, and returns a function that makes the call for
 whatever looks like them: a tensor of the same class, shape, strides, dtype and device, a record with the same tags and
@@ -44,10 +44,10 @@ def repeating(bindings: Bindings, name: str, varying: Sequence[str], **arguments
     if entry.memory:
         return None
     fixed = {parameter: value for parameter, value in call.arguments.items() if parameter not in varying}
-    prepared = None
+    launch = None
     if not entry.chosen.id.startswith(f"{COMPOSITE}."):
-        prepare = bindings.manager.attribute(operator, entry.chosen.id, "prepared")
-        prepared = None if prepare is None else prepare(tuple(varying), **call.arguments)
+        plan = bindings.manager.declared(entry.chosen.id, "plan")
+        launch = None if plan is None else plan(tuple(varying), **call.arguments)
     return codegen.repeating(
-        operator, bindings.manager.namespace, varying, fixed, entry.bound, dispatcher.declined, prepared
+        operator, bindings.manager.namespace, varying, fixed, entry.bound, dispatcher.declined, launch
     )

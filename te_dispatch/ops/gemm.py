@@ -44,8 +44,9 @@ def out_shape(a: Any, b: Any, layout: str) -> tuple[int, ...]:
 def operand_format(layout: str, operand: str, scaling: str) -> tuple[str, str]:
     """The copy of a quantized operand that a GEMM reads by default: the one whose last dimension is contracted.
 
-    An implementation that reads another copy, or scales in another layout, has an attribute ``operand_format`` of
-    this signature; `te_dispatch.ops.gemm_operand_format` asks the one that is bound.
+    The manifest of an implementation that reads another copy, or scales in another layout, names a function of this
+    signature (`te_dispatch.core.manifest.Implementation.operand_format`); `te_dispatch.ops.gemm_operand_format` asks
+    that of the implementation that is bound.
 
     Returns:
         (usage, scale_layout), e.g. ``("row", "canonical")``.
@@ -58,7 +59,7 @@ def checked_format(answer: Any, implementation: str, asked: tuple[str, str, str]
     """What an implementation's ``operand_format`` answered, if it can be one.
 
     Args:
-        answer: of the attribute.
+        answer: of the function.
         implementation: whose it is.
         asked: the arguments: layout, operand, scaling.
 
@@ -74,7 +75,7 @@ def checked_format(answer: Any, implementation: str, asked: tuple[str, str, str]
     ):
         return answer
     raise ValueError(
-        f"{implementation}: its attribute operand_format answered {answer!r} for {', '.join(asked)}, expected a tuple "
+        f"{implementation}: its operand_format answered {answer!r} for {', '.join(asked)}, expected a tuple "
         "(usage, scale_layout) with usage 'row' or 'column', such as ('row', 'canonical')"
     )
 
@@ -107,7 +108,7 @@ def _resolved_formats(
     if decision.chosen is None:
         raise NoImplementation(decision.table())
     chosen = decision.chosen
-    asked = None if chosen.pieces else manager.attribute(operator, chosen.id, "operand_format")
+    asked = None if chosen.pieces else manager.declared(chosen.id, "operand_format")
     if asked is None:
         return operand_format(layout, "a", a[1]), operand_format(layout, "b", b[1])
     questions = (layout, "a", a[1]), (layout, "b", b[1])

@@ -31,11 +31,11 @@ def test_an_impossible_answer(monkeypatch: pytest.MonkeyPatch, answer: Any) -> N
     _answering(monkeypatch, answer)
     trial = trial_of(CASE, "torch.emulated_gemm")
     assert find("operand_format").applies(trial.subject, trial.space) is None
-    with pytest.raises(Failure, match=r"torch\.emulated_gemm: its attribute operand_format answered"):
+    with pytest.raises(Failure, match=r"torch\.emulated_gemm: its operand_format answered"):
         find("operand_format").run(trial)
     with (
         scopes.using(gemm="torch"),
-        pytest.raises(ValueError, match=r"torch\.emulated_gemm: its attribute operand_format answered"),
+        pytest.raises(ValueError, match=r"torch\.emulated_gemm: its operand_format answered"),
     ):
         ops.gemm_operand_format(torch.device("cpu"), "e4m3fn", "tensor", "e4m3fn", "tensor", "NT")
 

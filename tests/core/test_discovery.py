@@ -53,7 +53,7 @@ def test_duplicate_names_are_an_error_that_names_both_and_registers_neither(betw
         (Manifest, "its entry point is type"),
         (
             backend("a", api_version=API_VERSION + 1),
-            f"api_version is {API_VERSION + 1}, this te_dispatch speaks {API_VERSION}",
+            f"api_version is {API_VERSION + 1}, this te_dispatch speaks 1 and {API_VERSION}",
         ),
         (backend("a", api_version="1"), "api_version is '1'"),
         (backend("b"), "the manifest is named 'b', the entry point 'a'"),

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from te_dispatch.core.decision import Decision
-from te_dispatch.core.errors import Declined, DispatchError, NoImplementation
+from te_dispatch.core.errors import BindError, Declined, DispatchError, NoImplementation
 from te_dispatch.core.manager import OpManager
 from te_dispatch.core.policy import Policy, Shadow
 from te_dispatch.core.repeating import repeating
@@ -35,6 +35,7 @@ from tests.core.toy import (
     preferring,
     rule,
     selectors,
+    target,
 )  # fmt: skip
 
 T = torch.zeros(4, 16)
@@ -448,22 +449,45 @@ def test_a_repeated_call_that_declines_goes_on_as_any_other() -> None:
         assert repeating(m.capture(), "mix", ("a",), a=T, b=T) is None, "from now on each is looked at"
 
 
-def test_an_implementation_may_prepare_repeated_calls() -> None:
+@pytest.mark.parametrize("declared", [True, False], ids=["in the manifest", "as in version 1"])
+def test_an_implementation_may_plan_repeated_calls(declared: bool) -> None:
     run, seen = counting(lambda a, mode: False)
     asked: list[Any] = []
 
-    def prepared(varying: Any, **given: Any) -> Any:
+    def plan(varying: Any, **given: Any) -> Any:
         asked.append((varying, given))
-        return None if given["mode"] == "odd" else lambda a: ("prepared", a.sum().item())
+        return None if given["mode"] == "odd" else lambda a: ("planned", a.sum().item())
 
-    run.prepared = prepared  # type: ignore[attr-defined]
-    m = manager(backend("a", kernel("mix", "k", run)), *answers("mix", ["b"]))
+    if declared:
+        manifest = backend("a", kernel("mix", "k", run, plan=target(plan)))
+    else:
+        run.prepared = plan  # type: ignore[attr-defined]
+        manifest = backend("a", kernel("mix", "k", run), api_version=1)
+    m = manager(manifest, *answers("mix", ["b"]))
     with m.policy(preferring("a")):
-        assert repeating(m.capture(), "mix", ("a",), a=T, b=T)(T + 1) == ("prepared", 64.0)
+        assert repeating(m.capture(), "mix", ("a",), a=T, b=T)(T + 1) == ("planned", 64.0)
         assert repeating(m.capture(), "mix", ("a",), a=T, b=T, mode="odd")(T) == "first"
         assert seen == [((4, 16), "odd")]
     assert [varying for varying, _ in asked] == [("a",)] * 2
     assert asked[0][1] == {"a": T, "b": T, "mode": "plain", "out": None, "alpha": 1.0, "fast": None}
+
+
+@pytest.mark.parametrize(
+    ("plan", "reason"),
+    [
+        (
+            "te_dispatch_toy_nowhere:plan",
+            "a.k: its plan te_dispatch_toy_nowhere:plan cannot be imported: ModuleNotFound",
+        ),
+        ("math:planned", "a.k: its plan math:planned cannot be imported: AttributeError"),
+        ("math:pi", "a.k: its plan is float, not callable"),
+    ],
+)
+def test_a_plan_that_is_no_function_is_named(plan: str, reason: str) -> None:
+    run, _ = counting(lambda a, mode: False)
+    m = manager(backend("a", kernel("mix", "k", run, plan=plan)))
+    with pytest.raises(BindError, match=re.escape(reason)):
+        repeating(m.capture(), "mix", ("a",), a=T, b=T)
 
 
 def test_calls_that_must_be_seen_are_not_repeated() -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -50,6 +51,27 @@ def registered(manifest: Manifest) -> Snapshot:
 )
 def test_a_field_of_another_type_is_refused(fields: dict[str, Any], reason: str) -> None:
     [failure] = registered(backend("zeta", gemm(), **fields)).failures
+    assert reason in failure.reason
+
+
+@pytest.mark.parametrize(
+    ("fields", "api_version", "reason"),
+    [
+        ({"plan": "module"}, 2, "implementation 'k': plan must read 'module:function', got 'module'"),
+        ({"operand_format": 5}, 2, "operand_format must read 'module:function', got 5"),
+        ({"output_shape": ""}, 2, "output_shape must read 'module:function', got ''"),
+        ({"plan": "module:plan"}, 1, "plan is part of api_version 2, the manifest says 1"),
+        (
+            {"op": "quantize@1", "operand_format": "module:format"}, 2,
+            "operand_format is of gemm and grouped_gemm, not of quantize",
+        ),
+    ],
+)  # fmt: skip
+def test_functions_that_an_implementation_names_are_checked(
+    fields: dict[str, Any], api_version: int, reason: str
+) -> None:
+    entry = dataclasses.replace(gemm(), **fields)
+    [failure] = registered(backend("zeta", entry, api_version=api_version)).failures
     assert reason in failure.reason
 
 

@@ -14,6 +14,7 @@ import te_dispatch.pytorch as te
 from te_dispatch import ops
 from te_dispatch.common.recipe import Float8BlockScaling
 from te_dispatch.numerics.quantizers import BlockQuantizer
+from te_dispatch.ops.gemm import operand_format as default_format
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0),
@@ -44,14 +45,14 @@ def _steps(name: str) -> tuple[torch.nn.Module, list[torch.Tensor]]:
 def test_modules_compute_the_same_bits_with_scales_laid_out_by_casts(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from te_dispatch_cuda.gemm import gemm_codes
+    from te_dispatch_cuda import gemm
 
     module, found = _steps(name)
     casts = module._plan.gemms[0]
     assert (casts.input.scale_layout, casts.weight.scale_layout, casts.grad.scale_layout, casts.relays) == (
         "gemm_1d", "gemm_2d", "gemm_1d", False,
     )  # fmt: skip
-    monkeypatch.delattr(gemm_codes, "operand_format")
+    monkeypatch.setattr(gemm, "operand_format", default_format)
     with te_dispatch.using(gemm="cuda"):  # the format is looked up once under one policy
         module, expected = _steps(name)
     assert module._plan.gemms[0].input.scale_layout == "canonical"
@@ -116,7 +117,7 @@ def test_the_cast_into_a_record_fills_padding_too() -> None:
 
 
 def test_what_comes_canonical_is_laid_out_for_the_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    from te_dispatch_cuda.gemm import gemm_codes
+    from te_dispatch_cuda import gemm
 
     def run() -> torch.Tensor:
         torch.manual_seed(0)
@@ -128,7 +129,7 @@ def test_what_comes_canonical_is_laid_out_for_the_product(monkeypatch: pytest.Mo
             return second(between)
 
     laid_out = run()
-    monkeypatch.delattr(gemm_codes, "operand_format")
+    monkeypatch.setattr(gemm, "operand_format", default_format)
     with te_dispatch.using(gemm="cuda"):  # the format is looked up once under one policy
         found = run()
     assert torch.equal(laid_out, found)

@@ -81,7 +81,7 @@ REFUSALS = {
     "noimport": "cannot be imported: ModuleNotFoundError: No module named 'a_driver_that_is_not_here'",
     "asserts": "raised AssertionError: the driver is too old while it was imported",
     "exits": "raised SystemExit: no licence while it was imported",
-    "future": "api_version is 99, this te_dispatch speaks 1",
+    "future": "api_version is 99, this te_dispatch speaks 1 and 2",
     "twin": "the name 'twin' is declared by te-dispatch-twin-a 1.0 and te-dispatch-twin-b 1.0; uninstall one",
     "nomanifest": "its entry point is int, not a te_dispatch.core.manifest.Manifest",
     "nocondition": "requires holds 'sm_90 or newer', which is no condition",

@@ -135,7 +135,7 @@ def _decodable(x: torch.Tensor | Quantized) -> torch.Tensor | Quantized:
 # that look like theirs has their key; the quantizer's tensors are the same ones.
 
 
-def _repeated_forward(
+def plan_forward(
     varying: tuple[str, ...],
     x: Any,
     kind: str,
@@ -154,7 +154,7 @@ def _repeated_forward(
     return None if call is None else lambda x: call(x, *state)
 
 
-def _repeated_backward(
+def plan_backward(
     varying: tuple[str, ...],
     dy: torch.Tensor,
     x: Any,
@@ -175,7 +175,3 @@ def _repeated_backward(
     )  # fmt: skip
     call = _BACKWARD.get(key)
     return None if call is None else lambda dy, x: call(dy, x, *state)
-
-
-activation_fwd.prepared = _repeated_forward  # type: ignore[attr-defined]
-activation_bwd.prepared = _repeated_backward  # type: ignore[attr-defined]

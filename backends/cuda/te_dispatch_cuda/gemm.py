@@ -142,7 +142,7 @@ def gemm_codes(
     )  # fmt: skip
 
 
-def _repeated_gemm(varying: tuple[str, ...], **given: Any) -> Any:
+def plan_gemm(varying: tuple[str, ...], **given: Any) -> Any:
     """`gemm` of operands that look like these (`te_dispatch.core.repeating`)."""
 
     def key_of(a: torch.Tensor, b: torch.Tensor, shape: tuple[int, ...], given: dict[str, Any]) -> Any:
@@ -158,7 +158,7 @@ def _repeated_gemm(varying: tuple[str, ...], **given: Any) -> Any:
     return repeated(gemm, key_of, varying, given)
 
 
-def _repeated_codes(varying: tuple[str, ...], **given: Any) -> Any:
+def plan_gemm_codes(varying: tuple[str, ...], **given: Any) -> Any:
     """`gemm_codes` of operands that look like these; those of fp4 are not served."""
 
     def key_of(a: Quantized, b: Quantized, shape: tuple[int, ...], given: dict[str, Any]) -> Any:
@@ -176,10 +176,6 @@ def _repeated_codes(varying: tuple[str, ...], **given: Any) -> Any:
     return repeated(gemm_codes, key_of, varying, given)
 
 
-gemm.prepared = _repeated_gemm  # type: ignore[attr-defined]
-gemm_codes.prepared = _repeated_codes  # type: ignore[attr-defined]
-
-
 def operand_format(layout: str, operand: str, scaling: str) -> tuple[str, str]:
     """The default's copies; scales as the library reads them, those of blocks, which it lays out itself if they are
     canonical, too."""
@@ -190,9 +186,6 @@ def operand_format(layout: str, operand: str, scaling: str) -> tuple[str, str]:
 _SCALE_LAYOUTS = {
     "block_1d": "gemm_1d", "block_2d": "gemm_2d", "mxfp8": "swizzled_32x4x4", "nvfp4": "swizzled_32x4x4",
 }  # fmt: skip
-
-
-gemm_codes.operand_format = operand_format  # type: ignore[attr-defined]
 
 
 def no_copy(name: str, layout: str) -> str:

@@ -257,7 +257,7 @@ def rmsnorm_bwd(
 # that look like theirs has their key; the quantizer's tensors are the same ones.
 
 
-def _repeated_forward(varying: tuple[str, ...], **given: Any) -> Any:
+def plan_forward(varying: tuple[str, ...], **given: Any) -> Any:
     x, gamma, beta, quantizer = given["x"], given["gamma"], given.get("beta"), given["quantizer"]
     centered = "beta" in given
     if varying != (("x", "gamma", "beta") if centered else ("x", "gamma")) or given["residual"] is not None:
@@ -274,7 +274,7 @@ def _repeated_forward(varying: tuple[str, ...], **given: Any) -> Any:
     return None if call is None else lambda x, gamma, beta=None: call(x, None, gamma, beta, *state)
 
 
-def _repeated_backward(varying: tuple[str, ...], zero_centered_gamma: bool, **given: Any) -> Any:
+def plan_backward(varying: tuple[str, ...], zero_centered_gamma: bool, **given: Any) -> Any:
     centered, add = "mean" in given, given["add"]
     tensors = ("dy", "x", "gamma", "mean", "rstd") if centered else ("dy", "x", "gamma", "rstd")
     if varying != (tensors if add is None else (*tensors, "add")):
@@ -289,9 +289,3 @@ def _repeated_backward(varying: tuple[str, ...], zero_centered_gamma: bool, **gi
     if centered:
         return lambda dy, x, gamma, mean, rstd, add=None: call(dy, x, gamma, mean, rstd, add)
     return lambda dy, x, gamma, rstd, add=None: call(dy, x, gamma, None, rstd, add)
-
-
-for _forward_operator in (layernorm_fwd, rmsnorm_fwd):
-    _forward_operator.prepared = _repeated_forward  # type: ignore[attr-defined]
-for _backward_operator in (layernorm_bwd, rmsnorm_bwd):
-    _backward_operator.prepared = _repeated_backward  # type: ignore[attr-defined]

@@ -114,7 +114,7 @@ def quantize_dbias(
 # that looks like theirs has their key; the quantizer's tensors are the same ones.
 
 
-def _repeated_quantize(
+def plan_quantize(
     varying: tuple[str, ...], x: torch.Tensor, quantizer: Quantizer, usage: str, out: Any, noop_flag: Any, amax: Any,
     rng_state: Any,
 ) -> Any:  # fmt: skip
@@ -124,7 +124,7 @@ def _repeated_quantize(
     return _of_x(_QUANTIZE.get((x.shape, x.dtype, x.get_device(), usage, facts, True, True, None)), state)
 
 
-def _repeated_quantize_dbias(
+def plan_quantize_dbias(
     varying: tuple[str, ...], x: torch.Tensor, quantizer: Quantizer, usage: str, bias_dtype: torch.dtype | None
 ) -> Any:
     if varying != ("x",) or not x.is_contiguous():
@@ -138,10 +138,6 @@ def _of_x(call: Any, state: tuple[torch.Tensor | None, ...]) -> Any:
         return call
     scale, amax = state
     return lambda x: call(x, scale, amax)
-
-
-quantize.prepared = _repeated_quantize  # type: ignore[attr-defined]
-quantize_dbias.prepared = _repeated_quantize_dbias  # type: ignore[attr-defined]
 
 
 def compute_amax(x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -182,7 +178,7 @@ def _update_call(
     return _UPDATES.get(key) or _UPDATES.keep(key, _prepare_update(held, max_values, algorithm, margin, amaxes))
 
 
-def _repeated_update(
+def plan_update_delayed_scales(
     varying: tuple[str, ...],
     histories: Sequence[torch.Tensor],
     scales: Sequence[torch.Tensor],
@@ -197,9 +193,6 @@ def _repeated_update(
     if varying or not held or not all(x.is_contiguous() for x in held):
         return None
     return partial(_update_call(held, max_values, algorithm, margin, amaxes is not None), *held)
-
-
-update_delayed_scales.prepared = _repeated_update  # type: ignore[attr-defined]
 
 
 def _with_columns_together(x: torch.Tensor) -> torch.Tensor:

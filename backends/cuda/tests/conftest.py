@@ -33,6 +33,21 @@ def _script(path: str) -> ModuleType:
     return module
 
 
+@pytest.fixture(scope="session")
+def plan_of() -> Callable[[Any], Any]:
+    """plan_of(operator) is the function that the manifest names as the plan of this host function."""
+    from te_dispatch.core.bind import import_target
+    from te_dispatch_cuda.implementations import IMPLEMENTATIONS
+
+    def find(operator: Any) -> Any:
+        name = f"{operator.__module__}:{operator.__name__}"
+        plans = {one.plan for one in IMPLEMENTATIONS if one.target == name}
+        (plan,) = plans
+        return import_target(plan)
+
+    return find
+
+
 def _absent(reason: str) -> Any:
     if os.environ.get("CI"):
         pytest.fail(reason)

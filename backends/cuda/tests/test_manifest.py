@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import te_dispatch.ops  # noqa: F401  # declares the operators
+from te_dispatch.core.bind import import_target
 from te_dispatch.core.facts import DeviceFacts
 from te_dispatch.core.operator import OPERATORS
 from te_dispatch.core.requirements import DEVICE_PREFIX
@@ -64,6 +65,8 @@ def test_signature_and_facts(implementation: Any, library: None) -> None:
     mine = inspect.signature(getattr(importlib.import_module(module), attribute)).parameters.values()
     theirs = operator.signature.parameters.values()
     assert [(p.name, p.kind, p.default) for p in mine] == [(p.name, p.kind, p.default) for p in theirs]
+    for name in (implementation.plan, implementation.operand_format):
+        assert name is None or callable(import_target(name))
     read = {fact for condition in implementation.requires for fact in condition.reads()}
     known = set(operator.facts)
     if operator.backward:

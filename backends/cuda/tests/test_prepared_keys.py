@@ -229,7 +229,7 @@ def test_a_call_is_found_for_its_own_kind_only(
     assert [i for i in range(len(every)) if kept[i] != anew[i]] == []
 
 
-def test_a_repeated_cast_is_the_cast(recorder: Recorder) -> None:
+def test_a_planned_cast_is_the_cast(recorder: Recorder, plan_of: Any) -> None:
     """What `te_dispatch.core.repeating` gets for calls like one that was made: it calls the same with other tensors."""
     from te_dispatch_cuda import quantize as q
 
@@ -239,7 +239,7 @@ def test_a_repeated_cast_is_the_cast(recorder: Recorder) -> None:
         options: dict[str, Any] = {"quantizer": quantizer, "usage": usage}
         nothing = {"out": None, "noop_flag": None, "amax": None, "rng_state": None}
         for operator, rest, more in ((q.quantize, nothing, {}), (q.quantize_dbias, {}, {"bias_dtype": dtype})):
-            prepare = operator.prepared
+            prepare = plan_of(operator)
             operator(x, **options, **more)
             expected, recorder.noted = recorder.noted[-1:], []
             call = prepare(("x",), x=x, **options, **rest, **more)
@@ -250,7 +250,7 @@ def test_a_repeated_cast_is_the_cast(recorder: Recorder) -> None:
                 assert recorder.noted == expected and result.__class__ is operator(x, **options, **more).__class__
             assert prepare(("x", "quantizer"), x=x, **options, **rest, **more) is None
         for given in ({"amax": ONE}, {"noop_flag": ONE}, {"out": q.quantize(x, **options)}):
-            assert q.quantize.prepared(("x",), x=x, **options, **(nothing | given)) is None
+            assert plan_of(q.quantize)(("x",), x=x, **options, **(nothing | given)) is None
     assert served > 100
 
 
@@ -273,7 +273,9 @@ def _repeatable() -> Iterator[tuple[Any, tuple[str, ...], dict[str, Any]]]:
         yield norm.layernorm_bwd, ("dy", "x", "gamma", "mean", "rstd", *extra), {**given, "mean": rows}
 
 
-def test_a_repeated_norm_or_activation_is_the_call(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planned_norm_or_activation_is_the_call(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch, plan_of: Any
+) -> None:
     from te_dispatch_cuda import norm
 
     monkeypatch.setattr(norm, "_native", SimpleNamespace(norm_backward_parts=lambda *sizes: sum(sizes)))
@@ -282,15 +284,15 @@ def test_a_repeated_norm_or_activation_is_the_call(recorder: Recorder, monkeypat
         recorder.noted = []
         result = operator(**given)
         expected, recorder.noted = recorder.noted, []
-        call = operator.prepared(varying, **everything)
+        call = plan_of(operator)(varying, **everything)
         again = call(*[torch.ones_like(given[name]) for name in varying])
         assert recorder.noted == expected and again.__class__ is result.__class__
-        assert operator.prepared(varying[1:], **everything) is None
+        assert plan_of(operator)(varying[1:], **everything) is None
         apart = torch.zeros(64, 256, dtype=BF16)[:, ::2]
-        assert operator.prepared(varying, **(everything | {"x": apart})) is None
+        assert plan_of(operator)(varying, **(everything | {"x": apart})) is None
 
 
-def test_a_repeated_update_is_of_the_same_tensors(recorder: Recorder) -> None:
+def test_a_planned_update_is_of_the_same_tensors(recorder: Recorder) -> None:
     from te_dispatch_cuda import quantize as q
 
     histories, scales = [torch.zeros(4, 3), torch.zeros(5, 2)], [torch.ones(3), torch.ones(2)]
@@ -300,12 +302,12 @@ def test_a_repeated_update_is_of_the_same_tensors(recorder: Recorder) -> None:
     }  # fmt: skip
     q.update_delayed_scales(**given)
     expected, recorder.noted = recorder.noted[-1:], []
-    call = q.update_delayed_scales.prepared((), **given)
+    call = q.plan_update_delayed_scales((), **given)
     assert recorder.noted == []
     call(), call()
     assert recorder.noted == expected * 2
-    assert q.update_delayed_scales.prepared((), **{**given, "amaxes": None}) is not None
+    assert q.plan_update_delayed_scales((), **{**given, "amaxes": None}) is not None
     apart = [torch.zeros(4, 6)[:, :3], histories[1]]
-    assert q.update_delayed_scales.prepared((), **{**given, "histories": apart}) is None
+    assert q.plan_update_delayed_scales((), **{**given, "histories": apart}) is None
     with pytest.raises(ValueError, match="max_values"):
-        q.update_delayed_scales.prepared((), **{**given, "max_values": [(448.0,) * 3]})
+        q.plan_update_delayed_scales((), **{**given, "max_values": [(448.0,) * 3]})

@@ -29,7 +29,7 @@ def _record(rows: int, columns: int, scaling: str = "tensor") -> Quantized:
 
 @pytest.mark.parametrize("scaling", ["tensor", "block_1d", "mxfp8", None])
 @pytest.mark.parametrize("layout", ["NT", "NN", "TN"])
-def test_a_repeated_product_is_the_product(products: list[Any], scaling: str | None, layout: str) -> None:
+def test_a_planned_product_is_the_product(products: list[Any], scaling: str | None, layout: str, plan_of: Any) -> None:
     from te_dispatch_cuda import gemm
 
     operator = gemm.gemm_codes if scaling else gemm.gemm
@@ -48,11 +48,11 @@ def test_a_repeated_product_is_the_product(products: list[Any], scaling: str | N
         tensors = () if given_bias is None else (given_bias,)
         a, b = operands()
         arguments = {"a": a, "b": b, "bias": given_bias, **options}
-        assert operator.prepared(varying, **arguments) is None  # not made yet
+        assert plan_of(operator)(varying, **arguments) is None  # not made yet
         operator(a, b, bias=given_bias, **options)
-        call = operator.prepared(varying, **arguments)
-        assert operator.prepared(("a",), **arguments) is None
-        assert operator.prepared(varying, **{**arguments, "epilogue": "gelu"}) is None
+        call = plan_of(operator)(varying, **arguments)
+        assert plan_of(operator)(("a",), **arguments) is None
+        assert plan_of(operator)(varying, **{**arguments, "epilogue": "gelu"}) is None
         c, d = operands()
         products.clear()
         operator(c, d, bias=given_bias, **options)

@@ -92,7 +92,7 @@ def _update_few(
     _back(aside)
 
 
-def _repeated_update(
+def plan_update(
     varying: tuple[str, ...],
     histories: Tensors,
     scales: Tensors,
@@ -126,9 +126,6 @@ def _repeated_update(
             update_delayed_scales(histories, scales, max_values, algorithm=algorithm, margin=margin, amaxes=amaxes)
 
     return update
-
-
-update_delayed_scales.prepared = _repeated_update  # type: ignore[attr-defined]
 
 
 class _Update(NamedTuple):

@@ -301,7 +301,7 @@ def histories(count: int) -> dict[str, Any]:
 def test_many_histories_are_updated_from_a_table(written: list[int], stream: list[int]) -> None:
     portable = pytest.importorskip("te_dispatch_torch.state")
     given = histories(scales._FEW + 7)
-    repeated = scales.update_delayed_scales.prepared((), **given, algorithm="max", margin=0)
+    repeated = scales.plan_update((), **given, algorithm="max", margin=0)
 
     def updated(call: Callable[[], None]) -> bool:
         copies = {name: [x.clone() for x in xs] if name != "max_values" else xs for name, xs in given.items()}

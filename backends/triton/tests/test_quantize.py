@@ -216,7 +216,7 @@ def test_a_repeated_update_launches_what_a_call_does() -> None:
         "histories": [torch.empty(4, 3) for _ in range(2)], "scales": [torch.empty(3) for _ in range(2)],
         "max_values": [[448.0, 448.0, 57344.0]] * 2, "algorithm": "max", "margin": 1, "amaxes": None,
     }  # fmt: skip
-    repeated = scales.update_delayed_scales.prepared
+    repeated = scales.plan_update
     again = repeated((), **given)
     before = noted(again)
     assert len(before) == 1 and before == noted(lambda: scales.update_delayed_scales(**given))

@@ -67,6 +67,7 @@ _MODULES = (
     "mistaken",
     "nonfinite",
     "placement",
+    "planned",
     "refusing",
     "renewed",
     "repeatability",

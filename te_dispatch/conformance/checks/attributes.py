@@ -35,13 +35,13 @@ def operand_format(trial: Trial) -> None:
             served = [known for known, scalings in SCALE_LAYOUTS.items() if first.scaling in scalings]
             if scales not in served:
                 raise Failure(
-                    f"{trial.subject.id}: its attribute operand_format asks for scales in layout {scales!r} for "
+                    f"{trial.subject.id}: its operand_format asks for scales in layout {scales!r} for "
                     f"{', '.join(question)}, expected {' or '.join(served)}"
                 )
 
 
 def _asked(subject: Subject) -> Any:
-    return subject.manager.attribute(subject.operator, subject.id, "operand_format")
+    return subject.manager.declared(subject.id, "operand_format")
 
 
 def _applies(subject: Subject, space: Space) -> str | None:

@@ -39,12 +39,12 @@ _ROUND, _ROUNDS = 24, 3
 _BUDGET_S = 10.0
 
 
-class _Rescaled(Trial):
+class Rescaled(Trial):
     """A trial all of whose scales are half of what they were, and nothing else."""
 
     def arguments(self) -> Arguments:
         given = super().arguments()
-        for scale in _scales(given):
+        for scale in scales_of(given):
             scale.mul_(0.5)
         return given
 
@@ -53,7 +53,7 @@ class _Rescaled(Trial):
         return own.results(self.space, self.case, self.arguments)
 
 
-def _scales(arguments: Arguments) -> list[torch.Tensor]:
+def scales_of(arguments: Arguments) -> list[torch.Tensor]:
     """Each scale among the arguments once."""
     found = [
         (path, tensor)
@@ -69,18 +69,18 @@ def same_memory(trial: Trial) -> None:
     given = trial.arguments()
     there = moved(given, trial.device)
     call_again(trial, there, "")
-    other = _alike(trial, given)
+    other = alike(trial, given)
     if other is None:
         trial.notes.append("no other data of the same options was found, so contents were not exchanged")
     else:
-        _write(there, other.arguments())
+        write(there, other.arguments())
         call_again(other, there, "after other contents were written into the same memory: ")
     current = other or trial
-    if _scales(current.arguments()):
-        rescaled = _Rescaled(current.subject, current.case, current.oracle, current.space)
-        _write(there, rescaled.arguments())
+    if scales_of(current.arguments()):
+        rescaled = Rescaled(current.subject, current.case, current.oracle, current.space)
+        write(there, rescaled.arguments())
         call_again(rescaled, there, "after scales alone were changed in the same memory: ")
-    _write(there, given)
+    write(there, given)
     call_again(trial, mapped(there, _again), "through new tensors on the same memory, with its first contents: ")
     if other is not None and any(map(_holds_tensors, there.values())):
         refilled = {
@@ -111,7 +111,7 @@ def _again(x: torch.Tensor) -> torch.Tensor:
     )
 
 
-def _alike(trial: Trial, given: Arguments) -> Trial | None:
+def alike(trial: Trial, given: Arguments) -> Trial | None:
     wanted = options(given)
     for seed in range(trial.case.seed + 1, trial.case.seed + 1 + _SEEDS):
         other = trial.with_seed(seed)
@@ -120,7 +120,7 @@ def _alike(trial: Trial, given: Arguments) -> Trial | None:
     return None
 
 
-def _write(there: Arguments, fresh: Arguments) -> None:
+def write(there: Arguments, fresh: Arguments) -> None:
     """New contents, written as a kernel writes them: PyTorch's count of the writes stays as it is."""
     new = dict(tensors(fresh))
     for path, tensor in tensors(there):
@@ -143,7 +143,7 @@ def call_again(trial: Trial, there: Arguments, when: str) -> None:
     except Failure as failure:
         raise Failure(f"{when}{failure}", failure.findings) from failure
     if trial.subject.operator.mutates:  # what the call wrote is no part of the next one's arguments
-        _write(there, trial.arguments())
+        write(there, trial.arguments())
 
 
 def turned(trial: Trial) -> None:
@@ -157,7 +157,7 @@ def turned(trial: Trial) -> None:
         return
     there = moved(given, trial.device)
     call_again(trial, there, "")
-    _write(there, fresh)
+    write(there, fresh)
     call_again(other, there, "after other integers were written into the same memory: ")
 
 
@@ -186,7 +186,7 @@ def _call_often(trial: Trial) -> None:
     blocks: list[int] = []
     for number in range(1, CALLS + 1):
         if renewed:
-            _write(arguments, host)
+            write(arguments, host)
         result = trial.call(arguments)
         late = number > CALLS - 2
         if late or time.monotonic() > until:

@@ -263,7 +263,7 @@ def hidden(operator: Operator, accepted: Accepted, inline_on_cpu: bool = False) 
             accepted.id,
             f"{implementation.version}@{accepted.version}",
             implementation.saved_format or CANONICAL,
-            MANAGER.attribute(operator, accepted.id, "output_shape"),
+            MANAGER.declared(accepted.id, "output_shape"),
             inline_on_cpu=inline_on_cpu,
         )
     return found

@@ -198,14 +198,10 @@ def attention_bwd(
     return AttentionBackward(dq, dk, dv, dbias, dsink)
 
 
-def _repeated_forward(varying: tuple[str, ...], **given: Any) -> Callable[..., AttentionForward] | None:
+def plan_fwd(varying: tuple[str, ...], **given: Any) -> Callable[..., AttentionForward] | None:
     saved = Saved(_NAME[given["deterministic"]], FORMAT)
     return repeated.forward(attention_fwd, saved, varying, given)
 
 
-def _repeated_backward(varying: tuple[str, ...], **given: Any) -> Callable[..., AttentionBackward] | None:
+def plan_bwd(varying: tuple[str, ...], **given: Any) -> Callable[..., AttentionBackward] | None:
     return repeated.backward(attention_bwd, varying, given)
-
-
-attention_fwd.prepared = _repeated_forward  # type: ignore[attr-defined]
-attention_bwd.prepared = _repeated_backward  # type: ignore[attr-defined]

@@ -57,12 +57,15 @@ def _pair(
     traits: frozenset[str],
     saved_format: str,
     rank: int,
+    planned: bool = False,
 ) -> tuple[Implementation, Implementation]:
-    """Both halves."""
+    """Both halves, which prepare calls that come again if they are `planned`."""
 
     def half(op: str, own: str, requires: tuple[Condition, ...]) -> Implementation:
         suffix = op.partition("_")[2]
-        return kernel(op, f"attention.{target}_{suffix}", requires, claims, own, traits, saved_format, rank)
+        module = target.partition(":")[0]
+        plan = f"attention.{module}:plan_{suffix}" if planned else None
+        return kernel(op, f"attention.{target}_{suffix}", requires, claims, own, traits, saved_format, rank, plan)
 
     return half("attention_fwd", name, forward), half("attention_bwd", f"{name}_bwd", backward)
 
@@ -76,7 +79,7 @@ def _cudnn(name: str, deterministic: bool) -> tuple[Implementation, Implementati
     claims = _ON_STREAM | {"deterministic"} if deterministic else _ON_STREAM
     return _pair(
         name, "cudnn:attention", (*_PLAIN_FORWARD, *own), (*_PLAIN_BACKWARD, *own), claims, _CUDNN_TRAITS,
-        "cuda.cudnn/1", RANK,
+        "cuda.cudnn/1", RANK, planned=True,
     )  # fmt: skip
 
 

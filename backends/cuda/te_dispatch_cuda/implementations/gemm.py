@@ -43,36 +43,35 @@ _HOST_SPLITS, _DEVICE_SPLITS = OneOf("splits", "none", "host"), OneOf("splits", 
 _GROUPED, _READ_BACK = "gemm_grouped:grouped_gemm", "gemm_grouped:grouped_gemm_device_splits"
 _SYNCHRONIZES = frozenset({"deterministic"})
 
+
+def _codes(name: str, *requires: Condition) -> Implementation:
+    """A product of quantized operands."""
+    return kernel(
+        "gemm", "gemm:gemm_codes", (*requires, *_CASTS), name=name, plan="gemm:plan_gemm_codes",
+        operand_format="gemm:operand_format",
+    )  # fmt: skip
+
+
 IMPLEMENTATIONS: tuple[Implementation, ...] = (
-    kernel("gemm", "gemm:gemm", (*_PLAIN, *_CASTS), name="cublaslt_gemm"),
-    kernel("gemm", "gemm:gemm_codes", (*_FP8, *_TENSOR, *_CASTS), name="cublaslt_fp8_gemm"),
-    kernel("gemm", "gemm:gemm_codes", (*_FP8, *_BLOCK_SCALES, *_CASTS), name="cublaslt_block_gemm"),
-    kernel(
-        "gemm",
-        "gemm:gemm_codes",
-        (
-            *_FP8,
-            *_MICROSCALED,
-            OneOf("a.scaling", "mxfp8"),
-            OneOf("b.scaling", "mxfp8"),
-            MultipleOf("k", 32),
-            MultipleOf("n", 16),
-            *_CASTS,
-        ),
-        name="cublaslt_mxfp8_gemm",
+    kernel("gemm", "gemm:gemm", (*_PLAIN, *_CASTS), name="cublaslt_gemm", plan="gemm:plan_gemm"),
+    _codes("cublaslt_fp8_gemm", *_FP8, *_TENSOR),
+    _codes("cublaslt_block_gemm", *_FP8, *_BLOCK_SCALES),
+    _codes(
+        "cublaslt_mxfp8_gemm",
+        *_FP8,
+        *_MICROSCALED,
+        OneOf("a.scaling", "mxfp8"),
+        OneOf("b.scaling", "mxfp8"),
+        MultipleOf("k", 32),
+        MultipleOf("n", 16),
     ),
-    kernel(
-        "gemm",
-        "gemm:gemm_codes",
-        (
-            *_MICROSCALED,
-            OneOf("a.scaling", "nvfp4"),
-            OneOf("b.scaling", "nvfp4"),
-            MultipleOf("k", 32),
-            MultipleOf("n", 32),
-            *_CASTS,
-        ),
-        name="cublaslt_nvfp4_gemm",
+    _codes(
+        "cublaslt_nvfp4_gemm",
+        *_MICROSCALED,
+        OneOf("a.scaling", "nvfp4"),
+        OneOf("b.scaling", "nvfp4"),
+        MultipleOf("k", 32),
+        MultipleOf("n", 32),
     ),
     kernel("grouped_gemm", _GROUPED, (*_PLAIN, _HOST_SPLITS), name="cublaslt_grouped_gemm"),
     kernel("grouped_gemm", _GROUPED, (*_FP8, *_TENSOR, _HOST_SPLITS), name="cublaslt_fp8_grouped_gemm"),

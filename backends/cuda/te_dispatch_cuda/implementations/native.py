@@ -39,8 +39,12 @@ def kernel(
     traits: frozenset[str] = frozenset(),
     saved_format: str = CANONICAL,
     rank: int = RANK,
+    plan: str | None = None,
+    operand_format: str | None = None,
 ) -> Implementation:
-    """An entry whose target is ``module:attribute`` within this backend."""
+    """An entry whose target, plan and operand format are each ``module:attribute`` within this backend."""
+    own = [part and f"te_dispatch_cuda.{part}" for part in (target, plan, operand_format)]
     return Implementation(
-        f"{op}@1", name or op, f"te_dispatch_cuda.{target}", (*NVIDIA, *requires), rank, claims, traits, saved_format
-    )
+        f"{op}@1", name or op, own[0], (*NVIDIA, *requires), rank, claims, traits, saved_format, plan=own[1],
+        operand_format=own[2],
+    )  # fmt: skip

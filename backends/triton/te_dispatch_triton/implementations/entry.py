@@ -44,8 +44,10 @@ def kernel(
     traits: frozenset[str] = frozenset(),
     saved_format: str = CANONICAL,
     rank: int = RANK,
+    plan: str | None = None,
 ) -> Implementation:
-    """An entry whose target is ``module:attribute`` within this backend."""
+    """An entry whose target and plan are each ``module:attribute`` within this backend."""
+    own = [part and f"te_dispatch_triton.{part}" for part in (target, plan)]
     return Implementation(
-        f"{op}@1", name or op, f"te_dispatch_triton.{target}", (*SERVED, *requires), rank, claims, traits, saved_format
+        f"{op}@1", name or op, own[0], (*SERVED, *requires), rank, claims, traits, saved_format, plan=own[1]
     )

@@ -11,5 +11,5 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
     kernel("quantize", "quantize:quantize", (OneOf("rng_state", False), *CASTS)),
     kernel("quantize_dbias", "quantize:quantize_dbias", CASTS),
     kernel("compute_amax", "quantize:compute_amax"),
-    kernel("update_delayed_scales", "scales:update_delayed_scales"),
+    kernel("update_delayed_scales", "scales:update_delayed_scales", plan="scales:plan_update"),
 )

@@ -29,6 +29,9 @@ OTHER_NAMES = {
     "shared_attention_bwd": "unfused_attention_bwd",
 }
 
+#: Those of `faulty` that plan calls.
+PLANNED = ("matmul", "quantize", "rmsnorm_fwd", "softmax_fwd")
+
 
 def _derived(backend: str, name: str, **changes: object) -> Implementation:
     """The torch backend's entry in another one. Results are copied, so that it is no plain PyTorch any more."""
@@ -40,6 +43,8 @@ def _derived(backend: str, name: str, **changes: object) -> Implementation:
 
 def _spoiled(name: str, saved_format: str = "faulty.own/1", **changes: object) -> Implementation:
     """One that a fault may be switched on in; forwards and backwards of other backends do not go with it."""
+    if name in PLANNED:
+        changes["plan"] = f"te_dispatch_faulty.plans:faulty__{name}"
     if _SOUND[OTHER_NAMES.get(name, name)].saved_format != CANONICAL:
         changes["saved_format"] = saved_format
     return _derived("faulty", name, **changes)

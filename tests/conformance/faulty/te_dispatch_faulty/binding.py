@@ -112,7 +112,8 @@ def fault(one: Fault | None) -> Iterator[None]:
         _switched_on[:] = before
 
 
-def _current() -> Fault | None:
+def current() -> Fault | None:
+    """The fault that is switched on."""
     if not _switched_on:
         from te_dispatch_faulty.catalogue import by_name  # imports this module
 
@@ -144,9 +145,9 @@ def __getattr__(target: str) -> Any:
     def implementation(*positional: Any, **named: Any) -> Any:
         bound = signature.bind(*positional, **named)
         bound.apply_defaults()
-        current = _current()
-        spoiled = current is not None and candidate in (current.implementation, current.also)
-        behave = current.behave if current is not None and spoiled else sound
+        there = current()
+        spoiled = there is not None and candidate in (there.implementation, there.also)
+        behave = there.behave if there is not None and spoiled else sound
         return behave(Call(base, candidate, entry.saved_format, bound.arguments))
 
     implementation.__signature__ = inspect.Signature(list(signature.parameters.values()))  # type: ignore[attr-defined]

@@ -26,6 +26,7 @@ from te_dispatch_faulty import (
     operands,
     options,
     paths,
+    plans,
     products,
     rare,
     remains,
@@ -325,7 +326,7 @@ _CONDUCT = (
 
 _TABLES = (
     sizes, operands, special, secondary, state, draws, options, narrow, paths, rare, surroundings, usage, clauses,
-    corners, unseen, tiles, rounding, mixed, callers, remains, between,
+    corners, unseen, tiles, rounding, mixed, callers, remains, between, plans,
 )  # fmt: skip
 
 FAULTS: tuple[Fault, ...] = (
