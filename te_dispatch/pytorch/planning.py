@@ -77,18 +77,8 @@ def plan(
     home = _home(module)
     planned_for = _device(device)
     planner = Planner(scopes.capture(), planned_for, as_returned)
-    region = _region(recipe, current_state())
-    with _apart(home, backward), FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        fakes = Fakes(mode, home)
-        copy = fakes.module(module)
-        args, named = fakes.value(tensor_specs), fakes.value(kwargs)
-        _tell_sites(copy)
-        with scopes.reenter(planner.root), _refusing(module, planner):
-            with region:
-                told = _told(current_state())
-                out = copy(*args, **named)
-            planner.phase = BACKWARD
-            _run_backward(out)
+    region = functools.partial(_region, recipe, current_state())
+    told = _run(module, planner, home, tensor_specs, kwargs, region, backward)
     return ModulePlan(
         module=type(module).__name__,
         device=planned_for or manager.device_facts(home),
@@ -96,6 +86,30 @@ def plan(
         calls=tuple(planner.calls),
         assumed=tuple(planner.assumed),
     )
+
+
+def _run(
+    module: torch.nn.Module,
+    planner: Planner,
+    home: torch.device,
+    specs: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    region: Callable[[], contextlib.AbstractContextManager[Any]],
+    backward: bool,
+) -> str | None:
+    """Have a planner note the calls of a module's step; the recipe in words."""
+    with _apart(home, backward), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fakes = Fakes(mode, home)
+        copy = fakes.module(module)
+        args, named = fakes.value(specs), fakes.value(kwargs)
+        _tell_sites(copy)
+        with scopes.reenter(planner.root), _refusing(module, planner):
+            with region():
+                told = _told(current_state())
+                out = copy(*args, **named)
+            planner.phase = BACKWARD
+            _run_backward(out)
+    return told
 
 
 def _device(device: str | torch.device | DeviceFacts | None) -> DeviceFacts | None:

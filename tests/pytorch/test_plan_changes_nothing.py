@@ -88,7 +88,6 @@ def test_everything_stays(name: str, recipe: str, trained: bool) -> None:
         step(module, inputs, used)
     twin = copy.deepcopy(module)
     twin_inputs = [x.detach().clone().requires_grad_() for x in inputs]
-    te.plan(torch.nn.Identity(), inputs[0], recipe=used)  # names the recipe
     state, own, process = copy.deepcopy(module.state_dict()), of_module(module), of_process()
     gradients = {n: p.grad for n, p in module.named_parameters()}
     for device in (None, "nvidia:sm_90"):
@@ -129,7 +128,6 @@ def test_a_plan_that_fails_leaves_nothing_either() -> None:
 
     recipe = recipes.DelayedScaling()
     x = torch.randn(SEQUENCE, HIDDEN, requires_grad=True)
-    te.plan(torch.nn.Identity(), x, recipe=recipe)
     for backward in (False, True):
         module = Fails(backward)
         before = of_process()

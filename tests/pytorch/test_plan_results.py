@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -161,3 +163,10 @@ def test_specs_of_masks_and_lengths() -> None:
     given: dict[str, Any] = {"cu_seqlens_q": lengths, "cu_seqlens_kv": lengths, "max_seqlen_q": 32, "max_seqlen_kv": 32}
     forward, backward = te.plan(attention, *operands, **given)
     assert forward.facts["layout"] == "thd" and backward.operator == "attention_bwd"
+
+
+def test_the_documentation_s_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "policies.md").read_text()
+    code = re.findall(r"```python\n(.*?)```", page.partition("## Planning a module")[2], re.DOTALL)[0]
+    exec(compile(code, "docs/policies.md", "exec"), {})
+    assert "LayerNormLinear on cpu, DelayedScaling" in capsys.readouterr().out
