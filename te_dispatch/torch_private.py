@@ -170,6 +170,19 @@ def outside_modes() -> contextlib.AbstractContextManager[Any]:
     return stack
 
 
+# -- tensors without data ----------------------------------------------------------------------------------------------
+
+#: The mode under which tensors have shapes, strides, dtypes and devices, and no data.
+FakeTensorMode: Any = _required("_subclasses.fake_tensor.FakeTensorMode")
+
+#: What operations raise under it whose results depend on data.
+DataDependent: tuple[type[BaseException], ...] = (
+    _required("_subclasses.fake_tensor.DataDependentOutputException"),
+    _required("_subclasses.fake_tensor.DynamicOutputShapeException"),
+    _required("_subclasses.fake_tensor.UnsupportedOperatorException"),
+)
+
+
 # -- guards, memory, streams -------------------------------------------------------------------------------------------
 
 #: The native comparison of tensors' metadata that torch.compile guards with; None where PyTorch does not have it.

@@ -82,19 +82,46 @@ def ops(
 @app.command()
 @resolving
 def explain(
-    operator: Annotated[str, typer.Argument(metavar="OPERATOR")],
+    operator: Annotated[str | None, typer.Argument(metavar="[OPERATOR]")] = None,
     facts: Annotated[
         list[str] | None,
         typer.Argument(metavar="[FACT=VALUE]...", help="E.g. k=4096 a.dtype=e4m3fn layout=TN; dtype=bf16 for all."),
     ] = None,
+    module: Annotated[
+        str | None, typer.Option("--module", "-m", metavar="CALL", help='In place of OPERATOR: "Linear(1024, 4096)".')
+    ] = None,
+    input: Annotated[
+        list[str] | None,
+        typer.Option("--input", "-i", metavar="SIZES", help="Of --module: 2048x1024, 8x128:int64; repeat it."),
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="Of parameters and inputs of --module; bfloat16 if left.")] = None,
+    recipe: Annotated[
+        str | None, typer.Option("--recipe", "-r", metavar="RECIPE", help="Of --module: DelayedScaling, ...")
+    ] = None,
+    no_backward: Annotated[bool, typer.Option("--no-backward", help="Plan --module without gradients.")] = False,
     device: Device = None,
     policy: PolicyOption = None,
     as_json: Json = False,
 ) -> int:
-    """Which implementation serves a call, and why the others do not (exit code 1: none does)."""
-    from te_dispatch.cli import explain as module
+    """Which implementation serves a call, or each call of a module, and why the others do not (exit code 1: none)."""
+    of_module = {"--input": input, "--dtype": dtype, "--recipe": recipe, "--no-backward": no_backward}
+    if module is None:
+        if operator is None:
+            raise CommandError('name an OPERATOR (te-dispatch ops lists them), or give --module "Linear(1024, 4096)"')
+        for name, value in of_module.items():
+            if value:
+                raise CommandError(f"{name} goes with --module; calls of an operator are described by FACT=VALUE")
+        from te_dispatch.cli import explain as verb_module
 
-    return module.explain(operator, facts or [], device, policy, as_json)
+        return verb_module.explain(operator, facts or [], device, policy, as_json)
+    if operator is not None:
+        raise CommandError(f"--module takes no OPERATOR and no facts, got {operator!r}; its call goes in quotes")
+    require("torch", "torch")
+    from te_dispatch.cli import explain_module
+
+    return explain_module.explain(
+        explain_module.Described(module, input or [], dtype, recipe, not no_backward), device, policy, as_json
+    )
 
 
 @policy_app.command("check")

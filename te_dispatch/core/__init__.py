@@ -13,8 +13,9 @@ A call goes through these modules, in this order:
 5. `bind` imports the winner and compares its signature with the operator's.
 6. The implementation runs. `errors.Declined`, raised before anything is written, hands the call to the next candidate.
 
-Start with `resolve`. Beside that path: `plan` freezes decisions, `shadow` compares backends in a running job,
-`tuning_cache` keeps what backends measured, `autograd` and `memory` are part of what an implementation must obey.
+Start with `resolve`. Beside that path: `plan` freezes decisions, `planning` decides a module's calls without making
+them (`module_plan`), `shadow` compares backends in a running job, `tuning_cache` keeps what backends measured,
+`autograd` and `memory` are part of what an implementation must obey.
 
 May import: the standard library, `te_dispatch.numerics`; stevedore, PyYAML and msgspec at the first resolution; PyTorch
 in functions only. `scopes` imports ``te_dispatch.ops`` for the functions that it exports.

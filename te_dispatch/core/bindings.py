@@ -24,6 +24,7 @@ Observer = Callable[[Operator, Accepted, tuple[Any, ...], Any], None]
 class Bindings:
     """Attributes, beside one callable per operator name:
 
+    makes_calls: whether calls are made, and not only decided (`te_dispatch.core.planning`).
     layers: the scope's own policy layers, strongest first; empty for the process-wide bindings.
     process: the layers below them.
     observer: told of every call, or None.
@@ -31,6 +32,8 @@ class Bindings:
     operand_formats: what `te_dispatch.ops.gemm_operand_format` answered, by its arguments, with the registry and the
         device's facts that it answered for. As many entries as there are pairs of encodings and scalings in use.
     """
+
+    makes_calls = True
 
     def __init__(
         self,
@@ -43,13 +46,16 @@ class Bindings:
         self.process = process
         self.layers = layers
         self.observer = observer
-        self.token = process.token(layers)
+        self.token = self._token()
         self._policy: Policy | None = None
         self.operand_formats: dict[Any, tuple[Snapshot, DeviceFacts, Any]] = {}
         self.dispatchers: dict[str, Dispatcher] = {}
         for operator in OPERATORS.values():
             setattr(self, operator.name, self._first_call(operator))
         manager.tokens[self.token] = self
+
+    def _token(self) -> str:
+        return self.process.token(self.layers)
 
     def _first_call(self, operator: Operator) -> Callable[..., Any]:
         def unresolved(*args: Any) -> Any:
@@ -65,6 +71,29 @@ class Bindings:
             with self.manager.lock:
                 self._policy = merge([*self.layers, *self.process.all()])
         return self._policy
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The registry that these bindings resolve with."""
+        return self.manager.snapshot
+
+    def device_facts(self, device: Any) -> DeviceFacts:
+        """Facts of a ``torch.device`` as these bindings resolve for it."""
+        return self.manager.device_facts(device)
+
+    def declared(self, candidate: str, field: str) -> Callable[..., Any] | None:
+        """See `OpManager.declared`."""
+        return self.manager.declared(candidate, field)
+
+    def inside(self, process: ProcessLayers, layers: tuple[Policy, ...], observer: Observer | None) -> Bindings | None:
+        """The bindings of a scope that is entered in one of these; None where equal scopes may share theirs.
+
+        Args:
+            process, layers: as for the constructor; `layers` has those of the scope itself.
+            observer: the scope's own, or None. Whoever observes a block observes the scopes inside it.
+        """
+        observer = observer or self.observer
+        return None if observer is None else Bindings(self.manager, process, layers, observer)
 
     def dispatcher(self, operator: Operator) -> Dispatcher:
         found = self.dispatchers.get(operator.name)

@@ -48,8 +48,8 @@ class Rejected:
     Attributes:
         reason: one phrase.
         where: which step of the dispatch contract it failed: ``policy``, ``device``, ``call``, ``companion``,
-            ``pieces``, ``backend`` (unavailable here), ``bind``, or ``absence`` (a policy names it, nobody
-            installed it).
+            ``pieces``, ``backend`` (unavailable here), ``bind``, ``absence`` (a policy names it, nobody installed
+            it), or in a `ModulePlan` ``decline`` (it has declined such a call in this process).
         origin: the policy line, where a policy rejected it.
     """
 

@@ -145,13 +145,18 @@ def read_reason(answer: object) -> tuple[str | None, str | None]:
 
 
 def describe_device(snapshot: Snapshot, text: str) -> DeviceFacts:
-    """Facts of a device that need not be here, e.g. ``nvidia:sm_90``; library versions are unknown.
+    """Facts of a device that need not be here, e.g. ``nvidia:sm_90``; library versions are unknown. The vendor may be
+    left out where one vendor alone has such an arch.
 
     Raises:
         DispatchError: no installed manifest knows the vendor or the arch; the message lists those that are known.
     """
     archs = snapshot.archs()
     vendor, _, arch = text.lower().partition(":")
+    if vendor not in archs and not arch:
+        owners = [owner for owner, rows in archs.items() if vendor in map(str.lower, rows)]
+        if len(owners) == 1:
+            vendor, arch = owners[0], vendor
     if vendor not in archs:
         known = ", ".join(sorted(archs)) or "none"
         raise DispatchError(f"unknown vendor {vendor!r} in device {text!r}; known vendors: {known}")

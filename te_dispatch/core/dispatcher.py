@@ -22,7 +22,7 @@ from te_dispatch.core.bind import positional
 from te_dispatch.core.decision import Accepted, Decision
 from te_dispatch.core.entries import Declines, Entry, Lookup, describe
 from te_dispatch.core.errors import BindError, Declined, DispatchError, NoImplementation
-from te_dispatch.core.facts import UNKNOWN, DeviceFacts, FactValue
+from te_dispatch.core.facts import DeviceFacts, FactValue
 from te_dispatch.core.operator import OPERATORS, Operator
 from te_dispatch.core.policy import COMPOSITE
 from te_dispatch.core.resolve import resolve, resolve_recorded
@@ -87,15 +87,7 @@ class Dispatcher:
             return self._publish(args, decision, reads, by_device, bound)
 
     def facts(self, args: tuple[Any, ...]) -> dict[str, FactValue]:
-        """All facts of a call, canonical. A fact whose expression does not apply to these arguments is unknown."""
-        readers = self.manager.fact_readers(self.operator)
-        out: dict[str, FactValue] = {}
-        for name, fact in self.operator.facts.items():
-            try:
-                out[name] = fact.canonical(readers[name](*args))
-            except (AttributeError, IndexError, TypeError):
-                out[name] = UNKNOWN
-        return out
+        return self.manager.call_facts(self.operator, args)
 
     def _resolve_and_bind(
         self, call: dict[str, FactValue], device: DeviceFacts
@@ -301,6 +293,18 @@ class Dispatcher:
             except Declined as declined:
                 last = declined
                 memory.add(accepted.id, declined)
+
+    def declined_before(self, args: tuple[Any, ...]) -> dict[str, str]:
+        """Candidates that have declined a call like this one, and why. Nothing is resolved for it."""
+        lookup = self.lookup
+        if lookup is None:
+            return {}
+        call = describe(args)
+        for entry in (*lookup.entries.values(), *lookup.settled):
+            found = entry.memory.get(call)
+            if found is not None:
+                return dict(found.reasons)
+        return {}
 
     # -- observation ----------------------------------------------------------------------------------------------
 

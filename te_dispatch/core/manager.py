@@ -25,7 +25,7 @@ from te_dispatch.core.bindings import Bindings, Observer
 from te_dispatch.core.decision import Decision
 from te_dispatch.core.devices import is_imitation, is_traced, probe_backends
 from te_dispatch.core.errors import BindError
-from te_dispatch.core.facts import DeviceFacts
+from te_dispatch.core.facts import UNKNOWN, DeviceFacts, FactValue
 from te_dispatch.core.failures import on_request, traceback_text
 from te_dispatch.core.importing import refuse_while_importing, released
 from te_dispatch.core.layers import ProcessLayers, Sources
@@ -167,6 +167,18 @@ class OpManager:
                 self._snapshot = self.snapshot.with_lacking(candidate, lacking)
             return self._bound.setdefault(candidate, callable_of(operator, implementation.traits, function, lacking))
 
+    def examined(self, operator: Operator, candidate: str, snapshot: Snapshot) -> Snapshot:
+        """`snapshot` with what importing an implementation shows of it. The manager's own stays as it is."""
+        if candidate in self._bound or candidate in snapshot.lacking:
+            return snapshot
+        _, implementation = snapshot.implementation(candidate)
+        try:
+            with released(self.lock):
+                _, lacking = load(operator, candidate, implementation.target)
+        except BindError as error:
+            return snapshot.with_unusable(candidate, str(error))
+        return snapshot.with_lacking(candidate, lacking) if lacking else snapshot
+
     def checked(self, operator: Operator, candidate: str, bound: Callable[..., Any]) -> Callable[..., Any]:
         """`bound`, or where the environment asks for it the same with every result checked."""
         if self._checking is None:
@@ -207,6 +219,17 @@ class OpManager:
                 for name, fact in operator.facts.items()
             }
         return found
+
+    def call_facts(self, operator: Operator, args: tuple[Any, ...]) -> dict[str, FactValue]:
+        """All facts of a call, canonical. A fact whose expression does not apply to these arguments is unknown."""
+        readers = self.fact_readers(operator)
+        out: dict[str, FactValue] = {}
+        for name, fact in operator.facts.items():
+            try:
+                out[name] = fact.canonical(readers[name](*args))
+            except (AttributeError, IndexError, TypeError):
+                out[name] = UNKNOWN
+        return out
 
     # -- devices --------------------------------------------------------------------------------------------------
 
@@ -354,11 +377,11 @@ class OpManager:
         refuse_while_importing("a scoped policy")
         outer = self.current.get()
         layers = (layer, *(outer.layers if outer is not None else ()))
-        if observer is None and outer is not None:
-            observer = outer.observer  # whoever observes a block observes the scopes inside it
-        if observer is not None:
-            return Bindings(self, self._layers, layers, observer)
-        return self._bindings(self._layers, layers)
+        if outer is not None:
+            own = outer.inside(self._layers, layers, observer)
+        else:
+            own = None if observer is None else Bindings(self, self._layers, layers, observer)
+        return self._bindings(self._layers, layers) if own is None else own
 
     def policy(self, policy: Policy | str | os.PathLike[str]) -> Scope:
         """Scope a policy: a shipped name, a file, or a `Policy`."""

@@ -3,18 +3,23 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from te_dispatch.core.devices import current_accelerator, is_capturing, probe_device
-from te_dispatch.core.errors import CaptureError
+from te_dispatch.core.devices import current_accelerator, describe_device, is_capturing, probe_device
+from te_dispatch.core.errors import CaptureError, DispatchError
 from te_dispatch.core.facts import DeviceFacts
 from te_dispatch.core.importing import released
 from te_dispatch.core.tables import ANY, CPU_ONLY
 
 if TYPE_CHECKING:
     from te_dispatch.core.manager import OpManager
+
+
+#: The name of this machine's accelerator, or of its CPU without one.
+HERE = "here"
 
 
 class ProcessDevices:
@@ -48,6 +53,33 @@ class ProcessDevices:
                 self.known[key] = found
                 manager.report_problems(problems)
             return self.known[key]
+
+    def named(self, text: str) -> DeviceFacts:
+        """Facts of a device by its name.
+
+        Args:
+            text: ``vendor:arch``, or one of both where that is enough (``cpu``, ``sm_90``): described from the
+                manifests, nothing is probed and PyTorch is not imported; ``here``: this machine's accelerator, else its
+                CPU; a PyTorch device of this machine (``cuda:1``, ``cpu:0``).
+
+        Raises:
+            DispatchError: a vendor or arch that no manifest knows, or a device that is not here.
+        """
+        if text == HERE:
+            return self.facts(_current())
+        snapshot = self._manager.snapshot
+        type_, colon, number = text.lower().partition(":")
+        types = {one for backend in snapshot.backends.values() for one in backend.manifest.devices}
+        rows = snapshot.archs().get(type_)
+        # A number is an index, unless the type is also a vendor with an arch of that name.
+        is_local = type_ in types and (number.isdigit() and number not in (rows or ()) if colon else rows is None)
+        if not is_local:
+            return describe_device(snapshot, text)
+        facts = self.facts(SimpleNamespace(type=type_, index=int(number or 0)))
+        # What no probe knows comes back named after its type alone.
+        if type_ != "cpu" and facts.vendor == facts.arch == type_:
+            raise DispatchError(f"device {text}: there is no such device here; describe one elsewhere as vendor:arch")
+        return facts
 
     def seen(self) -> list[DeviceFacts]:
         """Facts of the CPU, the current accelerator if there is one, and every device met so far."""
@@ -83,3 +115,12 @@ class ProcessDevices:
                 f"{operator}: this combination of device, dtypes and options has not been called yet, and resolving "
                 "it is not possible during CUDA graph capture; run the step once before capturing it"
             )
+
+
+def _current() -> Any:
+    if importlib.util.find_spec("torch") is not None:
+        import torch
+
+        if torch.accelerator.is_available():
+            return torch.accelerator.current_accelerator()
+    return SimpleNamespace(type="cpu", index=None)

@@ -84,8 +84,8 @@ def bound_operand_formats(
     bindings: Bindings, device: Any, a: tuple[str, str], b: tuple[str, str], layout: str
 ) -> tuple[tuple[str, str], tuple[str, str]]:
     """`operand_format` of the GEMM that `bindings` choose for operands of (encoding, scaling) `a` and `b`."""
-    manager, key = bindings.manager, (device, a, b, layout)
-    snapshot, facts = manager.snapshot, manager.device_facts(device)
+    key = (device, a, b, layout)
+    snapshot, facts = bindings.snapshot, bindings.device_facts(device)
     known = bindings.operand_formats.get(key)
     if known is None or known[0] is not snapshot or known[1] is not facts:
         found = _resolved_formats(bindings, snapshot, facts, a, b, layout)
@@ -96,7 +96,7 @@ def bound_operand_formats(
 def _resolved_formats(
     bindings: Bindings, snapshot: Any, facts: Any, a: tuple[str, str], b: tuple[str, str], layout: str
 ) -> tuple[tuple[str, str], tuple[str, str]]:
-    manager, operator = bindings.manager, OPERATORS["gemm"]
+    operator = OPERATORS["gemm"]
     call = {
         **operator.default_facts(),
         "a.dtype": a[0], "a.scaling": a[1], "b.dtype": b[0], "b.scaling": b[1], "layout": layout,
@@ -105,11 +105,13 @@ def _resolved_formats(
     for name in ("split_accumulator", "split_accumulator.default", "out_dtype", "out_dtype.default", "bias"):
         call.pop(name, None)
     decision = resolve(operator, call, facts, bindings.policy, snapshot)
-    if decision.chosen is None:
-        raise NoImplementation(decision.table())
     chosen = decision.chosen
-    asked = None if chosen.pieces else manager.declared(chosen.id, "operand_format")
-    if asked is None:
+    if chosen is None and bindings.makes_calls:
+        raise NoImplementation(decision.table())
+    asked = None
+    if chosen is not None and not chosen.pieces:
+        asked = bindings.declared(chosen.id, "operand_format")
+    if chosen is None or asked is None:
         return operand_format(layout, "a", a[1]), operand_format(layout, "b", b[1])
     questions = (layout, "a", a[1]), (layout, "b", b[1])
     first, second = (checked_format(asked(*question), chosen.id, question) for question in questions)

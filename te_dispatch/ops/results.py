@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from te_dispatch.numerics.quantized import FakeQuantized, Quantized
+
 if TYPE_CHECKING:
     import torch
-
-    from te_dispatch.numerics.quantized import Quantized
 
 
 class Saved:
@@ -33,6 +33,38 @@ class Saved:
         self.format = format
         self.tensors = tensors
         self.options = options
+
+
+def as_returned(value: Any, implementation: str, saved_format: str) -> Any:
+    """A shape function's result as an implementation returns it: with records that operators take, and its own name
+    in what is saved.
+
+    Args:
+        value: the result.
+        implementation, saved_format: of the `Saved` in it.
+    """
+    if value.__class__ is FakeQuantized:
+        return Quantized(
+            value.row_data,
+            value.col_data,
+            value.row_scale_inv,
+            value.col_scale_inv,
+            value.encoding,
+            value.scaling,
+            value.scale_layout,
+            value.shape,
+            value.dtype,
+            value.device,
+            value.global_scale_inv,
+        )
+    if value.__class__ is Saved:
+        return Saved(implementation, saved_format, value.tensors, value.options)
+    if isinstance(value, list):
+        return [as_returned(item, implementation, saved_format) for item in value]
+    if isinstance(value, tuple):
+        items = [as_returned(item, implementation, saved_format) for item in value]
+        return value.__class__(*items) if hasattr(value, "_fields") else tuple(items)
+    return value
 
 
 class QuantizeDbias(NamedTuple):

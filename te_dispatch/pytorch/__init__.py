@@ -15,6 +15,7 @@ from te_dispatch.pytorch.model_init import fp8_model_init, quantized_model_init
 from te_dispatch.pytorch.multi_head_attention import MultiheadAttention
 from te_dispatch.pytorch.normalization import LayerNorm, RMSNorm
 from te_dispatch.pytorch.padding import Fp8Padding, Fp8Unpadding
+from te_dispatch.pytorch.planning import ModulePlan, PlanningError, TensorSpec, plan
 from te_dispatch.pytorch.quantized_tensor import QuantizedTensor
 from te_dispatch.pytorch.quantizer_role import QuantizerRole
 from te_dispatch.pytorch.rotary import RotaryPositionEmbedding, apply_rotary_pos_emb
@@ -56,14 +57,17 @@ __all__ = [
     "LayerNormMLP",
     "Linear",
     "MXFP8Quantizer",
+    "ModulePlan",
     "MultiheadAttention",
     "NVFP4Quantizer",
+    "PlanningError",
     "QuantizedTensor",
     "Quantizer",
     "QuantizerRole",
     "RMSNorm",
     "RotaryPositionEmbedding",
     "Sequential",
+    "TensorSpec",
     "TransformerLayer",
     "apply_rotary_pos_emb",
     "autocast",
@@ -79,5 +83,6 @@ __all__ = [
     "is_mxfp8_available",
     "is_nvfp4_available",
     "onnx_export",
+    "plan",
     "quantized_model_init",
 ]

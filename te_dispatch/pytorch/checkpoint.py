@@ -34,6 +34,8 @@ class _Checkpointed:
         self._state = current_state()
         self._scope = scopes.capture()
         self._started = False
+        if not self._scope.makes_calls:
+            get_tracker = None  # as in `te_dispatch.pytorch.parallel.forked`
         self._get_tracker = get_tracker
         #: The tracker's states of the first forward.
         self._random = None if get_tracker is None else _copied(get_tracker().get_states())

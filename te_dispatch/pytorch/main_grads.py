@@ -94,7 +94,9 @@ def _dummy(shape: torch.Size, dtype: torch.dtype, device: torch.device, zero: bo
     key = shape, dtype, device
     found = _dummies.get(key)
     if found is None:
-        found = _dummies[key] = torch.zeros(shape, dtype=dtype, device=device)
+        found = torch.zeros(shape, dtype=dtype, device=device)
+        if found.__class__ is torch.Tensor:  # a fake one is of use to the trace or the plan that made it only
+            _dummies[key] = found
     elif zero:
         found.zero_()
     return found.detach()

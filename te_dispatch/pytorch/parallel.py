@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from te_dispatch.core import scopes
 from te_dispatch.pytorch.arguments import reject_unsupported, require_choice
 
 #: How a GEMM's weight is divided among the ranks of a tensor-parallel group: not, by outputs or by inputs.
@@ -134,7 +135,8 @@ def require_one_context_rank(owner: str, cp_group: Any, cp_comm_type: str) -> No
 @contextmanager
 def forked(get_rng_state_tracker: Callable[[], Any] | None, name: str | None = None) -> Iterator[None]:
     """Draw random numbers from a tracker's state `name` (its default state for None); without a tracker, as always."""
-    if get_rng_state_tracker is None:
+    # The states of a tracker outlive a plan, in which nothing is drawn.
+    if get_rng_state_tracker is None or not scopes.capture().makes_calls:
         yield
         return
     tracker = get_rng_state_tracker()

@@ -46,7 +46,7 @@ BoundaryStates = Callable[[], "tuple[DelayedScales, DelayedScales]"]
 
 def device_encodings(device: torch.device) -> tuple[str, ...]:
     """FP8 encodings of a device, best first; empty where it has none or nothing is known about it."""
-    found = scopes.MANAGER.devices.facts(device)["encodings"]
+    found = scopes.capture().device_facts(device)["encodings"]
     return found if isinstance(found, tuple) else ()
 
 

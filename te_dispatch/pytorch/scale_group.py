@@ -66,6 +66,7 @@ class ScaleGroup:
             itself, so that the flag need not be kept per module.
         updates: how many there were: what a member copied of its scales is of before the next one.
         label: the same on all ranks that have such a group; groups update in the order of their labels.
+        alone: (an argument of the constructor) whether amaxes are never reduced over ranks, whatever the recipe says.
         cast_call: what compiled graphs call before they record amaxes, None before one asks for it.
     """
 
@@ -74,7 +75,9 @@ class ScaleGroup:
         "_by_callables", "_states", "_members", "_changes", "__weakref__",
     )  # fmt: skip
 
-    def __init__(self, recipe: DelayedScaling, process_group: Any, device: torch.device, forward: bool) -> None:
+    def __init__(
+        self, recipe: DelayedScaling, process_group: Any, device: torch.device, forward: bool, alone: bool = False
+    ) -> None:
         self.recipe = recipe
         self.process_group = process_group
         self.device = device
@@ -83,7 +86,9 @@ class ScaleGroup:
         self.updates = 0
         self.label = f"{'forward' if forward else 'backward'} on {device.type}, {_written(recipe)}"
         self.cast_call: str | None = None
-        self._reduction = AmaxReduction(process_group, self.label) if recipe.reduce_amax and _HAS_DISTRIBUTED else None
+        self._reduction: AmaxReduction | None = None
+        if recipe.reduce_amax and _HAS_DISTRIBUTED and not alone:
+            self._reduction = AmaxReduction(process_group, self.label)
         self._by_callables = computed_by_callables(recipe)
         #: By id: the state, and what the ranks call it.
         self._states: dict[int, tuple[weakref.ref[DelayedScales], str]] = {}

@@ -12,7 +12,8 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -31,9 +32,14 @@ _numbers = itertools.count()
 
 
 class Trainer:
-    """The groups that one thread updates."""
+    """The groups that one thread updates.
 
-    def __init__(self) -> None:
+    Args:
+        alone: whether they never reduce amaxes over ranks: those of a plan (`te_dispatch.pytorch.planning`).
+    """
+
+    def __init__(self, alone: bool = False) -> None:
+        self._alone = alone
         #: In the order of their labels, which is the same on all ranks.
         self.groups: tuple[ScaleGroup, ...] = ()
 
@@ -47,7 +53,7 @@ class Trainer:
                 and group.forward is forward
             ):
                 return group
-        found = ScaleGroup(recipe, process_group, device, forward)
+        found = ScaleGroup(recipe, process_group, device, forward, self._alone)
         self._keep((*self.groups, found), found)
         return found
 
@@ -91,6 +97,22 @@ _thread = _Thread()
 def trainer() -> Trainer:
     """This thread's."""
     return _thread.trainer
+
+
+@contextmanager
+def apart() -> Iterator[None]:
+    """Have this thread train apart from what it trains else, and from other ranks. What the block leaves behind, an
+    interrupted backward say, ends with it."""
+    before, own = _thread.trainer, Trainer(alone=True)
+    _thread.trainer = own
+    try:
+        yield
+    finally:
+        _thread.trainer = before
+        for task, groups in tuple(_open_tasks.items()):
+            if any(group in own.groups for group in groups):
+                _open_tasks.pop(task, None)
+        own.groups = ()  # `_trainers` keeps a group for as long as its trainer does
 
 
 def _distributed() -> bool:

@@ -65,8 +65,9 @@ def _support(recipe: type[Recipe]) -> tuple[bool, str]:
     call: CallFacts = {
         "layout": "NT", "a.dtype": dtype, "b.dtype": dtype, "a.scaling": of_input, "b.scaling": of_weight,
     }  # fmt: skip
-    facts, bindings = scopes.MANAGER.device_facts(device), scopes.capture()
-    if resolve(OPERATORS["gemm"], call, facts, bindings.policy, scopes.MANAGER.snapshot).accepted:
+    bindings = scopes.capture()
+    facts = bindings.device_facts(device)
+    if resolve(OPERATORS["gemm"], call, facts, bindings.policy, bindings.snapshot).accepted:
         return True, ""
     words = " ".join(f"{name}={value}" for name, value in call.items())
     return False, (

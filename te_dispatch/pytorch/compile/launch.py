@@ -20,8 +20,7 @@ import torch
 from te_dispatch.core import codegen
 from te_dispatch.core.errors import Declined
 from te_dispatch.core.operator import Operator
-from te_dispatch.numerics.quantized import FakeQuantized, Quantized
-from te_dispatch.ops.results import Saved
+from te_dispatch.ops.results import as_returned
 from te_dispatch.pytorch.compile import hook, outputs, state
 from te_dispatch.pytorch.compile.flatten import Flat, Values, build, claim_written, encode, parse
 
@@ -97,7 +96,7 @@ class Opaque:
         for value in values:
             encode(value, flat)
         results = self.shape(*positional, **named)
-        result = self.adopt(results)
+        result = as_returned(results, self.implementation_id, self.saved_format)
         encode(result, flat, True)
         torch.ops.te_dispatch.launch(flat.ins, flat.outs, flat.sizes, flat.numbers, flat.spec(), self.key)
         state.accumulate(amaxes)
@@ -107,31 +106,6 @@ class Opaque:
         """Whether a call with these arguments is one on the CPU."""
         full = [given.get(name, default) for name, _, default in self.shape_parameters]
         return bool(self.device(*full).type == "cpu")
-
-    def adopt(self, value: Any) -> Any:
-        """A shape function's result as the implementation would return it."""
-        if value.__class__ is FakeQuantized:
-            return Quantized(
-                value.row_data,
-                value.col_data,
-                value.row_scale_inv,
-                value.col_scale_inv,
-                value.encoding,
-                value.scaling,
-                value.scale_layout,
-                value.shape,
-                value.dtype,
-                value.device,
-                value.global_scale_inv,
-            )
-        if value.__class__ is Saved:
-            return Saved(self.implementation_id, self.saved_format, value.tensors, value.options)
-        if isinstance(value, list):
-            return [self.adopt(item) for item in value]
-        if isinstance(value, tuple):
-            items = [self.adopt(item) for item in value]
-            return value.__class__(*items) if hasattr(value, "_fields") else tuple(items)
-        return value
 
     def run(self, args: list[Any]) -> Any:
         positional = [value for (_, keyword), value in zip(self.parameters, args, strict=True) if not keyword]
