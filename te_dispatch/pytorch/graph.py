@@ -76,7 +76,7 @@ def make_graphed_callables(
         retain_graph_in_backward: of the backward passes that are captured.
         _reuse_graph_input_output_buffers: not supported yet, only False.
         clone_param_grads_on_return: whether gradients of parameters are copied. Without, they lie in memory of the
-            graph, and the next backward of the same call overwrites them. Gradients of arguments always do.
+            graph, and the next backward of the same call overwrites them. Gradients of arguments that are no leaves do.
         pre_warmup_hook, post_warmup_hook: functions that are called before and after the warm-up.
         capture_time_hooks: not supported yet, only None.
 

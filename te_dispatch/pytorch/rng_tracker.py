@@ -140,7 +140,8 @@ def _as_tensor(state: State) -> torch.Tensor:
 @contextmanager
 def _sharing(generator: torch.Generator) -> Iterator[None]:
     """Have the current device's own generator draw from the state of another, which is not copied."""
-    own = torch.cuda.default_generators[torch.cuda.current_device()]
+    index = torch.cuda.current_device()  # first: it makes the generators where nothing has used the device yet
+    own = torch.cuda.default_generators[index]
     before = own.graphsafe_get_state()
     own.graphsafe_set_state(generator)
     try:

@@ -371,6 +371,14 @@ def test_gradients_of_parameters_are_copied_or_not() -> None:
     assert first_gradient(True) and not first_gradient(False)
 
 
+def test_gradients_of_leaves_accumulate() -> None:
+    module, x = graphed(made("Linear"), None), sample()
+    for _ in range(2):
+        module(x).sum().backward()
+    expected = made("Linear").weight.detach().sum(0)
+    assert torch.allclose(x.grad, 2 * expected.expand(32, 1, 64), atol=1e-4)
+
+
 def test_what_is_not_used() -> None:
     def work(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return 2 * x

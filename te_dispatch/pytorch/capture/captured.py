@@ -131,8 +131,14 @@ class Captured:
         self.forward.replay()
         return [x.detach() for x in self.outputs if isinstance(x, torch.Tensor)]
 
-    def replay_backward(self, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-        """Gradients of buffers and parameters, of those of the outputs."""
+    def replay_backward(
+        self, gradients: Sequence[torch.Tensor | None], leaves: Sequence[bool]
+    ) -> list[torch.Tensor | None]:
+        """Gradients of buffers and parameters, of those of the outputs.
+
+        Args:
+            leaves: which arguments keep their gradients, which are therefore copied.
+        """
         assert self.backward is not None
         for buffer, gradient in zip(self.output_grads, gradients):
             if buffer is not None and gradient is not None and buffer.data_ptr() != gradient.data_ptr():
@@ -141,7 +147,10 @@ class Captured:
         for scaled in self.scaled:
             scaled.note_backward()
         inputs = len(self.signature.buffers)
-        mine = [gradient if gradient is None else gradient.detach() for gradient in self.grads[:inputs]]
+        mine = [
+            gradient if gradient is None else gradient.clone() if leaf else gradient.detach()
+            for gradient, leaf in zip(self.grads[:inputs], leaves)
+        ]
         theirs = self.grads[inputs:]
         if self.clones:
             return [*mine, *_copies(theirs)]
@@ -155,6 +164,7 @@ class _Replay(torch.autograd.Function):
     def forward(ctx: Any, call: Captured, first: bool | None, *tensors: torch.Tensor) -> tuple[Any, ...]:
         outputs = call.replay_forward(first, tensors)
         ctx.captured, ctx.call, ctx.scope = call, call.calls, scopes.capture()
+        ctx.leaves = [x.is_leaf for x in tensors[: len(call.signature.buffers)]]
         ctx.mark_non_differentiable(*[x for x, gradient in zip(outputs, call.output_grads) if gradient is None])
         return tuple(outputs)
 
@@ -167,7 +177,7 @@ class _Replay(torch.autograd.Function):
                 f"{call.signature.owner} was called again before the backward of an earlier call; its graphs have "
                 f"memory for one call: capture one per microbatch with {NAME}(..., _order=...)"
             )
-        return None, None, *call.replay_backward(gradients)
+        return None, None, *call.replay_backward(gradients, ctx.leaves)
 
 
 def _copies(tensors: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
