@@ -62,6 +62,17 @@ def inference_sample() -> torch.Tensor:
         return torch.randn(16, 32)
 
 
+class Quantized(torch.nn.Module):
+    """Returns a quantized tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = linear()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.part(x, fp8_output=True)
+
+
 MODULE = linear()
 X = (sample(),)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from te_dispatch.ops.checks.likeness import PLAIN
 from te_dispatch.pytorch.capture.settings import NAME
 from te_dispatch.pytorch.capture.signature import hooks_of
 from te_dispatch.pytorch.weight_grads import WeightGradModule
@@ -68,14 +69,21 @@ def _check_module(whole: torch.nn.Module) -> None:
             )
 
 
-def check_leaves(owner: str, outputs: Iterable[torch.Tensor], known: Sequence[torch.Tensor]) -> None:
-    """Make sure that the outputs' gradients go to known tensors only: others would get none from a graph.
+def check_outputs(owner: str, outputs: Iterable[Any], known: Sequence[torch.Tensor]) -> None:
+    """Make sure that a graph can return the outputs, and that their gradients go to known tensors only: others would
+    get none.
 
     Raises:
-        ValueError: another leaf.
+        NotImplementedError: a tensor of a class of its own. ValueError: another leaf.
     """
+    tensors = [output for output in outputs if isinstance(output, torch.Tensor)]
+    for tensor in tensors:
+        if type(tensor) not in PLAIN:
+            raise NotImplementedError(
+                f"{NAME}: {owner} returns a {type(tensor).__name__}, which is not supported yet, only torch.Tensor"
+            )
     expected = {id(tensor) for tensor in known}
-    queue = deque(output.grad_fn for output in outputs if output.grad_fn is not None)
+    queue = deque(tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None)
     seen = set(queue)
     while queue:
         node = queue.popleft()

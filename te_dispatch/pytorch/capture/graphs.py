@@ -74,7 +74,7 @@ class CudaGraphs:
     def __init__(self, device: torch.device, pool: Any) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle() if pool is None else pool
-        self._stream = torch.cuda.Stream(device)
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     @contextmanager
     def warming_up(self) -> Iterator[None]:

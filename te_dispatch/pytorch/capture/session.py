@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_flatten
 
 from te_dispatch.pytorch import scale_update
 from te_dispatch.pytorch.autocast import autocast, restored, thread
-from te_dispatch.pytorch.capture.callables import check_leaves
+from te_dispatch.pytorch.capture.callables import check_outputs
 from te_dispatch.pytorch.capture.captured import Captured
 from te_dispatch.pytorch.capture.graphs import Graph, Graphs, random_states_kept
 from te_dispatch.pytorch.capture.recording import Recording, Scaled
@@ -141,8 +141,7 @@ class Session:
             outputs, _ = self._outputs(call)
             zeros = _zeros(outputs)
             if iteration == 0:
-                tensors = [x for x in outputs if isinstance(x, torch.Tensor)]
-                check_leaves(captured.signature.owner, tensors, captured.surface())
+                check_outputs(captured.signature.owner, outputs, captured.surface())
             if any(gradient is not None for gradient in zeros):
                 self._gradients(call, outputs, zeros)
 
