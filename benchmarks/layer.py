@@ -3,7 +3,8 @@
 
 Shapes A, A2 and S of the design; bf16, and FP8 with delayed, current and block scaling. All contestants of a shape run
 in one process, in interleaved rounds; figures are medians. Beside the time: a step's peak memory, the host's time, and
-the host's time of one small Linear. What counts as a step: `side_by_side/training_steps.py`.
+the host's time of one small Linear. Where there is a GPU, ``te_dispatch, graphed`` is the layer as a CUDA graph. What
+counts as a step: `side_by_side/training_steps.py`.
 
     python benchmarks/layer.py [--shapes A,S] [--modes delayed] [--contestants 'te_dispatch;torch*'] [--json FILE]
     python benchmarks/layer.py --profile --shapes A --modes delayed      kernels of a step
@@ -154,7 +155,11 @@ def time_rows(shape: str, found: dict[tuple[str, str], Figures]) -> list[list[st
         row.append(f"{figures.ms / rival:.3f}" if rival else "-")
         row.append(f"{sorted(figures.host_us)[len(figures.host_us) // 2]:.0f}")
         row += ["-", "-"] if figures.peak_gib is None else [f"{figures.peak_gib:.2f}", f"{figures.total_gib:.2f}"]
-        goals = {SUBJECT: targets.layer_goal, targets.TRITON: targets.triton_goal}
+        goals = {
+            SUBJECT: targets.layer_goal,
+            targets.TRITON: targets.triton_goal,
+            targets.GRAPHED: targets.graphed_goal,
+        }
         goal = goals[name](shape, mode, measured) if name in goals else None
         row += [f"{goal.ms:.2f} = {goal.source}", report.verdict(figures.ms, goal.ms)] if goal else ["-", "-"]
         if shape == "A" and name == SUBJECT and mode != "bf16" and figures.peak_gib is not None:

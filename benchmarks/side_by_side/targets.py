@@ -25,6 +25,9 @@ _SDPA_MS = {"A": 17.4, "A2": 18.1, "S": 1.2}
 #: The same layer on Triton's kernels alone, FP8 delayed at A: at most so many times Transformer Engine's.
 TRITON, TRITON_RATIO = "te_dispatch, triton-only", 1.2
 
+#: The layer as a CUDA graph, in any mode at S: at most so many times PyTorch's in eager.
+GRAPHED, GRAPHED_RATIO = "te_dispatch, graphed", 0.35
+
 #: A step's peak memory at A in FP8, in GiB.
 PEAK_GIB = 1.5
 #: One FP8 Linear, forward and backward, over torch.nn.Linear: 200 us where that takes 105.
@@ -43,6 +46,14 @@ def triton_goal(shape: str, mode: str, measured: dict[tuple[str, str], float]) -
     if (shape, mode) != ("A", "delayed") or rival is None:
         return None
     return LayerGoal(TRITON_RATIO * rival, f"{TRITON_RATIO:.3f}x transformer_engine {mode}")
+
+
+def graphed_goal(shape: str, mode: str, measured: dict[tuple[str, str], float]) -> LayerGoal | None:
+    """As `layer_goal`, of the layer under `make_graphed_callables`."""
+    rival = measured.get(("torch+SDPA", "bf16"))
+    if shape != "S" or rival is None:
+        return None
+    return LayerGoal(GRAPHED_RATIO * rival, f"{GRAPHED_RATIO:.3f}x torch+SDPA bf16")
 
 
 def layer_goal(shape: str, mode: str, measured: dict[tuple[str, str], float]) -> LayerGoal | None:

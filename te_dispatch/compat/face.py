@@ -67,6 +67,7 @@ _BASE = {
 }
 _LAYER = _of("pytorch.transformer_layer", "TransformerLayer")
 _ONNX = _of("pytorch.export", "onnx_export")
+_GRAPH = _of("pytorch.graph", "make_graphed_callables")
 _TENSOR = _of("pytorch.quantized_tensor", "QuantizedTensor")
 _QUANTIZER = _of("pytorch.tensor", "Quantizer")
 _FLOAT8 = _of("pytorch.tensor", "Float8CurrentScalingQuantizer", "Float8Quantizer")
@@ -153,6 +154,7 @@ FACE: dict[str, dict[str, str]] = {
         **_RANDOM,
         **_ROTARY,
         **_ONNX,
+        **_GRAPH,
         **_AVAILABLE,
         **_GLU,
         **_of("pytorch.support", "get_cudnn_version"),
@@ -184,6 +186,7 @@ FACE: dict[str, dict[str, str]] = {
         **_ONNX,
         **_of("pytorch.export", "is_in_onnx_export_mode", "te_translation_table"),
     },
+    "transformer_engine.pytorch.graph": _GRAPH,
     "transformer_engine.pytorch.jit": _of(
         "pytorch.jit",
         "bgrad_dgelu_fused",

@@ -8,6 +8,7 @@ from te_dispatch.pytorch.attention import DotProductAttention
 from te_dispatch.pytorch.autocast import autocast, fp8_autocast, get_default_recipe
 from te_dispatch.pytorch.checkpoint import checkpoint
 from te_dispatch.pytorch.export import onnx_export
+from te_dispatch.pytorch.graph import make_graphed_callables
 from te_dispatch.pytorch.layernorm_linear import LayerNormLinear
 from te_dispatch.pytorch.layernorm_mlp import LayerNormMLP
 from te_dispatch.pytorch.linear import Linear
@@ -82,6 +83,7 @@ __all__ = [
     "is_fp8_block_scaling_available",
     "is_mxfp8_available",
     "is_nvfp4_available",
+    "make_graphed_callables",
     "onnx_export",
     "plan",
     "quantized_model_init",

@@ -23,13 +23,17 @@ class AutocastState:
     it is compared with ``is`` (`_Thread.states`).
     """
 
-    __slots__ = ("enabled", "calibrating", "recipe", "process_group", "names")
+    __slots__ = ("enabled", "calibrating", "recipe", "process_group", "graph", "names")
 
-    def __init__(self, enabled: bool, calibrating: bool, recipe_name: str, process_group: Any) -> None:
+    def __init__(
+        self, enabled: bool, calibrating: bool, recipe_name: str, process_group: Any, graph: bool = False
+    ) -> None:
         self.enabled = enabled
         self.calibrating = calibrating
         self.recipe = recipe_named(recipe_name)
         self.process_group = process_group
+        #: Whether leaving it updates no scales: what runs inside is captured into a CUDA graph.
+        self.graph = graph
         #: Of recipe and process group, for compiled graphs.
         self.names = (recipe_name, intern_group(process_group))
 
@@ -40,10 +44,12 @@ class _Thread(threading.local):
         self.state: AutocastState | None = None
         #: Plans that a graph with the outermost autocast inside has run so far, None elsewhere.
         self.traced: list[Any] | None = None
-        #: What autocasts were given, in eager: enabled, calibrating, the recipe's name, the id of the process group,
-        #: which lives as long as the state, so that no other gets it. Per thread, so that a module sees by the state
-        #: whether the thread that trains it is another one.
-        self.states: dict[tuple[bool, bool, str, int], AutocastState] = {}
+        #: The `capture.recording.Recording` of the callables that this thread captures into CUDA graphs, else None.
+        self.recording: Any | None = None
+        #: What autocasts were given, in eager: enabled, calibrating, the recipe's name, _graph, the id of the process
+        #: group, which lives as long as the state, so that no other gets it. Per thread, so that a module sees by the
+        #: state whether the thread that trains it is another one.
+        self.states: dict[tuple[bool, bool, str, bool, int], AutocastState] = {}
 
 
 thread = _Thread()
@@ -104,7 +110,8 @@ class autocast:
         recipe: a recipe of `te_dispatch.common.recipe`, taken as it is now: what is assigned to it later holds for
             autocasts that are made later. None for `get_default_recipe()`.
         amax_reduction_group: process group over which amaxes are reduced; None for the default group.
-        _graph: reserved for CUDA graph capture; must be False.
+        _graph: update no scales on leaving, because what runs inside is captured into a CUDA graph; the amaxes stay
+            recorded for the next update. `make_graphed_callables` enters such an autocast.
 
     Raises:
         NotImplementedError: the recipe asks for something not built yet; the message names the knob.
@@ -120,15 +127,14 @@ class autocast:
         _graph: bool = False,
     ) -> None:
         self._previous: list[AutocastState | None] = []
-        if not torch.compiler.is_dynamo_compiling() and not _graph:
+        if not torch.compiler.is_dynamo_compiling():
             known: str | None = getattr(recipe, "_name", None)
             if known is not None:
-                found = thread.states.get((bool(enabled), bool(calibrating), known, id(amax_reduction_group)))
+                asked = bool(enabled), bool(calibrating), known, bool(_graph), id(amax_reduction_group)
+                found = thread.states.get(asked)
                 if found is not None:
                     self._state = found
                     return
-        if _graph:
-            raise NotImplementedError("autocast: _graph=True is not supported yet, only _graph=False")
         if recipe is None:
             recipe = recipe_named(default_name())
         if not isinstance(recipe, Recipe):
@@ -136,14 +142,14 @@ class autocast:
         name = intern_recipe(recipe)
         if not torch.compiler.is_compiling():
             # Not sooner: dynamo cannot trace id() before PyTorch 2.12.
-            key = (bool(enabled), bool(calibrating), name, id(amax_reduction_group))
+            key = bool(enabled), bool(calibrating), name, bool(_graph), id(amax_reduction_group)
             found = thread.states.get(key)
             if found is not None:  # of an equal recipe
                 self._state = found
                 return
         if enabled or calibrating:
             require_usable("autocast", recipe)
-        state = AutocastState(bool(enabled), bool(calibrating), name, amax_reduction_group)
+        state = AutocastState(bool(enabled), bool(calibrating), name, amax_reduction_group, bool(_graph))
         if not torch.compiler.is_compiling():
             if len(thread.states) >= _STATES:  # a recipe with another function at every step
                 thread.states.clear()
@@ -160,7 +166,8 @@ class autocast:
                     thread.traced = []
             elif graph_task() == -1:
                 scale_update.update_leftover_backward_scales()
-        thread.state = self._state
+        recording = thread.recording
+        thread.state = self._state if recording is None else recording.state_like(self._state)
         return self
 
     def __exit__(
@@ -172,7 +179,7 @@ class autocast:
         traced = thread.traced
         if traced is not None:
             thread.traced = None
-        if kind is not None:
+        if kind is not None or self._state.graph:
             return
         if torch.compiler.is_compiling():
             if traced is not None and torch.is_grad_enabled():

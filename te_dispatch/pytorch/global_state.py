@@ -74,8 +74,9 @@ class FP8GlobalStateManager:
 
     @classmethod
     def fp8_graph_capturing(cls) -> bool:
-        """Whether an autocast with ``_graph=True`` is in force: never, it is refused."""
-        return False
+        """Whether an autocast with ``_graph=True`` is in force."""
+        state = current_state()
+        return state is not None and state.graph
 
     @classmethod
     def get_meta_tensor_key(cls, forward: bool = True) -> str:

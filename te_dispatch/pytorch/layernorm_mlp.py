@@ -244,6 +244,9 @@ class LayerNormMLP(GemmModule):
             self._learn(options, plan, tensors)
         return self._run_function(run_layernorm_mlp, plan, *tensors, options)
 
+    def _weights_of_call(self) -> tuple[torch.Tensor, ...]:
+        return parameter(self, "fc1_weight"), parameter(self, "fc2_weight")
+
     def _sinks(self, is_first_microbatch: bool | None) -> tuple[WeightSink, WeightSink] | None:
         """Where the gradients of both weights go, None to return them."""
         first, second = (self._weight_sink((f"fc{i}_weight",), is_first_microbatch) for i in (1, 2))

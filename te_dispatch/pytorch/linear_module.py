@@ -146,6 +146,9 @@ class LinearModule(GemmModule):
         weight = parameter(self, self.weight_names[0])
         return weight, parameter(self, self.bias_names[0]) if with_bias else None, ()
 
+    def _weights_of_call(self) -> tuple[torch.Tensor, ...]:
+        return (self._parameters_of_call(False)[0],)
+
     def _with_gradients(self, with_bias: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Weight and bias, differentiable."""
         weight = joined(self, self.weight_names)

@@ -107,8 +107,10 @@ class GemmModule(KnowingModule, WeightGradModule, ParallelModule, AskingModule, 
         plan = self._current_plan(state, x.device, boundary)
         if plan.forward is not None:
             if trains() and (self.training or not regions.phase.declared):
-                self._join(plan)
+                self.join_plan(plan)
                 plan.forward_group.dirty = True  # type: ignore[union-attr]
+                if thread.recording is not None:
+                    thread.recording.note(self, plan)
             else:
                 plan = plan.evaluation()
         if not state.enabled:
@@ -154,7 +156,7 @@ class GemmModule(KnowingModule, WeightGradModule, ParallelModule, AskingModule, 
             if boundary:
                 self._add_boundary(plan)
             if plan.forward is not None and trains:
-                self._join(plan)
+                self.join_plan(plan)
                 for found_group in (plan.forward_group, plan.backward_group):
                     scale_update.prepare_compiled(found_group)  # type: ignore[arg-type]
             where = _policy_numbers.setdefault(policy, len(_policy_numbers))
@@ -165,7 +167,7 @@ class GemmModule(KnowingModule, WeightGradModule, ParallelModule, AskingModule, 
             setattr(self._traced_plans, name, plan if trains else plan.evaluation())
             return name
 
-    def _join(self, plan: Plan) -> None:
+    def join_plan(self, plan: Plan) -> None:
         """Have this thread's groups update the plan's states; what was made for others is forgotten."""
         if plan.join():
             self._known = SignatureCache()
@@ -293,6 +295,19 @@ class GemmModule(KnowingModule, WeightGradModule, ParallelModule, AskingModule, 
         if record is not None:
             record.weights = self._cached_weights
         return self._cached_weights
+
+    def _weights_of_call(self) -> tuple[torch.Tensor, ...]:
+        """The weights as a call multiplies with them, in the order of the products."""
+        raise NotImplementedError
+
+    def cache_weights(self) -> None:
+        """Quantize the weights anew, as a call with ``is_first_microbatch=True`` does, if a call has cached them."""
+        if self._cached_for is not None:
+            self._quantized_weights(self._cached_for, None, self._weights_of_call(), True)
+
+    def cached_weights(self) -> list[Quantized | None]:
+        """The quantized weights that calls have cached."""
+        return self._cached_weights or []
 
     # -- checks ---------------------------------------------------------------------------------------------------
 

@@ -30,6 +30,9 @@ _open_tasks: dict[int, dict[ScaleGroup, None]] = {}
 
 _numbers = itertools.count()
 
+#: Trainers whose modules are being captured into CUDA graphs: their casts lead to no update.
+_held: list[Trainer] = []
+
 
 class Trainer:
     """The groups that one thread updates.
@@ -118,6 +121,23 @@ def apart() -> Iterator[None]:
 def _distributed() -> bool:
     """Whether there may be other ranks to reduce amaxes with."""
     return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+@contextmanager
+def without_updates() -> Iterator[None]:
+    """Have casts of this thread's modules, in forwards and backwards, lead to no update of scales.
+
+    Not by the thread that casts: the backward of a module may run in a thread of the autograd engine.
+    """
+    own = _thread.trainer
+    dirty = [group for group in own.groups if group.dirty]
+    _held.append(own)
+    try:
+        yield
+    finally:
+        _held.remove(own)
+        for group in own.groups:
+            group.dirty = group in dirty
 
 
 def update_traced(plans: list[Any]) -> None:
@@ -235,6 +255,8 @@ def note_backward_cast(group: ScaleGroup, root: int | None) -> None:
         root: the graph task in which this Function's forward was recomputed, if it was. Reentrant checkpoints run a
             backward inside the backward: its scales wait for the outer one, as without a checkpoint.
     """
+    if _held and _trainers.get(group) in _held:
+        return
     group.dirty = True
     if root is not None and root in _open_tasks:
         _open_tasks[root][group] = None

@@ -11,6 +11,7 @@ import torch
 
 from te_dispatch.core import scopes
 from te_dispatch.ops.results import Gemm
+from te_dispatch.pytorch.autocast import thread
 from te_dispatch.pytorch.known_calls import SignatureCache
 from te_dispatch.pytorch.main_grads import MainGrads
 from te_dispatch.pytorch.parameters import parameter
@@ -130,8 +131,10 @@ class WeightGradModule(torch.nn.Module):
         if not self._fuses_wgrad and not self._postpones_wgrad:
             return None
         owner = type(self).__name__
+        argument = "fuse_wgrad_accumulation" if self._fuses_wgrad else "delay_wgrad_compute"
+        if thread.recording is not None:
+            raise NotImplementedError(f"{owner}: {argument}=True is not supported in make_graphed_callables yet")
         if torch.compiler.is_compiling():
-            argument = "fuse_wgrad_accumulation" if self._fuses_wgrad else "delay_wgrad_compute"
             raise NotImplementedError(f"{owner}: {argument}=True is not supported in a compiled region")
         weights = {name: parameter(self, name) for name in names}
         main = MainGrads(owner, weights, is_first_microbatch is not True) if self._fuses_wgrad else None

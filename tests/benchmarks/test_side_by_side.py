@@ -13,7 +13,7 @@ import layer
 import ops
 import pytest
 import torch
-from side_by_side import inputs, layers, report, rivals, targets
+from side_by_side import inputs, layers, report, rivals, targets, training_steps
 from side_by_side.rows import Row, alternate_goal, rows
 
 CPU = torch.device("cpu")
@@ -156,3 +156,27 @@ def test_the_layer_on_triton_alone_has_a_goal_at_one_shape() -> None:
     assert goal is not None and goal.ms == pytest.approx(12.0)
     assert targets.triton_goal("A", "bf16", {("transformer_engine", "bf16"): 10.0}) is None
     assert targets.triton_goal("A", "delayed", {}) is None
+
+
+def test_the_layer_as_a_graph_has_a_goal_at_one_shape() -> None:
+    measured = {("torch+SDPA", "bf16"): 2.0, ("transformer_engine", "bf16"): 1.0}
+    goal = targets.graphed_goal("S", "delayed", measured)
+    assert goal is not None and goal.ms == pytest.approx(0.7) and goal.source == "0.350x torch+SDPA bf16"
+    assert targets.graphed_goal("A", "delayed", measured) is None
+    assert targets.graphed_goal("S", "delayed", {}) is None
+
+
+def test_a_graph_samples_what_a_step_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(
+        "te_dispatch.pytorch.make_graphed_callables", lambda *args, **kwargs: seen.append((args, kwargs))
+    )
+    contestant = next(each for each in layers.contestants() if each.name == targets.GRAPHED)
+    for mode in layers.MODES:
+        layer_of_mode = contestant.layer(layers.QUICK, mode, CPU, 0.0)
+        (module, samples), settings = seen.pop()
+        one = training_steps.trainee(layer_of_mode, layers.QUICK, CPU)
+        assert module is layer_of_mode.module and settings["enabled"] is (mode != "bf16")
+        (sample,) = samples
+        assert (sample.shape, sample.dtype, sample.requires_grad) == (one.x.shape, one.x.dtype, one.x.requires_grad)
+    assert contestant.missing() is None or not torch.cuda.is_available()

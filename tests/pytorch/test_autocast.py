@@ -14,6 +14,7 @@ from te_dispatch.common.recipe import DelayedScaling, Float8CurrentScaling
 from te_dispatch.core import scopes
 from te_dispatch.pytorch import scale_update
 from te_dispatch.pytorch.autocast import current_state
+from te_dispatch.pytorch.global_state import FP8GlobalStateManager
 
 RECIPE = DelayedScaling(amax_history_len=3)
 
@@ -95,12 +96,26 @@ def test_older_name_takes_older_arguments() -> None:
     ("kwargs", "error", "words"),
     [
         ({"recipe": "delayed"}, TypeError, "recipe must be a recipe.*got 'delayed'"),
-        ({"_graph": True}, NotImplementedError, "_graph=True"),
     ],
 )
 def test_bad_arguments(kwargs: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         te.autocast(**kwargs)
+
+
+def test_leaving_an_autocast_of_a_graph_updates_nothing() -> None:
+    layer, recipe = _linear(), DelayedScaling(amax_history_len=3)
+    with te.autocast(recipe=recipe, _graph=True):
+        assert FP8GlobalStateManager.fp8_graph_capturing()
+        layer(torch.randn(16, 32))
+    assert not FP8GlobalStateManager.fp8_graph_capturing()
+    forward = layer._forward_scales
+    recorded = forward.history[0].clone()
+    assert bool((recorded > 0).all()) and forward.scale.tolist() == [1.0, 1.0]
+    with te.autocast(recipe=recipe):
+        assert not FP8GlobalStateManager.fp8_graph_capturing()
+        layer(torch.zeros(16, 32))
+    assert torch.equal(forward.history[-1], recorded) and not bool(forward.history[0].any())
 
 
 # -- updates ------------------------------------------------------------------------------------------------------

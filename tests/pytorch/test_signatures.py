@@ -1,8 +1,8 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""Every module takes Transformer Engine's arguments: names, order, kinds and defaults.
+"""Every module takes Transformer Engine's arguments: names, order, kinds and defaults; and so do functions.
 
-The fixture holds what `inspect.signature` says of Transformer Engine's classes. `device` alone differs: its default is
-None here (the current accelerator, or the CPU) where Transformer Engine says "cuda".
+The fixture holds what `inspect.signature` says of Transformer Engine's classes and functions. `device` alone differs:
+its default is None here (the current accelerator, or the CPU) where Transformer Engine says "cuda".
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-FIXTURE = json.loads((Path(__file__).parent / "te_signatures.json").read_text())["modules"]
+_RECORDED = json.loads((Path(__file__).parent / "te_signatures.json").read_text())
+FIXTURE, FUNCTIONS = _RECORDED["modules"], _RECORDED["functions"]
 HOMES = {
     "DotProductAttention": "attention",
     "Fp8Padding": "padding",
@@ -31,10 +32,10 @@ HOMES = {
 }
 
 
-def described(function: Any) -> list[list[Any]]:
+def described(function: Any, skipped: int = 1) -> list[list[Any]]:
     """[name, kind, default] per parameter but self, as the fixture writes them."""
     rows = []
-    for parameter in list(inspect.signature(function).parameters.values())[1:]:
+    for parameter in list(inspect.signature(function).parameters.values())[skipped:]:
         kind = parameter.kind.name.lower()
         default = "<required>" if parameter.default is inspect.Parameter.empty else parameter.default
         rows.append([parameter.name, kind, default])
@@ -50,6 +51,12 @@ def test_arguments(name: str, part: str) -> None:
     cls = getattr(importlib.import_module(f"te_dispatch.pytorch.{HOMES[name]}"), name)
     ours = described(cls.__init__ if part == "init" else cls.forward)
     assert ours == expected(name, part)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_arguments_of_functions(name: str) -> None:
+    function = getattr(importlib.import_module("te_dispatch.pytorch"), name)
+    assert described(function, skipped=0) == FUNCTIONS[name]
 
 
 def test_the_fixture_covers_what_is_shipped() -> None:

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""`te_dispatch.pytorch`: under the policy in force, by default the machine's own backend first; and under the shipped
-``triton-only``."""
+"""`te_dispatch.pytorch`: under the policy in force, by default the machine's own backend first; the same layer as a
+CUDA graph; and under the shipped ``triton-only``."""
 
 from __future__ import annotations
 
@@ -60,6 +60,20 @@ def _compiled_layer(shape: Shape, mode: str, device: torch.device, dropout: floa
     return Layer(layer.module, torch.compile(layer.run, dynamic=False, fullgraph=True))
 
 
+def _no_cuda() -> str | None:
+    return None if torch.cuda.is_available() else "no CUDA device"
+
+
+def _graphed_layer(shape: Shape, mode: str, device: torch.device, dropout: float) -> Layer:
+    """The layer under `make_graphed_callables`; its sample looks as the input of a training step does."""
+    layer = _layer(shape, mode, device, dropout)
+    size = shape.sequence, shape.batch, shape.hidden
+    sample = torch.zeros(size, dtype=torch.bfloat16, device=device, requires_grad=True)
+    recipe = None if mode == "bf16" else RECIPES[mode]()
+    te.make_graphed_callables(layer.module, (sample,), enabled=recipe is not None, recipe=recipe)
+    return layer
+
+
 def _in_triton(layer: Layer) -> Layer:
     # Read once: a step is timed, not a file.
     policy = load_policy("triton-only", MANAGER.known())
@@ -85,6 +99,7 @@ def _linear(features: int, mode: str, device: torch.device) -> Layer:
 
 CONTESTANTS = (
     Contestant("te_dispatch", MODES, lambda: None, _layer, _linear),
+    Contestant("te_dispatch, graphed", MODES, _no_cuda, _graphed_layer),
     Contestant("te_dispatch, triton-only", MODES, triton_backend.missing, _triton_layer, _triton_linear),
     Contestant("te_dispatch, compiled", MODES, lambda: None, _compiled_layer, default=False),
 )
