@@ -22,6 +22,7 @@ class CpuGraph:
         self.results = function()
         self._memory = [x.detach() if isinstance(x, torch.Tensor) else None for x in self.results]
         self.replays = 0
+        self.apart = False
 
     def replay(self) -> None:
         self.replays += 1
@@ -50,7 +51,8 @@ class CpuGraphs:
 
     capturing = warming_up
 
-    def capture(self, function: Callable[[], list[Any]]) -> CpuGraph:
+    def capture(self, function: Callable[[], list[Any]], apart: bool = False) -> CpuGraph:
         graph = CpuGraph(function)
+        graph.apart = apart
         self.captured.append(graph)
         return graph

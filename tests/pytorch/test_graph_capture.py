@@ -240,6 +240,7 @@ def test_weights_are_quantized_in_first_microbatches_only(name: str, recipe: str
     else:
         weights, *_ = CpuGraphs.captured
         assert len(CpuGraphs.captured) == 3 and weights.replays == 1
+        assert [graph.apart for graph in CpuGraphs.captured] == [True, False, False]
     assert same(run(ours), run(made(name)))
     assert recipe == "none" or weights.replays == 1 + 3
 

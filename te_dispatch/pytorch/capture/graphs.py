@@ -44,8 +44,12 @@ class Graphs(Protocol):
     def capturing(self) -> Any:
         """A context for all captures."""
 
-    def capture(self, function: Callable[[], list[Any]]) -> Graph:
-        """Run a function, and record its work on the device instead of doing it."""
+    def capture(self, function: Callable[[], list[Any]], apart: bool = False) -> Graph:
+        """Run a function, and record its work on the device instead of doing it.
+
+        Args:
+            apart: for a graph that is not replayed at its place among the others: its memory is shared with none.
+        """
 
 
 class _CudaGraph:
@@ -63,7 +67,10 @@ class _CudaGraph:
 
 
 class CudaGraphs:
-    """Captures of one device, in one pool of memory.
+    """Captures of one device, in one pool of memory but for those that are apart.
+
+    Graphs of one pool share what an earlier one has freed by its end, so they must be replayed in the order in which
+    they were captured.
 
     Args:
         pool: of `torch.cuda.graph_pool_handle` or of a graph; None for a new one.
@@ -96,12 +103,12 @@ class CudaGraphs:
                 gc.enable()
             torch.cuda.synchronize(self._device)
 
-    def capture(self, function: Callable[[], list[Any]]) -> Graph:
+    def capture(self, function: Callable[[], list[Any]], apart: bool = False) -> Graph:
         graph = torch.cuda.CUDAGraph()
         # That of the device's own generator is registered by PyTorch.
         for generator in tracked_generators(self._device):
             graph.register_generator_state(generator)
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+        with torch.cuda.graph(graph, pool=None if apart else self._pool, stream=self._stream):
             results = function()
         return _CudaGraph(graph, results)
 

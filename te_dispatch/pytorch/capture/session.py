@@ -174,7 +174,8 @@ class Session:
                     module.cache_weights()
             return [module.cached_weights() for module in modules]
 
-        return self._graphs.capture(cache)
+        # Replayed wherever a first microbatch comes: its temporary memory may not hold what others save.
+        return self._graphs.capture(cache, apart=True)
 
     def _capture_forward(self, call: int) -> None:
         captured, specs = self.calls[call], []

@@ -103,13 +103,14 @@ class Signature:
             values, spec = tree_flatten(values)
             if spec != self._spec:
                 raise TypeError(f"{self.owner} was captured with arguments like {self._spec}, got {spec}")
+        records = torch.is_grad_enabled()
         for buffer, value in zip(self.buffers, values):
             if value is not buffer and (
                 type(value) not in PLAIN
                 or value.shape != buffer.shape
                 or value.dtype is not buffer.dtype
                 or value.device != buffer.device
-                or (value.requires_grad and not buffer.requires_grad)
+                or (records and value.requires_grad and not buffer.requires_grad)
             ):
                 raise self._differs(values)
         return list(values)
