@@ -21,7 +21,7 @@ STAMP = $(VENV)/.installed
 VENV_INTEGRATIONS ?= .venv-integrations
 STAMP_INTEGRATIONS = $(VENV_INTEGRATIONS)/.installed
 
-# The CUDA backend is built where nvcc is found (`make test`) or a GPU is (`make demo`, for that GPU's chip alone), and
+# The CUDA backend is built where nvcc is found (`make test-all`) or a GPU is (`make demo`, for that GPU's chip alone), and
 # anywhere on demand (`make cuda`), with PyPI's compiler where the machine has none.
 CUDA = backends/cuda
 ARCHS ?=
@@ -33,15 +33,23 @@ CUDA_SOURCES := $(shell find $(CUDA)/csrc $(CUDA)/cmake -type f -not -name '*.py
 cuda_stamp = $(VENV)/.cuda-$(or $(ARCHS),$(1))
 NO_NVCC = @echo "no nvcc: backends/cuda is left out, and so are its tests of the build (make cuda builds it all the same)"
 
-.PHONY: demo test test-integrations test-kit cuda conformance crosscompile lint format types check bench test-gpu sanitize conformance-gpu bench-gpu clean
+.PHONY: demo test test-all test-integrations test-kit cuda conformance crosscompile lint format types check bench test-gpu sanitize conformance-gpu bench-gpu clean
 
 demo: $(STAMP) $(if $(PRESENT),$(call cuda_stamp,$(PRESENT)))
 	$(BIN)/te-dispatch demo --out $(OUT) $(DEMO)
 
 # Needs no GPU and uses none: where one is visible, modules would be made on it, and these tests' data are on the CPU.
-test: $(STAMP) $(if $(NVCC),$(call cuda_stamp,$(ALL_ARCHS)))
+on_cpu = CUDA_VISIBLE_DEVICES= HIP_VISIBLE_DEVICES= $(BIN)/python -m pytest -n 2 -q
+
+# The tests that take minutes in all, or those that TESTS names.
+test: $(STAMP)
+	$(on_cpu) $(or $(TESTS),--part quick)
+
+# All of them, with those of the CUDA backend's build where there is nvcc; with PART=rest those that `make test` leaves.
+PART ?=
+test-all: $(STAMP) $(if $(NVCC),$(call cuda_stamp,$(ALL_ARCHS)))
 	$(if $(NVCC)$(BUILT),,$(NO_NVCC))
-	CUDA_VISIBLE_DEVICES= HIP_VISIBLE_DEVICES= $(BIN)/python -m pytest -n 2 -q $(TESTS)
+	$(on_cpu) $(if $(PART),--part $(PART))
 
 # accelerate, transformers, Lightning, Megatron Core, peft, DDP and FSDP, unmodified, on te_dispatch (docs/integrations.md).
 test-integrations: $(STAMP_INTEGRATIONS)

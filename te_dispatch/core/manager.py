@@ -97,6 +97,8 @@ class OpManager:
         #: Bindings by what compiled graphs know them by.
         self.tokens: weakref.WeakValueDictionary[str, Bindings] = weakref.WeakValueDictionary()
         self.current: ContextVar[Bindings | None] = ContextVar(f"te_dispatch.{label}.scope", default=None)
+        #: Of the entering that set it.
+        self.mark: ContextVar[object] = ContextVar(f"te_dispatch.{label}.mark", default=None)
         self.mirror = Mirror()
         #: Of calls that are compared with another backend's (`te_dispatch.core.shadow`).
         self.shadows = Shadows(self)

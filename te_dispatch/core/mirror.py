@@ -15,16 +15,18 @@ class Mirror(threading.local):
     """The bindings of the scope that this thread is in, None outside any.
 
     Attributes:
+        mark: of whoever entered it last.
         shared: a scope was entered in an event loop of this thread, whose tasks the mirror cannot tell apart.
     """
 
     def __init__(self) -> None:
         self.bindings: Bindings | None = None
+        self.mark: object = None
         self.shared = False
 
-    def show(self, bindings: Bindings) -> None:
+    def show(self, bindings: Bindings, mark: object) -> None:
         """Show the scope that is entered now. Who leaves it puts back what was shown before."""
-        self.bindings = bindings
+        self.bindings, self.mark = bindings, mark
         if _in_event_loop():
             self.shared = True
 

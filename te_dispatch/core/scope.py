@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import ContextDecorator, suppress
 from contextvars import Token
 from threading import get_ident
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from te_dispatch.core.bindings import Bindings
@@ -29,9 +29,10 @@ class Scope(ContextDecorator):
     def __init__(self, manager: OpManager, bindings: Callable[[], Bindings]) -> None:
         self._manager = manager
         self._bindings = bindings
-        self._entered: Bindings | None = None
-        self._tokens: list[Token[Bindings | None]] = []
-        self._shown: list[Bindings | None] = []
+        self._tokens: list[Token[Any]] = []
+        self._shown: list[tuple[Bindings | None, object]] = []
+        #: Tells this entering from others, which may enter the same bindings.
+        self._mark: object = None
         #: That of the thread that is in the scope.
         self._thread = 0
 
@@ -41,13 +42,16 @@ class Scope(ContextDecorator):
     def __enter__(self) -> None:
         if self._thread:
             raise RuntimeError("this scope is in force already; make another for a block inside it")
-        self._entered = bindings = self._bindings()
+        bindings = self._bindings()
+        self._mark = mark = object()
+        mirror = self._manager.mirror
         try:
             self._thread = get_ident()
             self._manager.count_scope(self, True)
-            self._shown.append(self._manager.mirror.bindings)
-            self._manager.mirror.show(bindings)
-            # As an argument of `extend`: no interrupt comes between setting the variable and keeping the token.
+            self._shown.append((mirror.bindings, mirror.mark))
+            mirror.show(bindings, mark)
+            # As an argument of `extend`: no interrupt comes between setting a variable and keeping the token.
+            self._tokens.extend(map(self._manager.mark.set, (mark,)))
             self._tokens.extend(map(self._manager.current.set, (bindings,)))
         except BaseException:
             self._leave()
@@ -63,9 +67,9 @@ class Scope(ContextDecorator):
     def __del__(self) -> None:
         # Nobody can leave it any more. An outer scope that has ended since has put back what was before both.
         if getattr(self, "_thread", 0):
-            if self._manager.current.get() is not self._entered:
+            if self._manager.mark.get() is not self._mark:
                 self._tokens.clear()
-            if self._manager.mirror.bindings is not self._entered:
+            if self._manager.mirror.mark is not self._mark:
                 self._shown.clear()
             with suppress(ValueError):  # the context is another one
                 self._leave()
@@ -74,13 +78,13 @@ class Scope(ContextDecorator):
         elsewhere: ValueError | None = None
         for token in self._tokens:
             try:
-                self._manager.current.reset(token)
+                token.var.reset(token)
             except RuntimeError:
                 pass  # used, by the attempt that was interrupted
             except ValueError as error:  # set in another context, which keeps its scope
                 elsewhere = error
-        for bindings in self._shown if self._thread == get_ident() else ():
-            self._manager.mirror.bindings = bindings
+        for shown in self._shown if self._thread == get_ident() else ():
+            self._manager.mirror.bindings, self._manager.mirror.mark = shown
         self._manager.count_scope(self, False)
         self._shown.clear()
         self._tokens.clear()

@@ -28,6 +28,8 @@ from te_dispatch.cli.demo.train import BF16, Trainer, learning_rate, watched
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.numerics.quantizers import BlockQuantizer, CurrentQuantizer, DelayedQuantizer
 
+pytestmark = pytest.mark.slow
+
 _STEPS, _HIDDEN, _LAYERS, _SEQ, _BATCH = 20, 64, 2, 32, 4
 _ROWS = _SEQ * _BATCH
 _SHAPE = {

@@ -14,6 +14,8 @@ import te_dispatch
 from te_dispatch.cli.probing import Answer, run_probes
 from te_dispatch.core.shipped import shipped_policies
 
+pytestmark = pytest.mark.sampled(8)
+
 
 def _plugin(folder: Path, name: str, source: str) -> None:
     """Write a distribution with one backend."""

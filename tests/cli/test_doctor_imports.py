@@ -14,6 +14,8 @@ import pytest
 from te_dispatch.cli.probing import run_probes
 from tests.cli.test_doctor import _backend, _plugin, _source
 
+pytestmark = pytest.mark.sampled(8)
+
 #: Name of a plugin -> the source of its manifest's module, and what doctor says of it.
 _FATAL = {
     "aborts": ("import os; os.abort()", "killed its process with SIGABRT while it was imported"),

@@ -11,6 +11,8 @@ pytest.importorskip("torch")
 
 from te_dispatch.compat.nvte_plugin.manifest import MANIFEST, SERVED
 
+pytestmark = pytest.mark.slow
+
 PLUGIN = "te_dispatch.compat.nvte_plugin"
 NATIVE = Path(__file__).parents[1] / "compat" / "native_module.py"
 

@@ -10,6 +10,8 @@ import pytest
 from te_dispatch.core.operator import OPERATORS
 from tests.cli.test_doctor import _plugin, _source
 
+pytestmark = pytest.mark.sampled(8)
+
 _ZETA = _source(
     """
     from te_dispatch.core.facts import Arch, DeviceFacts

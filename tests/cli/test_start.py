@@ -12,6 +12,8 @@ import pytest
 import te_dispatch
 from te_dispatch.cli import doctor
 
+pytestmark = pytest.mark.sampled(8)
+
 _WITHOUT = """
 import importlib.util, runpy, sys
 absent = {absent!r}

@@ -19,6 +19,8 @@ from te_dispatch.core.resolve import resolve
 from te_dispatch.core.scopes import MANAGER
 from te_dispatch.core.shipped import shipped_policies
 
+pytestmark = pytest.mark.sampled(8)
+
 EVERY_VERB = (
     ("ops",),
     ("ops", "--family", "gemm"),

@@ -16,6 +16,8 @@ pytest.importorskip("torch")
 
 from te_dispatch.compat.face import ABSENT, FACE
 
+pytestmark = pytest.mark.sampled(8)
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 

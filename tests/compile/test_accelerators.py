@@ -19,6 +19,8 @@ from te_dispatch.core.scopes import MANAGER
 from te_dispatch.numerics.quantizers import BlockQuantizer, CurrentQuantizer, DelayedQuantizer, MXFP8Quantizer
 from te_dispatch.pytorch.compile import dispatch
 
+pytestmark = pytest.mark.sampled(12)
+
 LAUNCH = torch.ops.te_dispatch.launch
 
 #: Calls that allocate, or look at a tensor's memory as another shape.

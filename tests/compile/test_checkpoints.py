@@ -20,6 +20,8 @@ from tests.compile.training import (
     train,
 )
 
+pytestmark = pytest.mark.sampled(12)
+
 MODULE = "LayerNormMLP gelu"
 
 

@@ -15,6 +15,8 @@ from te_dispatch.pytorch.compile import call_outside_graph, keep_static, registe
 from tests.compile import opaque_numpy as fake
 from tests.compile.training import ORDERS
 
+pytestmark = pytest.mark.sampled(12)
+
 ROWS = (4, 8, 12, 6, 10, 8)
 
 

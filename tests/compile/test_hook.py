@@ -12,6 +12,8 @@ import pytest
 import te_dispatch
 from te_dispatch.pytorch.compile import state as compile_state
 
+pytestmark = pytest.mark.sampled(12)
+
 PROGRAM = """
 import sys
 import torch

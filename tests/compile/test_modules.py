@@ -22,6 +22,8 @@ from tests.compile.training import (
     train,
 )
 
+pytestmark = pytest.mark.sampled(12)
+
 
 @pytest.fixture(autouse=True)
 def fresh_dynamo():

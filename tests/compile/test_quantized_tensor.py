@@ -11,6 +11,8 @@ import te_dispatch.pytorch as te
 from te_dispatch.numerics.quantizers import CurrentQuantizer
 from tests.compile.training import DEVICE, ORDERS, RECIPES, assert_same, autocast, compiler, inputs, train
 
+pytestmark = pytest.mark.sampled(12)
+
 
 @pytest.fixture(autouse=True)
 def fresh_dynamo():

@@ -18,6 +18,8 @@ from te_dispatch.conformance import checks
 
 from ..plugins.workshop import REPOSITORY, create_environment
 
+pytestmark = pytest.mark.slow
+
 DOC = (REPOSITORY / "docs" / "conformance.md").read_text(encoding="utf-8")
 #: Only what installing the four distributions reads: a checkout also holds environments and build outputs.
 _PARTS = ("te_dispatch", "policies", "backends", "examples", "pyproject.toml", "README.md", "LICENSE")

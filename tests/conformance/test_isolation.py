@@ -21,6 +21,8 @@ from te_dispatch.conformance.settings import Settings
 
 from ..plugins.workshop import write_wheel
 
+pytestmark = pytest.mark.slow
+
 CASE = "softmax_fwd.plain[dtype=fp32,shape=2x16x16,mask=none,causal=no,scale=1.0,out=same,values=normal]"
 
 _SIGNATURE = "(x, mask=None, *, scale=1.0, causal=False, out_dtype=None)"

@@ -36,6 +36,8 @@ from te_dispatch.core import scopes
 from te_dispatch.core.manifest_check import operator_problems
 from te_dispatch.core.operator import OPERATORS
 
+pytestmark = pytest.mark.sampled(6)
+
 FULL = Settings(backends=("torch",), level="full", device="cpu")
 GEMM = Settings(backends=("torch",), operators=("gemm",), level="full", device="cpu", checks=("values",))
 

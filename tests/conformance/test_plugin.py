@@ -16,6 +16,8 @@ from te_dispatch.conformance import certification  # before pytester notes what 
 from te_dispatch.conformance.case import Unit
 from te_dispatch.conformance.subject import Subject
 
+pytestmark = pytest.mark.slow
+
 pytest_plugins = "pytester"
 
 KIT = ("--pyargs", "te_dispatch.conformance", "-p", "no:cacheprovider")

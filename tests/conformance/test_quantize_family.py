@@ -27,6 +27,8 @@ from te_dispatch.numerics.encodings import ENCODINGS
 from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized
 from te_dispatch.numerics.quantizers import DelayedQuantizer
 
+pytestmark = pytest.mark.sampled(6)
+
 Arguments = dict[str, Any]
 Call = Callable[[Arguments], Any]
 

@@ -27,7 +27,7 @@ from te_dispatch.ops.results import Saved
 
 from .shadowing import RECIPES, product, shadowing, steps
 
-pytestmark = pytest.mark.usefixtures("counts_from_zero")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("counts_from_zero")]
 
 
 @pytest.fixture(scope="module")

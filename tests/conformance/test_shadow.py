@@ -36,7 +36,7 @@ from te_dispatch.numerics.quantizers import CurrentQuantizer, DelayedQuantizer
 
 from .shadowing import RECIPES, of, product, shadowing, steps, totals
 
-pytestmark = pytest.mark.usefixtures("counts_from_zero", "unchecked_results")
+pytestmark = [pytest.mark.sampled(6), pytest.mark.usefixtures("counts_from_zero", "unchecked_results")]
 
 
 @pytest.fixture

@@ -28,6 +28,8 @@ from te_dispatch.conformance.report import record
 from te_dispatch.conformance.report.record import Report
 from te_dispatch.conformance.subject import Subject
 
+pytestmark = pytest.mark.slow
+
 #: Fast, and enough for everything here: both softmax operators, the numbers only.
 #: Of the one backend that claims them on every machine.
 SOFTMAX = ("--op", "softmax", "--check", "values", "--backend", "torch")

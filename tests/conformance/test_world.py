@@ -27,6 +27,8 @@ from te_dispatch.ops import alloc
 
 from .trials import case_of, trial_of
 
+pytestmark = pytest.mark.sampled(6)
+
 CPU = torch.device("cpu")
 CASE = case_of("softmax_fwd", "plain", shape="2x16x16")
 #: What a call does, and what the message names.

@@ -15,7 +15,7 @@ from te_dispatch.core.manager import OpManager
 from te_dispatch.core.requirements import OneOf
 from tests.core.toy import answering, answers, backend, kernel, manager, preferring, rule
 
-pytestmark = pytest.mark.usefixtures("toy_operators")
+pytestmark = [pytest.mark.sampled(6), pytest.mark.usefixtures("toy_operators")]
 
 T = torch.zeros(4, 16)
 

@@ -11,6 +11,8 @@ import pytest
 
 import te_dispatch.core
 
+pytestmark = pytest.mark.sampled(6)
+
 _CORE = Path(te_dispatch.core.__file__).parent
 MODULES = sorted(
     ".".join(("te_dispatch", "core", *path.relative_to(_CORE).with_suffix("").parts))

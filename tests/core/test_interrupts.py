@@ -23,7 +23,7 @@ from te_dispatch.core.startup import no_collection
 from tests.core.interrupting import interrupted, places
 from tests.core.toy import answering, backend, installed, kernel, manager, preferring
 
-pytestmark = pytest.mark.usefixtures("toy_operators")
+pytestmark = [pytest.mark.sampled(6), pytest.mark.usefixtures("toy_operators")]
 
 SINGLE = torch.zeros(4, 16)
 HALF = SINGLE.bfloat16()

@@ -121,6 +121,21 @@ def test_equal_scopes_share_what_they_bound() -> None:
         assert m.capture() is not first
 
 
+def test_a_scope_that_was_never_left_ends_no_later_one_of_the_same_policy() -> None:
+    m = manager(*answers("mix", ["a", "b"]))
+    preferred = preferring("b")
+    lost = m.policy(preferred)
+    before = m.current.get()
+    lost.__enter__()
+    m.current.set(before)  # as by whoever leaves an outer scope first
+    with m.policy(preferred):
+        del lost
+        assert m.ops.mix(T, T) == "b"
+        assert m.mirror.bindings is m.current.get()
+        with m.observe(lambda *told: None):
+            assert m.ops.mix(T, T) == "b"
+
+
 def test_an_observer_sees_what_ran_also_in_scopes_inside_its_block() -> None:
     m = manager(*answers("mix", ABC), backend("d", kernel("fuse", "f", answering("fuse", "d"))))
     seen: list[tuple[str, str, Any]] = []

@@ -20,6 +20,8 @@ from te_dispatch.numerics.quantizers import (
 )
 from te_dispatch.pytorch.export import lowering
 
+pytestmark = pytest.mark.slow
+
 BLOCKS = {
     "1x128": BlockQuantizer(),
     "1x128 float32 scales": BlockQuantizer(power_of_two=False, epsilon=1e-3),

@@ -15,6 +15,8 @@ from te_dispatch.core import scopes
 from te_dispatch.core.errors import NoImplementation
 from te_dispatch.pytorch.export import is_in_onnx_export_mode, onnx_export
 
+pytestmark = pytest.mark.slow
+
 
 def x_of(seed=0, rows=16):
     return torch.randn(rows, 32, generator=torch.Generator().manual_seed(seed))

@@ -18,6 +18,8 @@ from te_dispatch.common.recipe import DelayedScaling, Float8BlockScaling, Float8
 from te_dispatch.pytorch.export import onnx_export, te_translation_table
 from tests.compile.training import Attention, autocast
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
 onnxruntime = pytest.importorskip("onnxruntime")

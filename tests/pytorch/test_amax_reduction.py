@@ -20,6 +20,8 @@ from te_dispatch.pytorch import amax_reduction
 
 from . import ranks
 
+pytestmark = pytest.mark.sampled(6)
+
 RECIPE = DelayedScaling(amax_history_len=3)
 
 

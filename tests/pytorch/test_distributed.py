@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -16,6 +17,8 @@ from te_dispatch.core import scopes
 
 from . import ranks
 from .ranks import WORLD
+
+pytestmark = pytest.mark.sampled(6)
 
 RECIPE = DelayedScaling(amax_history_len=3)
 

@@ -13,6 +13,8 @@ import torch
 import te_dispatch.pytorch as te
 from te_dispatch.common.recipe import DelayedScaling, Float8CurrentScaling, Recipe
 
+pytestmark = pytest.mark.sampled(6)
+
 MODULES: dict[str, Callable[[], torch.nn.Module]] = {
     "Linear": lambda: te.Linear(32, 32, device="cpu"),
     "Linear, split": lambda: te.Linear(32, 32, parameters_split=("a", "b"), device="cpu"),

@@ -33,6 +33,8 @@ from te_dispatch_torch import (
     training,
 )
 
+pytestmark = pytest.mark.sampled(8)
+
 M, N, K = 32, 48, 64
 RNG = torch.tensor([3, 4])
 
