@@ -22,6 +22,7 @@ import torch
 
 from te_dispatch_triton import probe, targets
 
+_HERE = Path(__file__).parent
 _LIMIT = 400.0  # seconds for the interpreted tests of a module
 
 
@@ -37,6 +38,14 @@ def hopper() -> Iterator[targets.Target]:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "interpreted: runs kernels through Triton's interpreter, in a process for it")
     config.addinivalue_line("markers", "compiles: needs Triton's compiler, so not a process that interprets")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Interpreted kernels take seconds each."""
+    for item in items:
+        if _HERE in item.path.parents and item.get_closest_marker("interpreted") is not None:
+            item.add_marker(pytest.mark.slow)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
