@@ -2,11 +2,16 @@
 """Transformer-Engine-style training on any accelerator: one model file, kernels chosen at run time.
 
 ``import te_dispatch`` loads no torch. The drop-in modules are `te_dispatch.pytorch`, the operators `te_dispatch.ops`.
+
+Start with docs/architecture.md, which has the rooms and what each may import. This module may import the rooms when a
+name of theirs is asked for, and says where the runtime finds what rooms above it do for it (`te_dispatch.core.hooks`).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+
+from te_dispatch.core.hooks import HOOKS as _HOOKS
 
 if TYPE_CHECKING:
     from te_dispatch.compat.alias import as_transformer_engine
@@ -21,16 +26,16 @@ if TYPE_CHECKING:
         ShadowMismatch,
     )
     from te_dispatch.core.plan import Plan, freeze
-    from te_dispatch.core.scopes import observe, policy, reload_environment, set_policy, using
-    from te_dispatch.core.shadow import shadow_report
+    from te_dispatch.core.scopes import observe, policy, reload_environment, set_policy, shadow_report, using
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "as_transformer_engine": "te_dispatch.compat.alias",
-    **dict.fromkeys(("observe", "policy", "reload_environment", "set_policy", "using"), "te_dispatch.core.scopes"),
+    **dict.fromkeys(
+        ("observe", "policy", "reload_environment", "set_policy", "shadow_report", "using"), "te_dispatch.core.scopes"
+    ),
     **dict.fromkeys(("Plan", "freeze"), "te_dispatch.core.plan"),
-    "shadow_report": "te_dispatch.core.shadow",
     **dict.fromkeys(
         (
             "BindError",
@@ -45,6 +50,14 @@ _HOMES = {
         "te_dispatch.core.errors",
     ),
 }
+
+#: Homes whose names act on the operators, which `te_dispatch.ops` declares.
+_OF_OPERATORS = frozenset(("te_dispatch.core.plan", "te_dispatch.core.scopes"))
+
+_HOOKS.update(
+    traced_call="te_dispatch.pytorch.compile.proxies:call",
+    comparison="te_dispatch.conformance.comparing:Comparison",
+)
 
 __all__ = [
     "BindError",
@@ -74,6 +87,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'te_dispatch' has no attribute {name!r}")
     import importlib
 
+    if home in _OF_OPERATORS:
+        importlib.import_module("te_dispatch.ops")
     value = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value

@@ -2,8 +2,8 @@
 """What the host side of a backend needs whatever its kernels are written in: the current device and stream, contiguous
 operands and outputs, PyTorch's settings of matrix products.
 
-A plugin may use it or not; no operator asks for it. It may import `te_dispatch.ops`, `te_dispatch.numerics` and
-`te_dispatch.torch_private`, and torch. Nothing outside of backends imports it.
+A plugin may use it or not; no operator asks for it. Start with `memory`. May import: torch, `te_dispatch.ops`,
+`te_dispatch.numerics` and `te_dispatch.torch_private`. Nothing outside of backends imports it.
 
 | module | what for |
 |---|---|

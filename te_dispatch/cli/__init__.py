@@ -1,5 +1,9 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""The ``te-dispatch`` command. Without the libraries that it needs it says what to install."""
+"""The ``te-dispatch`` command. Without the libraries that it needs it says what to install.
+
+Start with `app`, which lists the verbs; each verb's work is in the module of its name, imported when the verb runs. May
+import: typer, rich, and every other room. No room imports this one.
+"""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.text import Text
 
+import te_dispatch.ops  # noqa: F401  # declares the operators
 from te_dispatch.cli.console import FOUND, emit, out
 from te_dispatch.core.plan import Plan
 from te_dispatch.core.scopes import MANAGER

@@ -6,6 +6,7 @@ and the metadata of a distribution of that name, which is also all that the dist
 installs. `face` is the table of the modules and names that are offered. `nvte_plugin` is something else: operators
 inside an installed Transformer Engine.
 
-This package imports the standard library alone; what a name stands for, and the adapters of `nvte_plugin`, are imported
-when they are asked for. Nothing in `te_dispatch` but the command imports this package.
+Start with `face`. `face` and `alias` may import the standard library alone: what a name stands for is imported when it
+is asked for. The adapters of `nvte_plugin` may import torch, `te_dispatch.ops` and what that may. Nothing in
+`te_dispatch` but the command imports this package.
 """

@@ -13,10 +13,15 @@
 | `case`, `space`, `families/` | what can be called: cases, the spaces they come from, one module per operator family |
 | `maker`, `inputs`, `covering` | the arguments of a case: data, kinds of values, pairwise coverage |
 | `subject`, `oracle`, `trial` | an implementation, what is expected, and one run of the one against the other |
+| `forwards` | the forward that a backward goes with |
 | `rules`, `bounds`, `decoding` | how results are judged, and where the limits come from |
 | `checks/`, `memory` | what is checked of a call: numbers, memory, bits, streams, threads, graphs |
-| `settings`, `planning`, `execute`, `isolation`, `running`, `certification` | from what was asked to outcomes |
+| `settings`, `planning`, `execute`, `running`, `certification` | from what was asked to outcomes |
+| `isolation`, `serving` | worker processes: the side that starts them, and what they run |
 | `expectations`, `journal`, `outcome`, `report/` | skips and known failures, resuming, results and their pages |
+
+Start with `trial`. May import: torch, `te_dispatch.core`, `te_dispatch.ops`, `te_dispatch.numerics` and
+`te_dispatch.torch_private`; pytest in the modules that are pytest's. Never a backend: those are found by name.
 """
 
 from __future__ import annotations

@@ -40,6 +40,16 @@ class RecordedTrial(Trial):
         return arguments if self._own else super().with_forward(arguments)
 
 
+def trial_of(subject: Subject, case: Case, oracle: Oracle) -> RecordedTrial:
+    """The trial of a subject on a recorded case.
+
+    Raises:
+        UsageError: the file cannot be used.
+    """
+    recording = Recording.of_case(case)
+    return RecordedTrial(subject, recording, oracle, recording.space(), case)
+
+
 class Comparison:
     """One call, copied before it is made and judged afterwards.
 

@@ -11,11 +11,13 @@ import torch
 
 from te_dispatch.conformance import checks
 from te_dispatch.conformance.case import Unit
+from te_dispatch.conformance.comparing import trial_of
+from te_dispatch.conformance.forwards import NotClaimed
 from te_dispatch.conformance.oracle import Oracle, OracleError
 from te_dispatch.conformance.outcome import Outcome
 from te_dispatch.conformance.recording import RECORDED
 from te_dispatch.conformance.subject import Subject, subject
-from te_dispatch.conformance.trial import Failure, KitError, NotClaimed, Trial
+from te_dispatch.conformance.trial import Failure, KitError, Trial
 from te_dispatch.conformance.world import World
 from te_dispatch.core.errors import BindError, Declined
 from te_dispatch.core.manager import OpManager
@@ -92,8 +94,6 @@ def run_unit(unit: Unit, bench: Bench) -> Outcome:
 
 def _trial(unit: Unit, bench: Bench) -> Trial:
     if unit.case.space == RECORDED:
-        from te_dispatch.conformance.replay import trial_of  # which runs units itself
-
         return trial_of(bench.subject(unit), unit.case, bench.oracle)
     return Trial(bench.subject(unit), unit.case, bench.oracle)
 

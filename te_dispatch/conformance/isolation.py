@@ -18,7 +18,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -33,11 +33,17 @@ _END_S = 10.0
 _TAIL = 400
 #: Failed units that a worker runs again in a fresh process, to tell faults from what earlier units left behind.
 _RUN_AGAIN = 20
-_BOOT = "import sys; sys.path[:] = {path!r}; from te_dispatch.conformance.isolation import main; main({descriptor})"
+_BOOT = "import sys; sys.path[:] = {path!r}; from te_dispatch.conformance.serving import main; main({descriptor})"
 
 
 #: Whether this process is a worker, whose output is kept.
 _is_worker = False
+
+
+def become_worker() -> None:
+    """Say that this process is a worker from now on."""
+    global _is_worker
+    _is_worker = True
 
 
 def announce(text: str) -> None:
@@ -191,51 +197,3 @@ class Worker:
             self._pipe.close()
         self._process = self._pipe = None
         self._ran.clear()
-
-
-def main(descriptor: int) -> None:
-    """What a worker process runs: settings come first, then unit ids, or functions with their arguments.
-
-    Args:
-        descriptor: of the inherited end of the pipe.
-    """
-    global _is_worker
-    _is_worker = True
-    pipe = Connection(descriptor)
-    serve(pipe, pipe.recv())
-
-
-def serve(pipe: Connection, settings: Settings) -> None:
-    """Build a bench, then answer unit ids with outcomes, and functions with what they return, until the other end
-    closes."""
-    from te_dispatch.conformance.bench import bench_of
-    from te_dispatch.conformance.execute import run_unit
-
-    try:
-        bench = bench_of(settings)
-    except Exception as error:  # reported by the parent, which knows how
-        pipe.send(("error", f"{type(error).__name__}: {error}"))
-        return
-    pipe.send(("ready", None))
-    for request in _requests(pipe):
-        answer: tuple[str, Any]
-        try:
-            if isinstance(request, str):
-                outcome = run_unit(Unit.parse(request), bench)
-                usable = outcome.state != "failed" or bench.usable()
-                answer = ("outcome" if usable else "last", outcome.as_data())
-            else:
-                function, arguments = request
-                answer = ("result", function(bench.manager, settings, *arguments))
-        except Exception as error:  # of the kit itself: the run cannot go on
-            name = request if isinstance(request, str) else request[0].__name__
-            answer = ("error", f"{name}: {type(error).__name__}: {error}")
-        pipe.send(answer)
-
-
-def _requests(pipe: Connection) -> Iterator[Any]:
-    while True:
-        try:
-            yield pipe.recv()
-        except EOFError:
-            return

@@ -10,6 +10,7 @@ import torch
 
 from te_dispatch.conformance import transfer
 from te_dispatch.conformance.case import Case
+from te_dispatch.conformance.forwards import NotClaimed, complete
 from te_dispatch.conformance.maker import REFERENCE
 from te_dispatch.conformance.outputs import named_results
 from te_dispatch.conformance.space import Arguments, Space
@@ -66,8 +67,6 @@ class Oracle:
 
     def call(self, space: Space, arguments: Arguments) -> tuple[Any, Arguments]:
         """The result of the backend's first implementation that serves the call, and the arguments it had."""
-        from te_dispatch.conformance.trial import NotClaimed, complete
-
         reasons = []
         for subject in self.subjects(space.operator):
             try:

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+import te_dispatch.ops  # noqa: F401  # declares the operators
 from te_dispatch.conformance.isolation import Worker
 from te_dispatch.conformance.settings import Settings
 from te_dispatch.core import scopes

@@ -11,15 +11,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from te_dispatch.conformance.case import Case, Unit
-from te_dispatch.conformance.comparing import RecordedTrial
-from te_dispatch.conformance.oracle import Oracle
+from te_dispatch.conformance.case import Unit
 from te_dispatch.conformance.outcome import Outcome
 from te_dispatch.conformance.planning import backends_of, device_of
 from te_dispatch.conformance.recording import Recording
 from te_dispatch.conformance.running import run
 from te_dispatch.conformance.settings import Settings, UsageError
-from te_dispatch.conformance.subject import Subject, subjects
+from te_dispatch.conformance.subject import subjects
 from te_dispatch.core import scopes
 from te_dispatch.core.operator import OPERATORS
 
@@ -50,16 +48,6 @@ def replay(
     settings = Settings(backends=tuple(backends), against=recording.against, device=device, isolated=isolated)
     units = [Unit(one, _CHECK, case) for one in _implementations(recording, settings)]
     return list(run(units, settings))
-
-
-def trial_of(subject: Subject, case: Case, oracle: Oracle) -> RecordedTrial:
-    """The trial of a subject on a recorded case.
-
-    Raises:
-        UsageError: the file cannot be used.
-    """
-    recording = Recording.of_case(case)
-    return RecordedTrial(subject, recording, oracle, recording.space(), case)
 
 
 def _implementations(recording: Recording, settings: Settings) -> list[str]:

@@ -11,15 +11,14 @@ import torch
 
 from te_dispatch.conformance import transfer
 from te_dispatch.conformance.case import Case
+from te_dispatch.conformance.forwards import NotClaimed, complete
 from te_dispatch.conformance.maker import Maker
 from te_dispatch.conformance.oracle import Oracle
 from te_dispatch.conformance.outputs import named_results
 from te_dispatch.conformance.rules import Finding, Rule, judge
 from te_dispatch.conformance.space import Arguments, Judged, Space, Values, find
-from te_dispatch.conformance.subject import Claim, Subject, subjects
+from te_dispatch.conformance.subject import Claim, Subject
 from te_dispatch.conformance.world import World
-from te_dispatch.core.errors import Declined
-from te_dispatch.core.operator import OPERATORS
 
 
 class Failure(AssertionError):
@@ -36,10 +35,6 @@ class Failure(AssertionError):
 
 class KitError(Exception):
     """A rule or a judgement broke: a mistake of the kit's, not of the subject's. Never a pass."""
-
-
-class NotClaimed(Exception):
-    """The implementation does not serve this call; the message is dispatch's reason."""
 
 
 class Trial:
@@ -223,52 +218,3 @@ class Trial:
         if wrong:
             raise Failure("; ".join(wrong), found)
         return found
-
-
-def complete(subject: Subject, space: Space, arguments: Arguments) -> Arguments:
-    """A backward's arguments with `out`, `lse` and `saved` of the forward that it goes with.
-
-    Raises:
-        NotClaimed: no forward of this backward's kind serves the call, or it declines it.
-    """
-    assert space.forward is not None
-    forward_arguments = space.forward(arguments)
-    return behind(forward_of(subject, forward_arguments), forward_arguments, arguments)
-
-
-def behind(forward: Subject, forward_arguments: Arguments, arguments: Arguments) -> Arguments:
-    """A backward's arguments with `out`, `lse` and `saved` of a call of this forward.
-
-    Raises:
-        NotClaimed: the forward declines the call.
-    """
-    result = run_forward(forward, forward_arguments)
-    return {**arguments, **{n: getattr(result, n) for n in ("out", "lse", "saved")}}
-
-
-def run_forward(forward: Subject, forward_arguments: Arguments) -> Any:
-    """The result of the forward that a backward goes with.
-
-    Raises:
-        NotClaimed: the forward declines the call.
-    """
-    try:
-        return forward.call(forward_arguments)
-    except Declined as declined:
-        # Dispatch would give the call to another forward, and its backward to that one's.
-        raise NotClaimed(f"its forward {forward.id} declined: {declined}") from declined
-
-
-def forward_of(subject: Subject, forward_arguments: Arguments) -> Subject:
-    """The forward that dispatch would bind together with this backward.
-
-    Raises:
-        NotClaimed: none serves the call.
-    """
-    assert subject.operator.companion is not None
-    operator = OPERATORS[subject.operator.companion]
-    for forward in subjects(subject.manager, operator, subject.device):
-        claim = forward.claim(forward_arguments)
-        if claim.refusal is None and claim.companion == subject.id:
-            return forward
-    raise NotClaimed(f"no forward that {subject.id} goes with serves this call")

@@ -17,6 +17,7 @@ Start with `resolve`. Beside that path: `plan` freezes decisions, `planning` dec
 them (`module_plan`), `shadow` compares backends in a running job, `tuning_cache` keeps what backends measured,
 `autograd` and `memory` are part of what an implementation must obey.
 
-May import: the standard library, `te_dispatch.numerics`; stevedore, PyYAML and msgspec at the first resolution; PyTorch
-in functions only. `scopes` imports ``te_dispatch.ops`` for the functions that it exports.
+May import: the standard library; stevedore, PyYAML and msgspec at the first resolution; torch and
+`te_dispatch.torch_private` in functions only. No other room: `te_dispatch.ops` declares the operators, describes their
+operands (`operands`) and adds them to the process's manager; what rooms above do for the runtime is named in `hooks`.
 """

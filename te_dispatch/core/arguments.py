@@ -1,7 +1,8 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
 """What kind of object each argument of a call is: checked where a call is resolved or has failed, not on the hot path.
 
-The kinds are read off the operators' annotations. What an argument holds (dtypes, shapes, options) is the business of
+The kinds are read off the operators' annotations: those of plain values are here, those of records and quantizers in
+`te_dispatch.core.operands`. What an argument holds (dtypes, shapes, options) is the business of
 `te_dispatch.ops.checks`, which implementations call.
 """
 
@@ -10,25 +11,21 @@ from __future__ import annotations
 import functools
 import re
 import sys
-from collections.abc import Callable
 from typing import Any
 
+from te_dispatch.core.operands import OPERANDS, Test
 from te_dispatch.core.operator import Operator
-from te_dispatch.numerics.quantized import Quantized
-
-Test = Callable[[Any], bool]
 
 
-def _is_tensor(value: Any) -> bool:
+def is_tensor(value: Any) -> bool:
+    """Whether an argument is a tensor."""
     torch = sys.modules.get("torch")
     # Without torch, and in tests of the runtime alone, whatever has a dtype and a device stands for a tensor.
     if torch is None or not isinstance(value, torch.Tensor):
-        return torch is None or (hasattr(value, "dtype") and hasattr(value, "device") and not _is_record(value))
+        return torch is None or (
+            hasattr(value, "dtype") and hasattr(value, "device") and not isinstance(value, OPERANDS.record)
+        )
     return True
-
-
-def _is_record(value: Any) -> bool:
-    return isinstance(value, Quantized)
 
 
 def _is_number(value: Any) -> bool:
@@ -37,10 +34,6 @@ def _is_number(value: Any) -> bool:
 
 def _is_integer(value: Any) -> bool:
     return hasattr(value, "__index__") and not hasattr(value, "device")
-
-
-def _is_quantizer(value: Any) -> bool:
-    return all(isinstance(getattr(value, name, None), str) for name in ("kind", "scaling", "encoding"))
 
 
 def _is_dtype(value: Any) -> bool:
@@ -56,12 +49,9 @@ def _pair_of(test: Test) -> Test:
     return lambda value: isinstance(value, tuple) and len(value) == 2 and all(test(v) for v in value)
 
 
-#: Annotation -> what it says in words, and its test.
-_KINDS: dict[str, tuple[str, Test]] = {
-    "torch.Tensor": ("a torch.Tensor", _is_tensor),
-    "Quantized": ("a Quantized", _is_record),
-    "Operand": ("a torch.Tensor or a Quantized", lambda v: _is_record(v) or _is_tensor(v)),
-    "Quantizer": ("a quantizer (te_dispatch.numerics.quantizers)", _is_quantizer),
+#: Annotation -> what it says in words, and its test; of plain values.
+_PLAIN: dict[str, tuple[str, Test]] = {
+    "torch.Tensor": ("a torch.Tensor", is_tensor),
     "torch.dtype": ("a torch.dtype", _is_dtype),
     "str": ("a str", lambda v: isinstance(v, str)),
     "bool": ("a bool", lambda v: isinstance(v, int)),
@@ -69,9 +59,13 @@ _KINDS: dict[str, tuple[str, Test]] = {
     "float": ("a number", _is_number),
     "tuple[int, int]": ("a tuple of two ints", _pair_of(_is_integer)),
     "tuple[float, float]": ("a tuple of two numbers", _pair_of(_is_number)),
-    "Saved": ("what the forward saved (te_dispatch.ops.results.Saved)", lambda v: hasattr(v, "implementation")),
 }
 _SEQUENCE = re.compile(r"Sequence\[(.*)\]")
+
+
+def _kind(annotation: str) -> tuple[str, Test] | None:
+    """What an annotation says in words, and its test; None for one that is not known."""
+    return _PLAIN.get(annotation) or OPERANDS.arguments.get(annotation)
 
 
 @functools.cache
@@ -81,7 +75,7 @@ def _parameters(operator: Operator) -> tuple[tuple[str, bool, tuple[str, ...], b
     found = []
     for p in operator.signature.parameters.values():
         members = [m.strip() for m in str(p.annotation).split("|")]
-        known = tuple(m for m in members if m in _KINDS or _SEQUENCE.fullmatch(m))
+        known = tuple(m for m in members if _kind(m) or _SEQUENCE.fullmatch(m))
         if not known or len(known) + ("None" in members) != len(members):
             continue
         indexed = any(f"{p.name}[0]" in e and f"if {p.name} else" not in e for e in expressions)
@@ -110,7 +104,8 @@ def _check_one(name: str, value: Any, kinds: tuple[str, ...]) -> None:
     for kind in kinds:
         sequence = _SEQUENCE.fullmatch(kind)
         if sequence is None:
-            if _KINDS[kind][1](value):
+            known = _kind(kind)
+            if known is not None and known[1](value):
                 return
         elif _is_sequence(value):
             for i, member in enumerate(value):
@@ -121,7 +116,10 @@ def _check_one(name: str, value: Any, kinds: tuple[str, ...]) -> None:
 
 def _in_words(kind: str) -> str:
     sequence = _SEQUENCE.fullmatch(kind)
-    return _KINDS[kind][0] if sequence is None else f"a list or tuple, each entry {_in_words(sequence[1])}"
+    if sequence is not None:
+        return f"a list or tuple, each entry {_in_words(sequence[1])}"
+    known = _kind(kind)
+    return kind if known is None else known[0]
 
 
 def _brief(value: Any) -> str:

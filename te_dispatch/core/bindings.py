@@ -50,9 +50,14 @@ class Bindings:
         self._policy: Policy | None = None
         self.operand_formats: dict[Any, tuple[Snapshot, DeviceFacts, Any]] = {}
         self.dispatchers: dict[str, Dispatcher] = {}
-        for operator in OPERATORS.values():
-            setattr(self, operator.name, self._first_call(operator))
+        self.add_operators()
         manager.tokens[self.token] = self
+
+    def add_operators(self) -> None:
+        """A callable for every declared operator that has none."""
+        for operator in OPERATORS.values():
+            if operator.name not in self.__dict__:
+                setattr(self, operator.name, self._first_call(operator))
 
     def _token(self) -> str:
         return self.process.token(self.layers)

@@ -25,24 +25,19 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from te_dispatch.core.errors import Declined
+from te_dispatch.core.operands import OPERANDS
 from te_dispatch.core.operator import Operator
 from te_dispatch.core.tables import Atom, Table, atom_expression
-from te_dispatch.numerics.quantized import FakeQuantized, Quantized, row_count
 
 _serial = itertools.count()
-
-#: Classes of operands whose format is an attribute rather than a dtype.
-RECORDS = frozenset((Quantized, FakeQuantized))
 
 
 def new_namespace(label: str) -> ModuleType:
     """A module registered under its own name, for the trampolines of one manager."""
     name = f"te_dispatch._bound.{label}_{next(_serial)}"
     module = ModuleType(name, "Generated trampolines of one OpManager.")
-    module.__dict__.update(
-        _scoped=False, Declined=Declined, _RECORDS=RECORDS, _REAL=frozenset(), _SEQUENCES=(list, tuple)
-    )
-    module.__dict__.update(_rows=row_count, _Record=Quantized)
+    module.__dict__.update(_scoped=False, Declined=Declined, _REAL=frozenset(), _SEQUENCES=(list, tuple))
+    module.__dict__.update(OPERANDS.names())
     sys.modules[name] = module
     return module
 

@@ -24,9 +24,10 @@ from te_dispatch.core.bind import callable_of, import_declared, import_target, l
 from te_dispatch.core.bindings import Bindings, Observer
 from te_dispatch.core.decision import Decision
 from te_dispatch.core.devices import is_imitation, is_traced, probe_backends
-from te_dispatch.core.errors import BindError
+from te_dispatch.core.errors import BindError, DispatchError
 from te_dispatch.core.facts import UNKNOWN, DeviceFacts, FactValue
 from te_dispatch.core.failures import on_request, traceback_text
+from te_dispatch.core.hooks import HOOKS
 from te_dispatch.core.importing import refuse_while_importing, released
 from te_dispatch.core.layers import ProcessLayers, Sources
 from te_dispatch.core.mirror import Mirror
@@ -52,9 +53,6 @@ _KEPT = 128
 
 #: Manifest field -> the attribute that stood for it in API version 1, where the name is another.
 _ATTRIBUTES = {"plan": "prepared"}
-
-#: Makes a call on fake tensors while a graph is traced from them: (operator, arguments) -> its result.
-_TRACED_CALL = "te_dispatch.pytorch.compile.proxies:call"
 
 
 class OpManager:
@@ -109,6 +107,13 @@ class OpManager:
         self.ops = self._trampolines.functions
         _managers.add(self)
 
+    def add_operators(self) -> None:
+        """Make functions for operators that were declared after this manager was made, and leave the others."""
+        with self.lock:
+            for bindings in list(self.tokens.values()):
+                bindings.add_operators()
+            self._trampolines.add_operators()
+
     # -- registry -------------------------------------------------------------------------------------------------
 
     @property
@@ -125,6 +130,8 @@ class OpManager:
         from te_dispatch.core.discovery import find, report
 
         refuse_while_importing("using operators or policies")
+        if self._given is None and not OPERATORS:
+            raise DispatchError("no operators are declared in this process; import te_dispatch.ops")
         while True:
             with self.lock:
                 registry, given = self._registry, self._given
@@ -251,7 +258,7 @@ class OpManager:
     def imitation(self, operator: Operator, device: Any, args: tuple[Any, ...]) -> Any:
         """The result of a call on meta or fake tensors: shapes, and where a graph is made of them, what computes it."""
         if device.type != "meta" and is_traced():
-            return import_target(_TRACED_CALL)(operator, args)
+            return import_target(HOOKS["traced_call"])(operator, args)
         return operator.shape(**dict(zip(operator.signature.parameters, args)))
 
     def announce(self, decision: Decision) -> None:

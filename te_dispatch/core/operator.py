@@ -16,8 +16,7 @@ from typing import Any
 
 from te_dispatch.core.facts import UNKNOWN, CallFacts, FactValue
 from te_dispatch.core.memory import forms_of
-from te_dispatch.numerics.quantized import SCALINGS
-from te_dispatch.numerics.quantizers import KINDS
+from te_dispatch.core.operands import OPERANDS
 
 _DTYPE_NAMES = {
     "torch.float32": "fp32",
@@ -185,7 +184,7 @@ def operand_facts(parameter: str, optional: bool = False) -> list[Fact]:
             f"({guard}{parameter}.scaling if {parameter}.__class__ in _RECORDS else 'none')",
             "option",
             f"scaling of `{parameter}` if it is quantized, else `none`",
-            words=("none", *SCALINGS),
+            words=("none", *OPERANDS.scalings),
         ),
     ]
     return facts + ([presence_fact(parameter)] if optional else [])
@@ -206,14 +205,14 @@ def quantizer_facts(parameter: str, optional: bool = True) -> list[Fact]:
     """Facts of a quantizer parameter: its kind and target encoding, None where no quantizer is given."""
     guard = f"None if {parameter} is None else " if optional else ""
     return [
-        Fact(parameter, f"({guard}{parameter}.kind)", "option", f"kind of `{parameter}`", words=KINDS),
+        Fact(parameter, f"({guard}{parameter}.kind)", "option", f"kind of `{parameter}`", words=OPERANDS.quantizers),
         Fact(f"{parameter}.encoding", f"({guard}{parameter}.encoding)", "dtype", f"target encoding of `{parameter}`"),
         Fact(
             f"{parameter}.scaling",
             f"({guard}{parameter}.scaling)",
             "option",
             f"scaling `{parameter}` produces",
-            words=SCALINGS,
+            words=OPERANDS.scalings,
         ),
     ]
 

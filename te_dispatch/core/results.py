@@ -14,7 +14,6 @@ from typing import Any
 
 from te_dispatch.core.errors import DispatchError, PolicyError
 from te_dispatch.core.operator import Operator
-from te_dispatch.numerics.quantized import Quantized
 
 CHECK_RESULTS = "TE_DISPATCH_CHECK_RESULTS"
 
@@ -99,7 +98,7 @@ def _differences(where: str, got: Any, expected: Any) -> Iterator[str]:
 
 def _described(value: Any) -> str:
     """What the contract says of a value."""
-    if isinstance(value, Quantized) or hasattr(value, "row_data"):
+    if hasattr(value, "row_data"):
         copies = " and ".join(name for name in ("row", "col") if getattr(value, f"{name}_data") is not None)
         what = f"{value.encoding} {tuple(value.shape)}, scaling {value.scaling}, of {value.dtype}, on {value.device}"
         return f"{what}, with {copies or 'no'} data"

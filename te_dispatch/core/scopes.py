@@ -12,15 +12,13 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-import te_dispatch.ops.declared  # noqa: F401  # the operators must exist before their trampolines
 from te_dispatch.core.bindings import Bindings, Observer
 from te_dispatch.core.manager import OpManager
 from te_dispatch.core.policy import Policy
-from te_dispatch.ops import _export
+from te_dispatch.core.shadow import Comparisons
 
-#: The default manager. `te_dispatch.ops` are its trampolines.
+#: The default manager. `te_dispatch.ops`, which declares the operators, adds them to it and exports their trampolines.
 MANAGER = OpManager(label="default")
-_export()
 
 
 def capture() -> Bindings:
@@ -69,6 +67,11 @@ def set_policy(policy: Policy | str | os.PathLike[str] | None) -> None:
 def reload_environment() -> None:
     """Read TE_DISPATCH_POLICY, TE_DISPATCH_PREFER and Transformer Engine's NVTE_* variables again."""
     MANAGER.reload_environment()
+
+
+def shadow_report(manager: OpManager | None = None) -> list[Comparisons]:
+    """What became of every sampled call of this process, one entry per operator, implementation and other backend."""
+    return (MANAGER if manager is None else manager).shadows.report()
 
 
 def _reload_changed() -> None:

@@ -25,8 +25,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from te_dispatch.core import codegen
+from te_dispatch.core.bind import import_target
 from te_dispatch.core.devices import is_capturing, is_compiling
 from te_dispatch.core.errors import ShadowMismatch
+from te_dispatch.core.hooks import HOOKS
 from te_dispatch.core.operator import Operator
 from te_dispatch.core.policy import Shadow
 
@@ -168,12 +170,12 @@ class Sampler:
         if is_capturing():
             self._count(not_comparable="made during CUDA graph capture")
             return self.bound(*args)
-        compare = self._kit()
-        if compare is None:
+        comparison = self._comparison()
+        if comparison is None:
             return self.bound(*args)
         _within.sampled = True
         try:
-            return self._compared(compare, args)
+            return self._compared(comparison, args)
         finally:
             _within.sampled = False
 
@@ -183,10 +185,10 @@ class Sampler:
         devices = [getattr(arg, "device", None) for arg in args]
         return is_compiling() or any(self.manager.imitated(device, args) for device in devices)
 
-    def _kit(self) -> Any:
-        """What copies and judges; None, said once, where the kit's requirements are missing."""
+    def _comparison(self) -> Any:
+        """What copies and judges a call; None, said once, where the conformance kit's requirements are missing."""
         try:
-            from te_dispatch.conformance import comparing
+            return import_target(HOOKS["comparison"])
         except ImportError as error:
             self._possible = False
             self.manager.shadows.say_once(
@@ -194,11 +196,10 @@ class Sampler:
                 "pip install 'te-dispatch[conformance]'"
             )
             return None
-        return comparing
 
-    def _compared(self, kit: Any, args: tuple[Any, ...]) -> Any:
+    def _compared(self, make: Any, args: tuple[Any, ...]) -> Any:
         try:
-            comparison = kit.Comparison(self.manager, self.operator, self.candidate, self.shadow.against, args)
+            comparison = make(self.manager, self.operator, self.candidate, self.shadow.against, args)
         except Exception as error:
             result = self.bound(*args)
             self._count(not_comparable=_reason(error))
@@ -278,12 +279,3 @@ def _folder(directory: str | None) -> Path:
     if not stat.S_ISDIR(found.st_mode) or (hasattr(os, "getuid") and found.st_uid != user):
         raise PermissionError(f"{path} is a link or belongs to another user; set shadow.directory")
     return path
-
-
-def shadow_report(manager: OpManager | None = None) -> list[Comparisons]:
-    """What became of every sampled call of this process, one entry per operator, implementation and other backend."""
-    if manager is None:
-        from te_dispatch.core.scopes import MANAGER
-
-        manager = MANAGER
-    return manager.shadows.report()

@@ -12,6 +12,7 @@ from te_dispatch.core import codegen
 from te_dispatch.core.arguments import check_kinds
 from te_dispatch.core.atomic import assign
 from te_dispatch.core.errors import Declined
+from te_dispatch.core.operands import OPERANDS
 from te_dispatch.core.operator import OPERATORS, Operator
 
 if TYPE_CHECKING:
@@ -42,11 +43,18 @@ class Trampolines:
         self._forwarding: dict[str, CodeType] = {}
         #: Every other one that was in use.
         self._codes: list[CodeType] = []
-        for operator in OPERATORS.values():
-            self._install(operator, scope)
+        self._scope = scope
+        self.add_operators()
 
-    def _install(self, operator: Operator, scope: ContextVar[Bindings | None]) -> None:
-        name = operator.name
+    def add_operators(self) -> None:
+        """A function for every declared operator that has none."""
+        self.namespace.__dict__.update(OPERANDS.names())  # operands are described before operators are declared
+        for operator in OPERATORS.values():
+            if operator.name not in self._forwarding:
+                self._install(operator)
+
+    def _install(self, operator: Operator) -> None:
+        name, scope = operator.name, self._scope
         variables = self.namespace.__dict__
         variables[f"_{name}"] = getattr(self.bindings, name)
 
@@ -76,7 +84,7 @@ class Trampolines:
     def rebinding(self, bindings: Bindings) -> list[tuple[Any, str, Any]]:
         """What to assign so that calls are forwarded to other bindings of the process."""
         changes: list[tuple[Any, str, Any]] = [(self, "bindings", bindings)]
-        for name in OPERATORS:
+        for name in self._forwarding:
             dispatcher = bindings.dispatchers.get(name)
             code = self._forwarding[name] if dispatcher is None else self._code(dispatcher)
             changes += self._forward(name, getattr(bindings, name), code)

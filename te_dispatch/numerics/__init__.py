@@ -2,5 +2,6 @@
 """What quantized numbers are, without arithmetic: how bytes read as numbers (`encodings`), the record of a quantized
 tensor (`quantized`), descriptions of casts (`quantizers`), and the constants of NVFP4's transform (`hadamard`).
 
-``docs/numerics.md`` has the formulas. May import: the standard library; PyTorch in functions, and for annotations.
+Start with `quantized`; ``docs/numerics.md`` has the formulas. May import: the standard library; PyTorch in functions,
+and for annotations. No other room.
 """

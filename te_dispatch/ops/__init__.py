@@ -3,6 +3,11 @@
 
 Each family's module declares its operators: signature, contract, shape function, decompositions. What this package
 exports under their names are trampolines of the process's OpManager with exactly those signatures.
+
+Start with `gemm`, one family. `operands` describes quantized operands to the runtime, `declared` lists the families,
+`composites` has the decompositions, `checks` what implementations check first, `results` and `shapes` what they return,
+`alloc` where they allocate. May import: `te_dispatch.core` and `te_dispatch.numerics`; torch and
+`te_dispatch.torch_private` in functions, and in `checks`.
 """
 
 from __future__ import annotations
@@ -117,13 +122,17 @@ def gemm_operand_format(
 
 
 def _export() -> None:
-    """Put the trampolines where users look. Last, because submodules of the same names were just imported."""
+    """Declare the operators and put their trampolines where users look.
+
+    Last, because declaring them imports submodules of the same names.
+    """
     with no_collection():
+        from te_dispatch.ops import operands  # noqa: F401  # first: declarations read what it describes
+        from te_dispatch.ops import declared  # noqa: F401  # isort: skip
         from te_dispatch.core import scopes
 
-    manager = getattr(scopes, "MANAGER", None)
-    if manager is not None:  # else `scopes` is what imports this package, and calls here again when it has one
-        globals().update(vars(manager.ops))
+    scopes.MANAGER.add_operators()
+    globals().update(vars(scopes.MANAGER.ops))
 
 
 _export()

@@ -2,6 +2,9 @@
 """PyTorch modules: Transformer Engine's names, on any accelerator.
 
 ``import te_dispatch.pytorch as te`` where a script had ``import transformer_engine.pytorch as te``.
+
+Start with `linear`, a whole module, and "One step of an FP8 Linear" in docs/architecture.md. May import: torch,
+`te_dispatch.ops`, `te_dispatch.core`, `te_dispatch.numerics`, `te_dispatch.common` and `te_dispatch.torch_private`.
 """
 
 from te_dispatch.pytorch.attention import DotProductAttention

@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from te_dispatch.conformance import trial as trial_module
+from te_dispatch.conformance import forwards
 from te_dispatch.conformance.checks import find
 from te_dispatch.conformance.checks import gradients as gradients_module
 from te_dispatch.conformance.execute import _run
 from te_dispatch.conformance.families.gradients import PAIRS
+from te_dispatch.conformance.forwards import NotClaimed
 from te_dispatch.conformance.selection import cases_of
 from te_dispatch.conformance.space import spaces
 from te_dispatch.conformance.subject import Subject
-from te_dispatch.conformance.trial import Failure, NotClaimed
+from te_dispatch.conformance.trial import Failure
 from te_dispatch.core.errors import Declined
 
 from .trials import case_of, mistaken, trial_of
@@ -91,8 +92,8 @@ def test_a_forward_that_declines_leaves_its_backward_without_a_call(monkeypatch:
         raise Declined("no engine")
 
     with monkeypatch.context() as patched:
-        declining = mistaken(trial_module.forward_of(trial.subject, trial.space.forward(trial.arguments())), declines)
-        patched.setattr(trial_module, "forward_of", lambda *_: declining)
+        declining = mistaken(forwards.forward_of(trial.subject, trial.space.forward(trial.arguments())), declines)
+        patched.setattr(forwards, "forward_of", lambda *_: declining)
         with pytest.raises(NotClaimed, match="unfused_attention declined: no engine"):
             find("values").run(trial)
     assert _run(find("values"), trial)[0] == "passed"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from te_dispatch.conformance import isolation, running
+from te_dispatch.conformance import running, serving
 from te_dispatch.conformance.case import Unit
 from te_dispatch.conformance.isolation import Worker, WorkerError
 from te_dispatch.conformance.outcome import Outcome
@@ -161,18 +161,18 @@ def test_a_lost_device_costs_the_worker(monkeypatch: pytest.MonkeyPatch) -> None
             return False
 
     text = "torch.softmax_fwd/values/softmax_fwd.plain[shape=2x16x16]"
-    monkeypatch.setattr("te_dispatch.conformance.bench.bench_of", lambda settings: Lost())
+    monkeypatch.setattr("te_dispatch.conformance.serving.bench_of", lambda settings: Lost())
     for state, kind in (("failed", "last"), ("passed", "outcome")):
         outcome = Outcome(text, state, "misaligned address")
-        monkeypatch.setattr("te_dispatch.conformance.execute.run_unit", lambda unit, bench, made=outcome: made)
+        monkeypatch.setattr("te_dispatch.conformance.serving.run_unit", lambda unit, bench, made=outcome: made)
         ours, theirs = Pipe()
-        serving = threading.Thread(target=isolation.serve, args=(theirs, Settings()))
-        serving.start()
+        server = threading.Thread(target=serving.serve, args=(theirs, Settings()))
+        server.start()
         assert ours.recv() == ("ready", None)
         ours.send(text)
         assert ours.recv() == (kind, outcome.as_data())
         ours.close()
-        serving.join(10)
+        server.join(10)
 
 
 @pytest.mark.parametrize("jobs", [1, 2, 3, 16])

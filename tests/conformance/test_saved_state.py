@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from te_dispatch.conformance import trial as trials
+from te_dispatch.conformance import forwards
 from te_dispatch.conformance.checks import dropout as dropout_module
 from te_dispatch.conformance.checks import find
 from te_dispatch.conformance.checks import saved as saved_module
+from te_dispatch.conformance.forwards import NotClaimed
 from te_dispatch.conformance.subject import Subject, subjects
-from te_dispatch.conformance.trial import Failure, NotClaimed
+from te_dispatch.conformance.trial import Failure
 from te_dispatch.core.errors import Declined
 from te_dispatch.ops.results import Saved
 
@@ -27,8 +28,8 @@ FUSED = "torch.sdpa_cpu_bwd"
 
 
 def _with_forward(monkeypatch: pytest.MonkeyPatch, mistake: Mistake) -> None:
-    right = trials.forward_of
-    for module in (trials, saved_module, dropout_module):
+    right = forwards.forward_of
+    for module in (forwards, saved_module, dropout_module):
         monkeypatch.setattr(module, "forward_of", lambda *given: mistaken(right(*given), mistake))
 
 
@@ -106,7 +107,7 @@ def test_a_forward_that_declines_leaves_no_call_for_its_backward(check: str, mon
 
 def test_the_mask_is_not_looked_for_with_a_forward_that_declines(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may decline only what the mask is recovered with."""
-    right = trials.forward_of
+    right = forwards.forward_of
     monkeypatch.setattr(dropout_module, "forward_of", lambda *given: mistaken(right(*given), _declines))
     with pytest.raises(NotClaimed, match="unfused_attention declined: no engine"):
         find("dropout").run(trial_of(case_of("attention_bwd", "dropped", dropout="0.5"), BACKWARD))

@@ -422,7 +422,7 @@ def test_managers_count_for_themselves() -> None:
     own = OpManager(environ={}, label="own")
     own.set_policy(Policy(name="own", shadow=Shadow("reference", 1.0)))
     own.ops.softmax_fwd(torch.randn(2, 4))
-    assert te_dispatch.shadow_report() == [] and [one.sampled for one in shadow.shadow_report(own)] == [1]
+    assert te_dispatch.shadow_report() == [] and [one.sampled for one in scopes.shadow_report(own)] == [1]
 
 
 def test_declined_is_no_mismatch() -> None:

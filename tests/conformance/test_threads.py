@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from te_dispatch.conformance import trial as trials
+from te_dispatch.conformance import forwards
 from te_dispatch.conformance.checks import find
 from te_dispatch.conformance.subject import Subject
 from te_dispatch.conformance.trial import Failure
@@ -72,13 +72,13 @@ def test_a_forward_and_another_call_s_backward_that_share_a_buffer(monkeypatch: 
 
         return through_buffer
 
-    right = trials.forward_of
+    right = forwards.forward_of
 
     def spoiled(*given: Any) -> Subject:
         return mistaken(right(*given), through("v"))
 
     sound = trial_of(ATTENTION_BWD, "torch.unfused_attention_bwd")
     find("threads").run(sound)
-    monkeypatch.setattr(trials, "forward_of", spoiled)
+    monkeypatch.setattr(forwards, "forward_of", spoiled)
     with pytest.raises(Failure, match="with 4 threads at once: "):
         find("threads").run(trial_of(ATTENTION_BWD, "torch.unfused_attention_bwd", through("dout")))

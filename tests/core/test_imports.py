@@ -25,12 +25,17 @@ FOR_FILES = {"yaml", "msgspec"}
 READS_FILES = {f"te_dispatch.core.policy.{name}" for name in ("file", "parse", "schema")}
 
 
-def loaded_by(statements: str) -> set[str]:
-    """Top-level packages that a fresh interpreter holds after some statements, besides those it starts with."""
+def modules_loaded_by(statements: str) -> set[str]:
+    """Modules that a fresh interpreter holds after some statements, besides those it starts with."""
     code = f"import sys; before = set(sys.modules)\n{statements}\nprint(*set(sys.modules) - before)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return {name.partition(".")[0] for name in done.stdout.split()}
+    return set(done.stdout.split())
+
+
+def loaded_by(statements: str) -> set[str]:
+    """The top-level packages of these modules."""
+    return {name.partition(".")[0] for name in modules_loaded_by(statements)}
 
 
 def test_the_package_and_its_scopes_load_nothing_heavy() -> None:
@@ -48,4 +53,42 @@ def test_every_module_can_be_the_first_that_is_imported(module: str) -> None:
     allowed = FOR_FILES if module in READS_FILES else set()
     if module == "te_dispatch.core.discovery":
         allowed = {"stevedore"}
-    assert not loaded_by(f"import {module}") & (HEAVY | FOR_FILES) - allowed
+    loaded = modules_loaded_by(f"import {module}")
+    assert not {name.partition(".")[0] for name in loaded} & (HEAVY | FOR_FILES) - allowed
+    # Nor any room above, whatever the source of the imports says.
+    rooms = {name.split(".")[1] for name in loaded if name.startswith("te_dispatch.")}
+    assert rooms <= {"core", "_bound"}  # generated functions
+
+
+def test_the_manager_without_operators_says_what_declares_them() -> None:
+    loaded_by(
+        "from te_dispatch.core.errors import DispatchError\n"
+        "from te_dispatch.core.scopes import MANAGER\n"
+        "try: MANAGER.snapshot\n"
+        "except DispatchError as error: assert 'import te_dispatch.ops' in str(error), error\n"
+        "else: raise AssertionError\n"
+    )
+
+
+def test_operators_declared_after_the_manager_was_made_are_served_in_scopes_that_are_open_then() -> None:
+    loaded_by(
+        "from te_dispatch.core import scopes\n"
+        "early = scopes.capture()\n"
+        "with scopes.reenter(early):\n"
+        "    from te_dispatch import ops\n"
+        "    assert scopes.capture() is early is scopes.MANAGER.bindings\n"
+        "    assert callable(early.gemm) and ops.gemm is scopes.MANAGER.ops.gemm\n"
+        "    assert ops.gemm.__globals__ is vars(scopes.MANAGER.namespace)\n"
+        "    from te_dispatch.numerics.quantized import FakeQuantized, Quantized\n"
+        "    assert ops.gemm.__globals__['_RECORDS'] == {Quantized, FakeQuantized}\n"
+        "    x = __import__('torch').ones(2, 2)\n"
+        "    assert ops.gemm(x, x, layout='NT').out.sum() == 8\n"
+    )
+
+
+@pytest.mark.parametrize("first", ["te_dispatch.core.scopes", "te_dispatch.ops", "te_dispatch.ops.gemm"])
+def test_operators_are_declared_whatever_is_imported_first(first: str) -> None:
+    loaded_by(
+        f"import {first}\nimport te_dispatch.core.scopes\nfrom te_dispatch import ops\n"
+        "assert ops.gemm is te_dispatch.core.scopes.MANAGER.ops.gemm and ops.gemm.__module__ == 'te_dispatch.ops'"
+    )

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import te_dispatch.ops  # noqa: F401  # declares the operators
 from te_dispatch.core import scopes
 from te_dispatch.core.errors import PolicyError
 from te_dispatch.core.policy.file import load_policy

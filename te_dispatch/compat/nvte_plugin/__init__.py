@@ -14,8 +14,9 @@ the other modules  the adapters, by family: `activations`, `norms`, `softmaxes`,
 `proof`            whether the functions in use are these
 =================  ================================================================================================
 
-This module imports the standard library alone, so that importing it does not fail where te_dispatch is installed: see
-`NvtePluginError` for why that matters.
+Start with `manifest`. This module and `manifest` may import the standard library alone, so that importing them does not
+fail where te_dispatch is installed: see `NvtePluginError` for why that matters. The others may import torch,
+`te_dispatch.ops` and what that may.
 """
 
 from __future__ import annotations
@@ -24,13 +25,9 @@ import importlib.metadata
 import sys
 from typing import Any
 
-from te_dispatch.compat.nvte_plugin.manifest import MANIFEST, RELEASE
+from te_dispatch.compat.nvte_plugin.manifest import MANIFEST, MODULE, NATIVE, RELEASE
 
 __all__ = ["NvtePluginError", "calls", "load_plugins", "verify"]
-
-#: The native module's name, and the one under which Transformer Engine keeps it beside a plugin.
-MODULE = "transformer_engine_torch"
-NATIVE = f"{MODULE}_nv"
 
 
 class NvtePluginError(BaseException):

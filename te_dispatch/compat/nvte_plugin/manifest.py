@@ -12,6 +12,10 @@ from dataclasses import dataclass
 #: Releases of Transformer Engine whose functions this table describes: the start of their version.
 RELEASE = "2.20"
 
+#: The native module's name, and the one under which Transformer Engine keeps it beside a plugin.
+MODULE = "transformer_engine_torch"
+NATIVE = f"{MODULE}_nv"
+
 
 @dataclass(frozen=True)
 class Served:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from te_dispatch.compat.nvte_plugin import MODULE
+from te_dispatch.compat.nvte_plugin.manifest import MODULE
 from te_dispatch.compat.nvte_plugin.seam import Seam, seam_of
 
 _PACKAGE = "transformer_engine"

@@ -11,6 +11,9 @@ more, and below the normal range by half the smallest subnormal.
 | `elementary` | exp, tanh, logistic, and what activations make of them |
 | `gemm`, `norm`, `activation`, `softmax`, `position`, `attention`, `training` | the operators of one family each |
 | `attention_own` | attention in PyTorch's own operations, whose error the contract allows twice |
+
+Start with `gemm`. May import: torch, `te_dispatch.ops` for constants of the contracts, and of the kit `rules` and
+`spread`.
 """
 
 from __future__ import annotations

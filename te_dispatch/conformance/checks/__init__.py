@@ -3,6 +3,9 @@
 
 To add a check: a function that takes a `Trial` and raises `Failure`, and a `Check` in the module's ``CHECKS`` that says
 where it applies. A new module is listed in `_MODULES`.
+
+Start with `values`. May import what `te_dispatch.conformance` may, and of the kit what a trial is made of; nothing that
+plans or runs units, but `isolation.announce`.
 """
 
 from __future__ import annotations

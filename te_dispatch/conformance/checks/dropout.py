@@ -17,9 +17,10 @@ import torch
 from te_dispatch.conformance.chance import THREADS, changed_states, require_no_repetition, require_share
 from te_dispatch.conformance.checks import Check
 from te_dispatch.conformance.checks.values import synchronize, thread_count
+from te_dispatch.conformance.forwards import forward_of, run_forward
 from te_dispatch.conformance.space import Arguments, Judged, Space
 from te_dispatch.conformance.subject import Subject
-from te_dispatch.conformance.trial import Failure, Trial, forward_of, run_forward
+from te_dispatch.conformance.trial import Failure, Trial
 
 #: Sums of masks with a p nearer to 0 or 1 are far from normal: lags are not looked at.
 LAG_P = 0.1

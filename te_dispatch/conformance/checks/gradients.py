@@ -18,11 +18,12 @@ from te_dispatch.conformance import transfer
 from te_dispatch.conformance.checks import Check
 from te_dispatch.conformance.checks.values import synchronize
 from te_dispatch.conformance.families.gradients import PAIRS, Pair, leaf
+from te_dispatch.conformance.forwards import NotClaimed
 from te_dispatch.conformance.outputs import named_results
 from te_dispatch.conformance.rules import Within
 from te_dispatch.conformance.space import Arguments, Judged, Space, rules_for
 from te_dispatch.conformance.subject import Subject, subjects
-from te_dispatch.conformance.trial import Failure, NotClaimed, Trial
+from te_dispatch.conformance.trial import Failure, Trial
 from te_dispatch.core.operator import OPERATORS
 from te_dispatch.numerics.quantized import Quantized
 

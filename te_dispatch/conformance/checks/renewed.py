@@ -12,11 +12,12 @@ from typing import Any
 from te_dispatch.conformance.checks import Check
 from te_dispatch.conformance.checks.memoized import call_again, keepable
 from te_dispatch.conformance.checks.sharing import GRADIENTS
+from te_dispatch.conformance.forwards import NotClaimed
 from te_dispatch.conformance.memory import same_bits
 from te_dispatch.conformance.oracle import OracleError
 from te_dispatch.conformance.space import Arguments
 from te_dispatch.conformance.transfer import moved, options, tensors
-from te_dispatch.conformance.trial import NotClaimed, Trial
+from te_dispatch.conformance.trial import Trial
 from te_dispatch.core.errors import Declined
 from te_dispatch.core.memory import ANY, ROWS
 

@@ -16,11 +16,12 @@ from te_dispatch.conformance.checks.causality import later_rows
 from te_dispatch.conformance.checks.sizes import ROWS, enlarged, flattened, serves, shape_of
 from te_dispatch.conformance.checks.values import synchronize, thread_count
 from te_dispatch.conformance.families import gemm_rows
+from te_dispatch.conformance.forwards import NotClaimed
 from te_dispatch.conformance.memory import same_results
 from te_dispatch.conformance.space import Arguments, Space
 from te_dispatch.conformance.subject import Subject
 from te_dispatch.conformance.transfer import mapped, moved, tensors
-from te_dispatch.conformance.trial import Failure, NotClaimed, Trial
+from te_dispatch.conformance.trial import Failure, Trial
 from te_dispatch.core.errors import Declined
 
 #: A race that shows in one run of ten is found with probability 1 - 0.9^8 = 57% per case.

@@ -9,10 +9,11 @@ import torch
 
 from te_dispatch.conformance.checks import Check
 from te_dispatch.conformance.checks.values import synchronize
+from te_dispatch.conformance.forwards import NotClaimed, behind, forward_of
 from te_dispatch.conformance.space import Space
 from te_dispatch.conformance.subject import Subject, subjects
 from te_dispatch.conformance.transfer import moved
-from te_dispatch.conformance.trial import Failure, NotClaimed, Trial, behind, forward_of
+from te_dispatch.conformance.trial import Failure, Trial
 from te_dispatch.core.operator import OPERATORS
 
 

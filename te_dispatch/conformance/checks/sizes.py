@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import dataclasses
 
+from te_dispatch.conformance.forwards import NotClaimed
 from te_dispatch.conformance.maker import DTYPES
 from te_dispatch.conformance.space import Space, Values
-from te_dispatch.conformance.trial import NotClaimed, Trial
+from te_dispatch.conformance.trial import Trial
 from te_dispatch.core.errors import Declined
 
 #: Rows of a call. Halved again and again, they pass 258, 129, 64, 32, 16, 8, 4, 2 and 1; 136, 68, 34 and 17; 120, 60,

@@ -12,8 +12,9 @@
 | `when` | the conditions of a rule |
 | `check` | contradictions inside one layer |
 
-Only `model` loads with the package. `file`, `parse` and `schema` need PyYAML and msgspec: import those inside the
-function that reads a file, so that a process that reads none pays for neither.
+Start with `model`, which alone loads with the package. May import what `te_dispatch.core` may. `file`, `parse` and
+`schema` need PyYAML and msgspec: import those inside the function that reads a file, so that a process that reads none
+pays for neither.
 """
 
 from te_dispatch.core.policy.model import (

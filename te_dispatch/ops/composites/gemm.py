@@ -103,9 +103,9 @@ def gemm_then_epilogue(gemm: Any, activation_fwd: Any = None, activation_bwd: An
 
 
 def _dequantized(x: Quantized) -> torch.Tensor:
-    import te_dispatch.ops as ops
+    from te_dispatch.core import scopes
 
-    values: torch.Tensor = ops.dequantize(x)
+    values: torch.Tensor = scopes.MANAGER.ops.dequantize(x)
     return values
 
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
 """Modules as CUDA graphs: what `te_dispatch.pytorch.make_graphed_callables` is made of.
 
-Read in this order:
+Start with `settings`, and read on in this order:
 
     settings    its arguments
     schedule    which call is captured when, forward and backward
@@ -13,5 +13,5 @@ Read in this order:
     captured    one captured call: the autograd Function that replays it
     graphed     what the caller gets
 
-The room imports the modules of `te_dispatch.pytorch`; they know of it only `autocast.thread.recording`.
+May import the modules of `te_dispatch.pytorch` and what they may; they know of it only `autocast.thread.recording`.
 """

@@ -1,7 +1,9 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
 """Compiled graphs: what modules and the runtime need so that torch.compile gives eager's bits.
 
-docs/torch_compile.md has the rules.
+docs/torch_compile.md has the rules. Start with `dispatch`, how a call of an operator becomes a node of a graph; modules
+use only the names that this package exports. May import what `te_dispatch.pytorch` may, but no module; `dispatch` and
+`proxies` also `te_dispatch.pytorch.export`.
 """
 
 from te_dispatch.pytorch.compile.hook import constant

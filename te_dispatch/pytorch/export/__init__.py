@@ -2,8 +2,10 @@
 """Export to ONNX, under Transformer Engine's names.
 
 `mode` says whether a graph that is made now is for ONNX and puts the policy of such graphs in force, `lowering` records
-quantized operands in it, `operators` holds the two operators that it adds to PyTorch's and their translation. May
-import `te_dispatch.ops` and `te_dispatch.core`; `te_dispatch.pytorch.compile.proxies` asks it while a graph is made.
+quantized operands in it, `operators` holds the two operators that it adds to PyTorch's and their translation.
+
+Start with `mode`. May import `te_dispatch.ops`, `te_dispatch.core` and `te_dispatch.numerics`, and no module;
+`te_dispatch.pytorch.compile.proxies` asks it while a graph is made.
 """
 
 import te_dispatch.pytorch.export.lowering  # noqa: F401  # now, since constants made while a graph is are fake

@@ -2,7 +2,7 @@
 """Quantizers under Transformer Engine's names, for factories of `te_dispatch.common.recipe.CustomRecipe`.
 
 Start reading at `quantizers`. The casts that operators carry out are `te_dispatch.numerics.quantizers`; this room turns
-the one into the other and may import what the modules do, but no module.
+the one into the other. May import what the modules of `te_dispatch.pytorch` may, but no module.
 """
 
 from te_dispatch.pytorch.quantized_tensor import QuantizedTensor
