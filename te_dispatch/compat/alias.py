@@ -23,7 +23,8 @@ from te_dispatch.compat.face import ABSENT, FACE, ROOT, VERSION, submodules
 
 _log = logging.getLogger("te_dispatch")
 
-#: The folder with the module `transformer_engine` and the metadata that tells its version.
+#: The folder with the modules `transformer_engine` and `transformer_engine_torch`, and the metadata that tells the
+#: version.
 IMPORT_PATH = Path(__file__).parent / "import_path"
 
 #: The distribution that installs what is in that folder.
@@ -39,7 +40,7 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname == ROOT or fullname not in FACE:
+        if fullname not in FACE or not fullname.startswith(ROOT + "."):
             return None
         return importlib.machinery.ModuleSpec(fullname, _Loader(), origin=ORIGIN, is_package=bool(submodules(fullname)))
 

@@ -11,6 +11,9 @@ VERSION = "2.20.2"
 
 ROOT = "transformer_engine"
 
+#: Its native module, of which the numbers are here that something takes.
+NATIVE = "transformer_engine_torch"
+
 
 def _of(home: str, *names: str) -> dict[str, str]:
     return {name: f"te_dispatch.{home}:{name}" for name in names}
@@ -25,8 +28,10 @@ _AVAILABLE = _of(
     "is_mxfp8_available",
     "is_nvfp4_available",
 )
-_AUTOCAST = _of("pytorch.autocast", "autocast", "fp8_autocast", "get_default_recipe")
+_REGIONS = _of("pytorch.autocast", "autocast", "fp8_autocast")
+_AUTOCAST = {**_REGIONS, **_of("pytorch.autocast", "get_default_recipe")}
 _MODEL_INIT = _of("pytorch.model_init", "fp8_model_init", "quantized_model_init")
+_GLOBAL = _of("pytorch.global_state", "FP8GlobalStateManager")
 _ROLE = _of("pytorch.quantizer_role", "QuantizerRole")
 _QUANTIZATION = {
     **_AVAILABLE,
@@ -44,7 +49,7 @@ _QUANTIZATION = {
         "get_fp8_max",
         "get_fp8_torch_dtype",
     ),
-    **_of("pytorch.global_state", "FP8GlobalStateManager"),
+    **_GLOBAL,
     "get_default_fp8_recipe": "te_dispatch.pytorch.autocast:get_default_recipe",
 }
 _ROTARY = _of("pytorch.rotary", "RotaryPositionEmbedding")
@@ -69,6 +74,19 @@ _LAYER = _of("pytorch.transformer_layer", "TransformerLayer")
 _ONNX = _of("pytorch.export", "onnx_export")
 _GRAPH = _of("pytorch.graph", "make_graphed_callables")
 _TENSOR = _of("pytorch.quantized_tensor", "QuantizedTensor")
+_STORAGE = _of("pytorch.tensor.kinds", "QuantizedTensorStorage")
+_FLOAT8_STORAGE = _of("pytorch.tensor.kinds", "Float8TensorStorage")
+_FLOAT8_BLOCK_STORAGE = _of("pytorch.tensor.kinds", "Float8BlockwiseQTensorStorage")
+_MXFP8_STORAGE = _of("pytorch.tensor.kinds", "MXFP8TensorStorage")
+_NVFP4_STORAGE = _of("pytorch.tensor.kinds", "NVFP4TensorStorage")
+_STORAGES = {**_FLOAT8_STORAGE, **_FLOAT8_BLOCK_STORAGE, **_MXFP8_STORAGE, **_NVFP4_STORAGE}
+_FLOAT8_TENSOR = _of("pytorch.tensor.kinds", "Float8Tensor")
+_FLOAT8_BLOCK_TENSOR = _of("pytorch.tensor.kinds", "Float8BlockwiseQTensor")
+_MXFP8_TENSOR = _of("pytorch.tensor.kinds", "MXFP8Tensor")
+_NVFP4_TENSOR = _of("pytorch.tensor.kinds", "NVFP4Tensor")
+_TENSORS = {**_TENSOR, **_FLOAT8_TENSOR, **_FLOAT8_BLOCK_TENSOR, **_MXFP8_TENSOR, **_NVFP4_TENSOR}
+_RAW_DATA = _of("pytorch.tensor.raw_data", "replace_raw_data")
+_SAVING = _of("pytorch.tensor.saving", "prepare_for_saving", "restore_from_func_ctx", "restore_from_saved")
 _QUANTIZER = _of("pytorch.tensor", "Quantizer")
 _FLOAT8 = _of("pytorch.tensor", "Float8CurrentScalingQuantizer", "Float8Quantizer")
 _FLOAT8_BLOCK = _of("pytorch.tensor", "Float8BlockQuantizer")
@@ -78,6 +96,17 @@ _MXFP8 = _of("pytorch.tensor", "MXFP8Quantizer")
 _NVFP4 = _of("pytorch.tensor", "NVFP4Quantizer")
 _QUANTIZERS = {**_QUANTIZER, **_FLOAT8, **_FLOAT8_BLOCK, **_HYBRID, **_IDENTITY, **_MXFP8, **_NVFP4}
 _DTYPE = _of("pytorch.tensor", "DType")
+_DTYPES = {**_DTYPE, **_of("pytorch.tensor.dtypes", "TE_DType", "TE_DType_To_Torch")}
+_ATTENTION_BACKENDS = _of(
+    "pytorch.attention_backends",
+    "AttentionParams",
+    "FlashAttentionUtils",
+    "FusedAttnBackend",
+    "check_set_window_size",
+    "get_attention_backend",
+    "get_qkv_format",
+)
+_QUANTIZED = {**_TENSOR, **_STORAGE, **_QUANTIZER, **_SAVING}
 _CHECKPOINT = _of("pytorch.checkpoint", "checkpoint")
 _RECOMPUTE = _of(
     "pytorch.recompute_phases",
@@ -144,7 +173,10 @@ FACE: dict[str, dict[str, str]] = {
         **_DOT_PRODUCT,
         **_MULTI_HEAD,
         **_LAYER,
-        **_TENSOR,
+        **_TENSORS,
+        **_STORAGE,
+        **_STORAGES,
+        **_SAVING,
         **_QUANTIZERS,
         **_DTYPE,
         **_ROLE,
@@ -162,7 +194,9 @@ FACE: dict[str, dict[str, str]] = {
     "transformer_engine.pytorch.quantization": _QUANTIZATION,
     "transformer_engine.pytorch.fp8": _QUANTIZATION,
     "transformer_engine.pytorch.constants": {
-        **_DTYPE,
+        **_DTYPES,
+        "FP8BwdTensorIdx": "te_dispatch.pytorch.tensor.dtypes:FP8BwdTensors",
+        "FP8FwdTensorIdx": "te_dispatch.pytorch.tensor.dtypes:FP8FwdTensors",
         **_of(
             "pytorch.constants",
             "AttnBiasTypes",
@@ -180,6 +214,8 @@ FACE: dict[str, dict[str, str]] = {
         **_RANDOM,
         **_RECOMPUTE,
         **_COLLECTIVES,
+        **_REGIONS,
+        **_GLOBAL,
         **_of("pytorch.rng_tracker", "get_all_rng_states", "set_all_rng_states"),
     },
     "transformer_engine.pytorch.export": {
@@ -217,6 +253,8 @@ FACE: dict[str, dict[str, str]] = {
     "transformer_engine.pytorch.attention.inference": {},
     "transformer_engine.pytorch.attention.rope": _ROPE,
     "transformer_engine.pytorch.attention.dot_product_attention": _DOT_PRODUCT,
+    "transformer_engine.pytorch.attention.dot_product_attention.dot_product_attention": _DOT_PRODUCT,
+    "transformer_engine.pytorch.attention.dot_product_attention.utils": _ATTENTION_BACKENDS,
     "transformer_engine.pytorch.attention.multi_head_attention": _MULTI_HEAD,
     "transformer_engine.pytorch.module": _MODULES,
     "transformer_engine.pytorch.module.base": _BASE,
@@ -230,15 +268,34 @@ FACE: dict[str, dict[str, str]] = {
     "transformer_engine.pytorch.module.fp8_unpadding": _UNPADDING,
     "transformer_engine.pytorch.ops": {},
     "transformer_engine.pytorch.router": {},
-    "transformer_engine.pytorch.tensor": {**_TENSOR, **_QUANTIZERS},
-    "transformer_engine.pytorch.tensor.float8_blockwise_tensor": _FLOAT8_BLOCK,
-    "transformer_engine.pytorch.tensor.float8_tensor": _FLOAT8,
+    "transformer_engine.pytorch.tensor": {
+        **_TENSORS,
+        **_STORAGE,
+        **_STORAGES,
+        **_QUANTIZERS,
+        **_SAVING,
+        **_RAW_DATA,
+    },
+    "transformer_engine.pytorch.tensor.float8_blockwise_tensor": {**_FLOAT8_BLOCK, **_FLOAT8_BLOCK_TENSOR},
+    "transformer_engine.pytorch.tensor.float8_tensor": {**_FLOAT8, **_FLOAT8_TENSOR},
     "transformer_engine.pytorch.tensor.hybrid_tensor": _HYBRID,
     "transformer_engine.pytorch.tensor.identity_tensor": _IDENTITY,
-    "transformer_engine.pytorch.tensor.mxfp8_tensor": _MXFP8,
-    "transformer_engine.pytorch.tensor.nvfp4_tensor": _NVFP4,
-    "transformer_engine.pytorch.tensor.quantized_tensor": {**_TENSOR, **_QUANTIZER},
-    "transformer_engine.pytorch.quantized_tensor": {**_TENSOR, **_QUANTIZER},
+    "transformer_engine.pytorch.tensor.mxfp8_tensor": {**_MXFP8, **_MXFP8_TENSOR},
+    "transformer_engine.pytorch.tensor.nvfp4_tensor": {**_NVFP4, **_NVFP4_TENSOR},
+    "transformer_engine.pytorch.tensor.quantized_tensor": _QUANTIZED,
+    "transformer_engine.pytorch.tensor.storage": _STORAGES,
+    "transformer_engine.pytorch.tensor.storage.float8_blockwise_tensor_storage": _FLOAT8_BLOCK_STORAGE,
+    "transformer_engine.pytorch.tensor.storage.float8_tensor_storage": _FLOAT8_STORAGE,
+    "transformer_engine.pytorch.tensor.storage.mxfp8_tensor_storage": _MXFP8_STORAGE,
+    "transformer_engine.pytorch.tensor.storage.nvfp4_tensor_storage": _NVFP4_STORAGE,
+    "transformer_engine.pytorch.tensor.utils": _RAW_DATA,
+    "transformer_engine.pytorch.float8_tensor": _FLOAT8_TENSOR,
+    "transformer_engine.pytorch.quantized_tensor": _QUANTIZED,
+    NATIVE: {
+        **_DTYPE,
+        **_of("pytorch.tensor.dtypes", "FP8BwdTensors", "FP8FwdTensors"),
+        "NVTE_Fused_Attn_Backend": "te_dispatch.pytorch.attention_backends:FusedAttnBackend",
+    },
 }
 
 #: Names without which Megatron, Automodel or BioNeMo do not import, although most of their models never use them: they

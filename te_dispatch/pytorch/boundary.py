@@ -18,15 +18,13 @@ from te_dispatch import ops
 from te_dispatch.numerics.quantized import CANONICAL_SCALES, NVFP4_SCALINGS, Quantized
 from te_dispatch.numerics.quantizers import DelayedQuantizer, Quantizer
 from te_dispatch.pytorch.compile import returned, snapshot
+from te_dispatch.pytorch.quantized_parts import TRANSPOSABLE
 from te_dispatch.pytorch.quantized_tensor import QuantizedTensor, as_tensor, record_of
 from te_dispatch.pytorch.randomness import draw_rng_state
 from te_dispatch.pytorch.saved import with_layout
 
 if TYPE_CHECKING:
     from te_dispatch.pytorch.delayed_scales import DelayedScales
-
-#: Scalings whose column-wise copy is the row-wise one with its bytes moved.
-_TRANSPOSABLE = ("tensor", "block_2d")
 
 
 class Leaves:
@@ -43,7 +41,7 @@ class Leaves:
     def __init__(self, quantizer: Quantizer, trains: bool, stochastic: bool = False) -> None:
         self.quantizer = quantizer
         self.stochastic = stochastic
-        self.usage = "both" if trains and quantizer.scaling not in _TRANSPOSABLE else "row"
+        self.usage = "both" if trains and quantizer.scaling not in TRANSPOSABLE else "row"
 
 
 class Boundary:
@@ -148,7 +146,7 @@ def _in_format(x: Quantized, quantizer: Quantizer, usage: str) -> Quantized | No
     if usage != "column" and x.row_data is None:
         return None
     if usage != "row" and x.col_data is None:
-        if x.row_data is None or x.scaling not in _TRANSPOSABLE:
+        if x.row_data is None or x.scaling not in TRANSPOSABLE:
             return None
         return ops.transpose_quantized(with_layout(x, CANONICAL_SCALES))
     return x

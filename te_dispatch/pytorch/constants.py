@@ -1,8 +1,8 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
 """The values that arguments of modules may have, under Transformer Engine's names.
 
-Its tables of a native module's enumerations (`TE_DType`, `FP8FwdTensorIdx` and the like) are not here, because nothing
-here takes such values; `DType`, which quantizers take, is in `te_dispatch.pytorch.tensor`.
+Numbers of its native module are here where something takes them: `DType`, `FP8FwdTensors` and `FP8BwdTensors`, defined
+in `te_dispatch.pytorch.tensor.dtypes`.
 """
 
 from __future__ import annotations

@@ -16,13 +16,14 @@ import torch
 from te_dispatch import ops
 from te_dispatch.numerics.quantized import FakeQuantized, Quantized
 from te_dispatch.numerics.quantizers import DelayedQuantizer, Quantizer, options_of, quantizer_of
+from te_dispatch.pytorch.quantized_parts import QuantizedParts
 from te_dispatch.torch_private import disabled_torch_function, make_wrapper_subclass
 
 #: The tensors of a record, as attributes of the subclass.
 _PARTS = ("_row_data", "_col_data", "_row_scale_inv", "_col_scale_inv", "_global_scale_inv")
 
 
-class QuantizedTensor(torch.Tensor):
+class QuantizedTensor(QuantizedParts, torch.Tensor):
     """A quantized tensor that autograd, modules and `torch.save` take for an ordinary one.
 
     It behaves as the tensor of its values. ``detach``, ``clone``, ``.to(device)``, views that keep the last dimension,

@@ -111,6 +111,62 @@ print(torch.equal(*outs))
     assert out.split() == ["True"]
 
 
+def test_numbers_of_the_native_module():
+    out = said("""
+import te_dispatch
+te_dispatch.as_transformer_engine()
+import transformer_engine_torch as tex
+import transformer_engine.pytorch as te
+from transformer_engine.pytorch.constants import FP8FwdTensorIdx, TE_DType
+from transformer_engine.pytorch.attention.dot_product_attention.utils import FusedAttnBackend
+assert tex.DType is te.DType and tex.FP8FwdTensors is FP8FwdTensorIdx
+assert tex.NVTE_Fused_Attn_Backend is FusedAttnBackend
+import torch
+print(te.MXFP8Quantizer(tex.DType.kFloat8E5M2)(torch.ones(32, 32))._fp8_dtype.name, TE_DType[torch.uint8].name)
+""")
+    assert out.split() == ["kFloat8E5M2", "kByte"]
+
+
+def test_a_native_module_that_is_installed_is_not_shadowed(tmp_path):
+    (tmp_path / "transformer_engine_torch.py").write_text("real = True\n")
+    code = (
+        "import te_dispatch; te_dispatch.as_transformer_engine(); import transformer_engine, transformer_engine_torch"
+    )
+    assert said(f"{code} as tex; print(tex.real)", PYTHONPATH=str(tmp_path)) == "True\n"
+
+
+def test_the_native_module_of_an_installed_transformer_engine_is_not_replaced(tmp_path):
+    from te_dispatch.compat.alias import IMPORT_PATH
+
+    package = tmp_path / "transformer_engine"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (tmp_path / "transformer_engine_torch.py").write_text((IMPORT_PATH / "transformer_engine_torch.py").read_text())
+    for before in ("", "import transformer_engine; "):
+        done = python(f"{before}import transformer_engine_torch", PYTHONPATH=str(tmp_path))
+        last = done.stderr.strip().splitlines()[-1]
+        assert done.returncode == 1 and last.startswith("ModuleNotFoundError") and str(package) in last
+
+
+def test_tensor_classes_by_their_files():
+    said("""
+import te_dispatch
+te_dispatch.as_transformer_engine()
+import torch, transformer_engine.pytorch as te
+from transformer_engine.pytorch.float8_tensor import Float8Tensor
+from transformer_engine.pytorch.tensor.float8_tensor import Float8Tensor as same
+from transformer_engine.pytorch.tensor.storage.float8_tensor_storage import Float8TensorStorage
+from transformer_engine.pytorch.tensor.mxfp8_tensor import MXFP8Tensor
+from transformer_engine.pytorch.quantized_tensor import QuantizedTensorStorage, prepare_for_saving, restore_from_saved
+assert same is Float8Tensor is te.Float8Tensor
+x = te.Float8CurrentScalingQuantizer(te.DType.kFloat8E4M3, "cpu")(torch.ones(16, 16))
+assert isinstance(x, Float8Tensor) and isinstance(x, Float8TensorStorage) and isinstance(x, QuantizedTensorStorage)
+assert not isinstance(x, MXFP8Tensor) and not isinstance(torch.ones(1), QuantizedTensorStorage)
+from transformer_engine.pytorch.distributed import FP8GlobalStateManager, autocast, fp8_autocast
+assert autocast is te.autocast and fp8_autocast is te.fp8_autocast
+""")
+
+
 def test_the_version_is_read_from_the_package_and_from_its_metadata():
     out = said("""
 import importlib.metadata, importlib.util
@@ -132,6 +188,10 @@ print(transformer_engine.__version__)
         ("import transformer_engine.pytorch.made_up", "ModuleNotFoundError", "made_up"),
         ("import transformer_engine as te; te.pytorch.MadeUp", "AttributeError", "docs/transformer_engine.md"),
         ("import transformer_engine as te; te.made_up", "AttributeError", "made_up"),
+        ("import transformer_engine_torch as tex; tex.generic_gemm", "AttributeError", "generic_gemm"),
+        ("from transformer_engine_torch import NVTE_QKV_Layout", "ImportError", "NVTE_QKV_Layout"),
+        # Megatron's batch-invariant mode takes a module of this name to have the functions that it replaces.
+        ("import transformer_engine.pytorch.cpp_extensions", "ModuleNotFoundError", "cpp_extensions"),
     ],
 )
 def test_what_is_not_there_raises_with_its_name(statement, error, word):
@@ -247,6 +307,8 @@ def test_the_distribution_serves_the_import_and_tells_the_version(installed):
     from te_dispatch.compat.face import VERSION
 
     assert said(VERSIONS, PYTHONPATH=str(installed)).split() == ["te_dispatch.pytorch.linear", VERSION, VERSION]
+    code = "import transformer_engine_torch as tex; print(int(tex.DType.kFloat8E4M3), tex.__file__)"
+    assert said(code, PYTHONPATH=str(installed)).split() == ["7", str(installed / "transformer_engine_torch.py")]
     data = json.loads(said("", "-m", "te_dispatch.cli", "doctor", "--json", PYTHONPATH=str(installed)))
     assert data["transformer_engine"] == f"te_dispatch ({installed / 'transformer_engine.py'})"
 

@@ -124,12 +124,36 @@ def _fill(module: ModuleType) -> None:
     module.__dict__["__getattr__"] = attribute
 
 
+class _Logging:
+    """``AttentionLogging``: here `te_dispatch` logs choices when ``NVTE_DEBUG`` says so."""
+
+    _is_logging_setup = True
+
+
+#: Names that only tests use: they are not in the alias, because what is written to the first has no effect there.
+#: Tests write to it that the variables are to be read again, as every call does here.
+_OF_TESTS: dict[str, dict[str, Any]] = {
+    f"{ROOT}.pytorch.attention.dot_product_attention": {"_attention_backends": {}},
+    f"{ROOT}.pytorch.attention.dot_product_attention.utils": {"AttentionLogging": _Logging},
+}
+
+
+def _give_numbers() -> None:
+    """``FusedAttnBackend`` where tests import it. The alias lacks the module, because programs that find it take its
+    functions to be there."""
+    name = f"{ROOT}.pytorch.cpp_extensions.fused_attn"
+    numbers = importlib.import_module("te_dispatch.pytorch.attention_backends").FusedAttnBackend
+    importlib.import_module(name).__dict__["FusedAttnBackend"] = numbers
+
+
 def install() -> None:
     """Load the alias and put placeholders wherever it has no name."""
     as_transformer_engine()
     for name in FACE:
         module = importlib.import_module(name)
         _fill(module)
+        module.__dict__.update(_OF_TESTS.get(name, {}))
         for absent in ABSENT.get(name, ()):
             setattr(module, absent, Placeholder(f"{name}.{absent}"))
     sys.meta_path.append(_Finder())
+    _give_numbers()

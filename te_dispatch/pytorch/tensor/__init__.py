@@ -7,6 +7,17 @@ the one into the other. May import what the modules of `te_dispatch.pytorch` may
 
 from te_dispatch.pytorch.quantized_tensor import QuantizedTensor
 from te_dispatch.pytorch.tensor.dtypes import DType
+from te_dispatch.pytorch.tensor.kinds import (
+    Float8BlockwiseQTensor,
+    Float8BlockwiseQTensorStorage,
+    Float8Tensor,
+    Float8TensorStorage,
+    MXFP8Tensor,
+    MXFP8TensorStorage,
+    NVFP4Tensor,
+    NVFP4TensorStorage,
+    QuantizedTensorStorage,
+)
 from te_dispatch.pytorch.tensor.quantizers import (
     Float8BlockQuantizer,
     Float8CurrentScalingQuantizer,
@@ -17,16 +28,31 @@ from te_dispatch.pytorch.tensor.quantizers import (
     NVFP4Quantizer,
     Quantizer,
 )
+from te_dispatch.pytorch.tensor.raw_data import replace_raw_data
+from te_dispatch.pytorch.tensor.saving import prepare_for_saving, restore_from_func_ctx, restore_from_saved
 
 __all__ = [
     "DType",
     "Float8BlockQuantizer",
+    "Float8BlockwiseQTensor",
+    "Float8BlockwiseQTensorStorage",
     "Float8CurrentScalingQuantizer",
     "Float8Quantizer",
+    "Float8Tensor",
+    "Float8TensorStorage",
     "HybridQuantizer",
     "IdentityQuantizer",
     "MXFP8Quantizer",
+    "MXFP8Tensor",
+    "MXFP8TensorStorage",
     "NVFP4Quantizer",
+    "NVFP4Tensor",
+    "NVFP4TensorStorage",
     "QuantizedTensor",
+    "QuantizedTensorStorage",
     "Quantizer",
+    "prepare_for_saving",
+    "replace_raw_data",
+    "restore_from_func_ctx",
+    "restore_from_saved",
 ]

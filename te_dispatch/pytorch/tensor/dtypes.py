@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""`DType`: Transformer Engine's numbers for element types, as its quantizers take them."""
+"""Transformer Engine's numbers: of element types, as its quantizers take them, and of a module's tensors."""
 
 from __future__ import annotations
 
@@ -20,6 +20,55 @@ class DType(enum.IntEnum):
     kFloat8E4M3 = 7
     kFloat8E5M2 = 8
     kFloat4E2M1 = 10
+
+    @classmethod
+    def cast(cls, dtype: int) -> DType:
+        """A `DType` for one or its number.
+
+        Raises:
+            ValueError: no number of one.
+        """
+        return cls(int(dtype))
+
+
+class FP8FwdTensors(enum.IntEnum):
+    """Places in the list ``module.quantizers["scaling_fwd"]``: three for each weight of a module."""
+
+    GEMM1_INPUT = 0
+    GEMM1_WEIGHT = 1
+    GEMM1_OUTPUT = 2
+    GEMM2_INPUT = 3
+    GEMM2_WEIGHT = 4
+    GEMM2_OUTPUT = 5
+    GEMM3_INPUT = 6
+    GEMM3_WEIGHT = 7
+    GEMM3_OUTPUT = 8
+
+
+class FP8BwdTensors(enum.IntEnum):
+    """Places in the list ``module.quantizers["scaling_bwd"]``: two for each weight of a module."""
+
+    GRAD_OUTPUT1 = 0
+    GRAD_INPUT1 = 1
+    GRAD_OUTPUT2 = 2
+    GRAD_INPUT2 = 3
+    GRAD_OUTPUT3 = 4
+    GRAD_INPUT3 = 5
+
+
+#: PyTorch's dtypes as Transformer Engine's numbers.
+TE_DType: dict[torch.dtype, DType] = {
+    torch.uint8: DType.kByte,
+    torch.int32: DType.kInt32,
+    torch.float32: DType.kFloat32,
+    torch.float16: DType.kFloat16,
+    torch.bfloat16: DType.kBFloat16,
+    torch.float8_e4m3fn: DType.kFloat8E4M3,
+    torch.float8_e5m2: DType.kFloat8E5M2,
+}
+
+#: The other way round.
+TE_DType_To_Torch: dict[DType, torch.dtype] = {number: dtype for dtype, number in TE_DType.items()}
 
 
 #: What stands for an FP8 family. The FNUZ dtypes stand for theirs: which encoding is meant is the device's to say.

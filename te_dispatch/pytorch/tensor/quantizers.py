@@ -64,7 +64,8 @@ class Quantizer:
         """Cast a tensor under the policy in force; autograd does not see it.
 
         Args:
-            tensor: floating-point, of two dimensions or more. out: what `update_quantized` takes as `dst`.
+            tensor: floating-point; with one scale per tensor of any shape, () too, else of two dimensions or more.
+            out: what `update_quantized` takes as `dst`.
             dtype: the nominal dtype of the result; None for the tensor's. Not with `out`, which has one.
 
         Raises:
@@ -77,10 +78,10 @@ class Quantizer:
         quantizer = self._on(x.device)
         if quantizer is None:
             return x if dtype is None else x.to(dtype)
-        record = rounded(x, quantizer, usage, self.stochastic)
+        record = rounded(x if x.dim() else x.view(1), quantizer, usage, self.stochastic)
         if dtype is not None:
             record.dtype = dtype
-        return as_tensor(record, quantizer)
+        return as_tensor(record, quantizer, x.shape)
 
     def update_quantized(
         self,
@@ -115,7 +116,9 @@ class Quantizer:
         if not isinstance(dst, QuantizedTensor) or not dst._whole:
             got = "a slice" if isinstance(dst, QuantizedTensor) else f"a {type(dst).__name__}"
             raise ValueError(f"{name}: dst: got {got}, expected a QuantizedTensor that is no slice of another")
-        record = dst.record
+        if x.shape != dst.shape:
+            raise ValueError(f"{name}: src: got shape {tuple(x.shape)}, expected that of dst, {tuple(dst.shape)}")
+        record, x = dst.record, x if x.dim() else x.view(1)
         rows, columns = record.row_data is not None, record.col_data is not None
         rounded(x, quantizer, _USAGES[rows, columns], self.stochastic, record, noop_flag)
         return dst
@@ -132,7 +135,7 @@ class Quantizer:
         """A tensor to cast into, with the copies that this quantizer makes; its contents are arbitrary.
 
         Args:
-            shape: of two dimensions or more. dtype: the nominal one. device: None for PyTorch's current accelerator,
+            shape: as `quantize` takes it. dtype: the nominal one. device: None for PyTorch's current accelerator,
                 or the CPU where there is none.
             pin_memory: must be False.
 
@@ -145,8 +148,8 @@ class Quantizer:
         quantizer = self._on(device)
         if quantizer is None:
             return torch.empty(shape, dtype=dtype, device=device, requires_grad=requires_grad)
-        like = torch.empty(1, dtype=dtype, device=device).expand(tuple(shape))  # whose numbers nobody reads
-        made = as_tensor(OPERATORS["quantize"].shape(like, quantizer, usage=usage), quantizer)
+        like = torch.empty(1, dtype=dtype, device=device).expand(tuple(shape) or (1,))  # whose numbers nobody reads
+        made = as_tensor(OPERATORS["quantize"].shape(like, quantizer, usage=usage), quantizer, shape)
         return made.requires_grad_(requires_grad)
 
     def _usage(self, method: str) -> str:
