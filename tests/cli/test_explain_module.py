@@ -11,6 +11,8 @@ from te_dispatch.cli.explain_module import modules
 from te_dispatch.common import recipe as recipes
 from tests.cli.test_doctor import _plugin, _source
 
+pytestmark = pytest.mark.sampled(8)
+
 LINEAR = ("explain", "--module", "Linear(64, 128)", "--input", "32x64")
 
 

@@ -19,7 +19,7 @@ from te_dispatch.core.scopes import MANAGER
 from te_dispatch.numerics.quantizers import BlockQuantizer, CurrentQuantizer, DelayedQuantizer, MXFP8Quantizer
 from te_dispatch.pytorch.compile import dispatch
 
-pytestmark = pytest.mark.sampled(12)
+pytestmark = pytest.mark.sampled(40)
 
 LAUNCH = torch.ops.te_dispatch.launch
 

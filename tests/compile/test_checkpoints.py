@@ -20,7 +20,7 @@ from tests.compile.training import (
     train,
 )
 
-pytestmark = pytest.mark.sampled(12)
+pytestmark = pytest.mark.sampled(40)
 
 MODULE = "LayerNormMLP gelu"
 

@@ -15,7 +15,7 @@ from te_dispatch.pytorch.compile import call_outside_graph, keep_static, registe
 from tests.compile import opaque_numpy as fake
 from tests.compile.training import ORDERS
 
-pytestmark = pytest.mark.sampled(12)
+pytestmark = pytest.mark.sampled(40)
 
 ROWS = (4, 8, 12, 6, 10, 8)
 

@@ -13,7 +13,7 @@ from te_dispatch.common.recipe import MXFP8BlockScaling, NVFP4BlockScaling
 from te_dispatch.core.scopes import MANAGER
 from tests.compile.training import DEVICE, MODULES, RECIPES, UNQUANTIZED, autocast, build
 
-pytestmark = pytest.mark.sampled(12)
+pytestmark = pytest.mark.sampled(40)
 
 EVERY_RECIPE = {
     **RECIPES,

@@ -12,7 +12,7 @@ import pytest
 import te_dispatch
 from te_dispatch.pytorch.compile import state as compile_state
 
-pytestmark = pytest.mark.sampled(12)
+pytestmark = pytest.mark.sampled(40)
 
 PROGRAM = """
 import sys

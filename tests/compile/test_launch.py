@@ -15,7 +15,7 @@ from te_dispatch.pytorch.compile import make_opaque
 from te_dispatch.pytorch.compile.flatten import Flat, encode
 from tests.compile import opaque_numpy as fake
 
-pytestmark = pytest.mark.sampled(12)
+pytestmark = pytest.mark.sampled(40)
 
 BACKENDS = ("eager", "aot_eager", "inductor")
 

@@ -22,7 +22,7 @@ from tests.compile.training import (
     train,
 )
 
-pytestmark = pytest.mark.sampled(12)
+pytestmark = pytest.mark.sampled(40)
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,7 @@ from te_dispatch.core.operator import OPERATORS
 from te_dispatch.pytorch.compile import launch
 from tests.compile.training import DEVICE, RECIPES, assert_same, build, compiler, train
 
-pytestmark = pytest.mark.sampled(12)
+pytestmark = pytest.mark.sampled(40)
 
 ROWS = (16,) * 4
 

@@ -11,7 +11,7 @@ import te_dispatch.pytorch as te
 from te_dispatch.numerics.quantizers import CurrentQuantizer
 from tests.compile.training import DEVICE, ORDERS, RECIPES, assert_same, autocast, compiler, inputs, train
 
-pytestmark = pytest.mark.sampled(12)
+pytestmark = pytest.mark.sampled(40)
 
 
 @pytest.fixture(autouse=True)

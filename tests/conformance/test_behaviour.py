@@ -23,6 +23,8 @@ from te_dispatch.core.errors import Declined
 
 from .trials import case_of, mistaken, trial_of
 
+pytestmark = pytest.mark.sampled(5)
+
 ATTENTION = "torch.unfused_attention"
 
 

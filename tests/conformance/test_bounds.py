@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.sampled(5)
+
 torch = pytest.importorskip("torch")
 pytest.importorskip("te_dispatch_reference")
 pytest.importorskip("te_dispatch_torch")

@@ -20,6 +20,8 @@ from te_dispatch.core.operator import OPERATORS
 from te_dispatch.numerics.quantizers import MXFP8Quantizer, NVFP4HadamardQuantizer, NVFP4Quantizer
 from te_dispatch_torch import blocks, four_over_six, stochastic
 
+pytestmark = pytest.mark.sampled(5)
+
 CPU = torch.device("cpu")
 ORACLE = Oracle(scopes.MANAGER)
 Rotation = Callable[[torch.Tensor], torch.Tensor]

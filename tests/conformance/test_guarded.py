@@ -20,6 +20,8 @@ from te_dispatch.conformance.subject import Subject
 from te_dispatch.conformance.trial import Failure
 from tests.conformance.trials import Mistake, case_of, trial_of
 
+pytestmark = pytest.mark.sampled(5)
+
 Given = Mapping[str, Any]
 BWD = ("rmsnorm_bwd", "torch.rmsnorm_bwd")
 

@@ -43,6 +43,7 @@ def test_a_seed_is_the_same_bytes(kind: str) -> None:
         assert not torch.equal(_filled(kind).view(torch.int32), other.view(torch.int32))
 
 
+@pytest.mark.slow
 def test_data_come_from_the_case_s_id_alone() -> None:
     """Another process, with another global seed, makes the same bytes; another seed in the id makes others."""
     code = (

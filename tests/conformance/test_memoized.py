@@ -15,6 +15,8 @@ from te_dispatch.conformance.trial import Failure
 
 from .trials import case_of, trial_of
 
+pytestmark = pytest.mark.sampled(5)
+
 SOFTMAX = case_of("softmax_fwd", "plain", shape="2x16x16")
 RECORDS = case_of("gemm", "quantized", layout="NT", copies="read", shape="48x32x64")
 

@@ -21,6 +21,8 @@ from te_dispatch.core import scopes
 from te_dispatch.core.operator import OPERATORS
 from tests.conformance.trials import Mistake, case_of, trial_of
 
+pytestmark = pytest.mark.sampled(5)
+
 REFUSED = [space for space in spaces() if space.raises is not None]
 
 

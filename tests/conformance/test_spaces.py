@@ -22,6 +22,8 @@ from te_dispatch.core.operator import OPERATORS, Operator
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.ops.results import Saved
 
+pytestmark = pytest.mark.sampled(5)
+
 #: Parameters that a backward gets from its forward alone (`Space.forward`), so that no case makes them.
 FROM_FORWARD = ("out", "lse", "saved")
 _FIRST = 12

@@ -75,6 +75,7 @@ def at_every_line(prepare: Callable[[], OpManager], run: Callable[[OpManager], A
     return hits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", [(HALF, SINGLE), (SINGLE, SINGLE)], ids=["half", "single"])
 def test_an_interrupted_first_resolution_leaves_calls_right(call: Any) -> None:
     assert at_every_line(choosy, lambda m: m.ops.mix(*call), check_calls) > 200

@@ -193,6 +193,7 @@ _WAITER = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "program"),
     [

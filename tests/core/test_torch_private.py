@@ -131,6 +131,7 @@ for owner, name, value in gone:
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=120)
 
 
+@pytest.mark.slow
 def test_a_release_without_them_is_served():
     """A module trains with the same bits."""
     then = """

@@ -127,6 +127,7 @@ def test_a_quantized_input_and_a_quantized_gradient(override: str) -> None:
     assert torch.equal(found, run(layer, None, values, dy)[2])  # its values are all that there is of it
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("override", ["high_precision", "dequantized"])
 @pytest.mark.parametrize("name", BUILDERS)
 def test_it_compiles(name: str, override: str) -> None:

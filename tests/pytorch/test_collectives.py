@@ -17,6 +17,8 @@ from te_dispatch.pytorch.rng_tracker import DEFAULT_STATE, RngStatesTracker, get
 from . import ranks
 from .ranks import WORLD
 
+pytestmark = pytest.mark.sampled(5)
+
 # -- bodies, run on every rank ------------------------------------------------------------------------------------
 
 

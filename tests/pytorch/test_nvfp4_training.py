@@ -22,6 +22,8 @@ from te_dispatch.pytorch.randomness import draw_rng_state
 
 from .gemm_oracle import assert_within, product_bound, seen_by_gemm
 
+pytestmark = pytest.mark.sampled(5)
+
 RECIPE = NVFP4BlockScaling()
 MATRIX = torch.tensor(hadamard.matrix(), dtype=torch.float64)
 MODULES = {

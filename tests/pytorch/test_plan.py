@@ -22,6 +22,8 @@ from te_dispatch.core.policy import Policy
 from te_dispatch.core.scopes import MANAGER
 from tests.pytorch.planned_modules import BATCH, HEADS, HIDDEN, MODULES, RECIPES, SEQUENCE, observed, planned, step
 
+pytestmark = pytest.mark.sampled(8)
+
 
 @pytest.fixture(autouse=True)
 def no_other_states() -> None:

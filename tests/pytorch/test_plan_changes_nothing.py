@@ -22,6 +22,8 @@ from te_dispatch.pytorch.rng_tracker import RngStatesTracker
 from te_dispatch.torch_private import graph_task
 from tests.pytorch.planned_modules import HIDDEN, MODULES, RECIPES, SEQUENCE, step
 
+pytestmark = pytest.mark.sampled(8)
+
 
 def bits(value: Any) -> Any:
     """Something to compare tensors of any dtype with, NaN included."""

@@ -23,6 +23,8 @@ from te_dispatch.core.module_plan import Difference
 from te_dispatch.core.scopes import MANAGER
 from tests.pytorch.planned_modules import HIDDEN, MODULES, SEQUENCE
 
+pytestmark = pytest.mark.sampled(8)
+
 SPEC = te.TensorSpec((SEQUENCE, HIDDEN))
 
 

@@ -73,6 +73,7 @@ print(json.dumps([[one.hash, str(one.metadata.target), facts_of(one).instruction
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("chip", "encoding", "expected"),
     [
