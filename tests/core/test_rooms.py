@@ -50,6 +50,15 @@ CYCLES: dict[tuple[str, str], str] = {
     ("te_dispatch.pytorch.quantized_tensor", "te_dispatch.pytorch.quantized_dispatch"): (
         "PyTorch asks the class what its operations do; the table of these operations makes instances of the class"
     ),
+    ("te_dispatch.pytorch.quantized_parts", "te_dispatch.pytorch.quantized_dispatch"): (
+        "methods of the class: the one that copies into it is that of the table"
+    ),
+    ("te_dispatch.pytorch.quantized_parts", "te_dispatch.pytorch.quantized_tensor"): (
+        "methods of the class that make instances of it"
+    ),
+    ("te_dispatch.pytorch.quantized_parts", "te_dispatch.pytorch.tensor.quantizers"): (
+        "a quantized tensor is asked for its quantizer, which makes quantized tensors"
+    ),
 }
 
 
@@ -227,7 +236,7 @@ def test_modules_of_a_room_do_not_import_each_other(name: str) -> None:
 
 @pytest.mark.parametrize("edge", CYCLES, ids=lambda edge: edge[0])
 def test_a_listed_cycle_exists(edge: tuple[str, str]) -> None:
-    assert {one.how for one in IMPORTS if (one.source, one.target) == edge} == {"function"}
+    assert {one.how for one in IMPORTS if (one.source, one.target) == edge} - {"typing"} == {"function"}
     assert any(set(edge) <= set(cycle) for cycle in _cycles(_imported(room(edge[0]), set(CYCLES) - {edge})))
 
 
