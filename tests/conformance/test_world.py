@@ -110,15 +110,15 @@ def test_state_that_a_call_puts_back_is_its_own_affair() -> None:
 
 
 def test_what_the_forward_of_a_backward_leaves_fails_the_unit(monkeypatch: pytest.MonkeyPatch) -> None:
-    from te_dispatch.conformance import trial
+    from te_dispatch.conformance import forwards
 
-    right = trial.forward_of
+    right = forwards.forward_of
 
     def drawing(*given: Any) -> Any:
         torch.rand(1)
         return right(*given)
 
-    monkeypatch.setattr(trial, "forward_of", drawing)
+    monkeypatch.setattr(forwards, "forward_of", drawing)
     case = case_of("attention_bwd", "plain")
     outcome = run_unit(Unit("torch.unfused_attention_bwd", "values", case), bench_of(Settings(device="cpu")))
     assert outcome.state == "failed"
