@@ -30,11 +30,11 @@ def import_target(target: str) -> Any:
     return value
 
 
-def import_declared(what: str, target: str) -> Any:
+def import_declared(target: str, what: str = "") -> Any:
     """`import_target` of what a manifest names.
 
     Args:
-        what: begins the error's message.
+        what: stands in front of the target in the error's message.
 
     Raises:
         BindError: it cannot be imported.
@@ -44,7 +44,7 @@ def import_declared(what: str, target: str) -> Any:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        where = f"{what} {target}".lstrip()
+        where = f"{what} {target}" if what else target
         raise BindError(f"{where} cannot be imported: {phrase(error)}{place(error)}") from error
 
 
@@ -57,7 +57,7 @@ def load(operator: Operator, candidate: str, target: str) -> tuple[Callable[...,
     Raises:
         BindError: it cannot be imported, is not callable, or its signature does not fit.
     """
-    function = import_declared("", target)
+    function = import_declared(target)
     if not callable(function):
         raise BindError(f"{target} is {type(function).__name__}, not callable")
     return function, lacking_parameters(operator, function, candidate)

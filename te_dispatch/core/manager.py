@@ -177,7 +177,8 @@ class OpManager:
             return self._bound.setdefault(candidate, callable_of(operator, implementation.traits, function, lacking))
 
     def examined(self, operator: Operator, candidate: str, snapshot: Snapshot) -> Snapshot:
-        """`snapshot` with what importing an implementation shows of it. The manager's own stays as it is."""
+        """A snapshot that also says whether an implementation can be imported, and which parameters it lacks. The
+        manager's own snapshot does not change."""
         if candidate in self._bound or candidate in snapshot.lacking:
             return snapshot
         _, implementation = snapshot.implementation(candidate)
@@ -215,7 +216,7 @@ class OpManager:
             if target is None:
                 function = getattr(import_target(implementation.target), _ATTRIBUTES.get(field, field), None)
             else:
-                function = import_declared(f"{candidate}: its {field}", target)
+                function = import_declared(target, f"{candidate}: its {field}")
         if function is not None and not callable(function):
             raise BindError(f"{candidate}: its {field} is {type(function).__name__}, not callable")
         return function

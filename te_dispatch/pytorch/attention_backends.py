@@ -9,7 +9,6 @@ it is: ``flash_package``, ``unfused``, and fused for every other kernel, the ven
 from __future__ import annotations
 
 import contextlib
-import enum
 import importlib.metadata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from te_dispatch.pytorch.attention import DotProductAttention
 from te_dispatch.pytorch.attention_masks import canonical_mask_type, canonical_window
 from te_dispatch.pytorch.fake_modules import TensorSpec
 from te_dispatch.pytorch.planning import plan
+from te_dispatch.pytorch.tensor.dtypes import Number
 
 _LAYOUTS = ("sbhd", "bshd", "thd")
 #: How implementations of FlashAttention's packages end -> the distribution.
@@ -36,21 +36,12 @@ _DETERMINISTIC = Policy(name="deterministic", numerics=Numerics(deterministic=Tr
 Selection = tuple[bool, Any, bool, "int | None", bool, list[bool]]
 
 
-class FusedAttnBackend(enum.IntEnum):
+class FusedAttnBackend(Number):
     """Numbers of cuDNN's attention kernels, as ``NVTE_FUSED_ATTN_BACKEND`` takes them."""
 
     No_Backend = -1
     F16_arbitrary_seqlen = 1
     FP8 = 2
-
-    @classmethod
-    def cast(cls, backend: int) -> FusedAttnBackend:
-        """A member for one or its number.
-
-        Raises:
-            ValueError: no number of one.
-        """
-        return cls(int(backend))
 
 
 @dataclass

@@ -19,10 +19,11 @@ from te_dispatch.numerics.quantized import Quantized
 
 
 def planned(trial: Trial) -> None:
-    """Plan a call that was just made, and launch it for other operands that look alike, then for the first ones again.
+    """Plan a call that was just made. Launch the plan for other operands with the same metadata, then for the first
+    ones again, and judge each result.
 
-    Arguments that do not vary are the same objects, with other contents: a quantizer's scale among them, as that of a
-    module changes from step to step. What a launch returned stays as it was when the next one is over.
+    Arguments that do not vary are the same objects in every launch, with other contents. A quantizer's scale is one of
+    them, because a module's changes from step to step. A launch must not change the result of the launch before it.
     """
     there = trial.on_device()
     trial.claim(there)

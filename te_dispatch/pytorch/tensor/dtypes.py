@@ -4,12 +4,28 @@
 from __future__ import annotations
 
 import enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
-class DType(enum.IntEnum):
+
+class Number(enum.IntEnum):
+    """An enumeration of Transformer Engine's, which takes its members and their numbers alike."""
+
+    @classmethod
+    def cast(cls, number: int) -> Self:
+        """A member for one or its number.
+
+        Raises:
+            ValueError: no number of one.
+        """
+        return cls(int(number))
+
+
+class DType(Number):
     """Element types under Transformer Engine's names and numbers."""
 
     kByte = 0
@@ -20,15 +36,6 @@ class DType(enum.IntEnum):
     kFloat8E4M3 = 7
     kFloat8E5M2 = 8
     kFloat4E2M1 = 10
-
-    @classmethod
-    def cast(cls, dtype: int) -> DType:
-        """A `DType` for one or its number.
-
-        Raises:
-            ValueError: no number of one.
-        """
-        return cls(int(dtype))
 
 
 class FP8FwdTensors(enum.IntEnum):
