@@ -44,3 +44,16 @@ def test_causal_rows(rows: int, columns: int) -> None:
     x = torch.randn(2, 3, rows, columns, device=DEVICE, dtype=torch.bfloat16)
     above = torch.ones(rows, columns, dtype=torch.bool).triu(1)
     near(softmax.softmax_fwd(x, causal=True), bounds.forward(x.cpu(), above, 1.0))
+
+
+@pytest.mark.parametrize("columns", [4, 40, 64, 1037])
+@pytest.mark.parametrize("broadcast", ["column", "row", "none"])
+def test_rows_have_the_same_bits_whatever_their_number(columns: int, broadcast: str) -> None:
+    """What Triton specialized on once changed with the number of rows, and with it the order of a row's sum."""
+    torch.manual_seed(columns)
+    x = torch.randn(96, columns, device=DEVICE, dtype=torch.float32) * 4
+    mask = torch.rand(1 if broadcast == "row" else 96, 1 if broadcast == "column" else columns, device=DEVICE) < 0.3
+    whole = softmax.softmax_fwd(x, mask, scale=0.3)
+    for rows in (48, 24, 12, 7, 1):
+        part = mask if broadcast == "row" else mask[:rows].contiguous()
+        assert torch.equal(softmax.softmax_fwd(x[:rows].contiguous(), part, scale=0.3), whole[:rows]), rows

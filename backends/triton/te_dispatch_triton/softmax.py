@@ -58,23 +58,26 @@ def softmax_fwd(
     columns, s_q = shape[-1], shape[-2]
     rows, heads = size // columns, 1
     strides: tuple[int, ...] = (0, 0, 0, 0)
+    vectors = False
     if mask is not None:
         heads = shape[1] if len(shape) == 4 else rows // s_q
-        mask, strides = _mask_strides(mask, shape)
+        mask, strides, vectors = _mask_strides(mask, shape)
     tile, config = _choice("forward", device, columns)
     scale = float(scale)
     args = (x, mask, y, rows, columns, abs(scale) * _LOG2_E, heads, s_q, *strides)
-    _forward(device, (blocks(rows, tile[2]), 1, 1), args, (scale < 0.0, causal, *tile), config)
+    _forward(device, (blocks(rows, tile[2]), 1, 1), args, (scale < 0.0, causal, vectors, *tile), config)
     return y
 
 
-def _mask_strides(mask: torch.Tensor, shape: torch.Size) -> tuple[torch.Tensor, tuple[int, ...]]:
-    """The mask's stride along (batch, heads, s_q, s_kv) of x, where x has four dimensions; fewer count as heads."""
+def _mask_strides(mask: torch.Tensor, shape: torch.Size) -> tuple[torch.Tensor, tuple[int, ...], bool]:
+    """The mask's stride along (batch, heads, s_q, s_kv) of x, where x has four dimensions; fewer count as heads. And
+    whether its rows begin at multiples of 16 bytes after its first, however many there are."""
     if len(shape) > 4 and mask.ndim > 2:  # more leading dimensions than there are strides
         mask = dense(mask.expand(shape)).view(-1, *shape[-2:])
     # Dimensions of size 1 are broadcast, or of no length either way.
     strides = [0 if size == 1 else stride for size, stride in zip(mask.shape, mask.stride())]
-    return mask, (*(0,) * (4 - len(strides)), *strides)
+    vectors = strides[-1:] == [1] and shape[-1] % 16 == 0 and all(stride % 16 == 0 for stride in mask.stride()[:-1])
+    return mask, (*(0,) * (4 - len(strides)), *strides), vectors
 
 
 @prepared(dy=TENSOR, y=TENSOR, scale=NUMBER)

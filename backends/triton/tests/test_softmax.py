@@ -75,3 +75,37 @@ def test_arguments_are_checked() -> None:
         softmax.softmax_fwd(torch.zeros(2, 3), torch.zeros(3, 3, dtype=torch.bool))
     with pytest.raises(ValueError, match=r"^dy: "):
         softmax.softmax_bwd(torch.zeros(2, 3), torch.zeros(2, 4))
+
+
+@pytest.mark.compiles
+@pytest.mark.parametrize("columns", [4, 40, 64])
+@pytest.mark.parametrize("kind", ["none", "rows and columns", "column", "broadcast", "heads", "strided"])
+def test_the_number_of_rows_does_not_choose_the_kernel(kind: str, columns: int) -> None:
+    """Triton lays out a mask's loads by what it specializes on, and sums rows in that layout: a kernel that other
+    numbers of rows specialize gives a row other bits (seen on an H100 with 96 and 24 rows, and a mask of one column)."""
+    from te_dispatch_triton import softmax, targets
+    from te_dispatch_triton.crosscompile import chips
+    from te_dispatch_triton.crosscompile.matrix import specialization_of
+    from te_dispatch_triton.launch import Launch, recording
+
+    target, host = chips.TARGETS["sm_90"], torch.device("cpu")
+    found = {}
+    targets.pretend(host, target)
+    try:
+        for batch, heads, rows in ((1, 1, 96), (1, 1, 24), (2, 3, 1), (5, 16, 17), (16, 1, 2)):
+            masks = {
+                "none": None,
+                "rows and columns": torch.zeros(batch, heads, rows, columns, dtype=torch.bool),
+                "column": torch.zeros(batch, heads, rows, 1, dtype=torch.bool),
+                "broadcast": torch.zeros(columns, dtype=torch.bool),
+                "heads": torch.zeros(batch, 1, rows, columns, dtype=torch.bool),
+                "strided": torch.zeros(batch, heads, rows, columns + 16, dtype=torch.bool)[..., :columns],
+            }
+            launches: list[Launch] = []
+            x = torch.zeros(batch, heads, rows, columns, dtype=torch.bfloat16)
+            with recording(launches):
+                softmax.softmax_fwd(x, masks[kind], scale=0.5)
+            found[batch, heads, rows] = specialization_of(launches[0], target)
+    finally:
+        targets.pretend(host, None)
+    assert len(set(found.values())) == 1, found

@@ -73,7 +73,8 @@ def specialization_of(launch: Launch, target: Target) -> tuple[tuple[Any, ...], 
     chosen = dict(zip(constant_names(launch.kernel), launch.constants))
     for place, parameter in enumerate(launch.kernel.function.params):
         value = chosen[parameter.name] if parameter.is_constexpr else launch.args[place]
-        kind = "constexpr" if parameter.is_constexpr else type_of(value, launch.kernel.function.is_gluon())
+        specialized = not parameter.do_not_specialize
+        kind = "constexpr" if parameter.is_constexpr else type_of(value, launch.kernel.function.is_gluon(), specialized)
         signature.append((parameter.name, kind))
         if kind == "constexpr":
             constants.append(((place,), value))
@@ -81,17 +82,18 @@ def specialization_of(launch: Launch, target: Target) -> tuple[tuple[Any, ...], 
             aligned, reached = value.data_ptr() % 16 == 0, target.backend == "hip" and in_reach(value)
             if aligned or reached:
                 attributes.append(((place,), aligned, reached))
-        elif value.__class__ is int and value % 16 == 0:
+        elif value.__class__ is int and value % 16 == 0 and specialized:
             attributes.append(((place,), True, False))
     return tuple(signature), tuple(constants), tuple(attributes)
 
 
-def type_of(value: Any, gluon: bool = False) -> Any:
-    """A run-time argument's type as Triton writes it; ``constexpr`` for what it compiles in: None and 1."""
+def type_of(value: Any, gluon: bool = False, specialized: bool = True) -> Any:
+    """A run-time argument's type as Triton writes it; ``constexpr`` for what it compiles in: None, and 1 unless the
+    kernel says that the parameter is not `specialized` on."""
     if value.__class__ is Descriptor:
         layout = f",{value.layout()!r}" if gluon else ""
         return f"tensordesc<{_TYPES[value.dtype]}{list(value.block_shape)}{layout}>"
-    if value is None or (value.__class__ is int and value == 1):
+    if value is None or (value.__class__ is int and value == 1 and specialized):
         return "constexpr"
     if value.__class__ is int:
         return "i32" if -(2**31) <= value < 2**31 else "i64"

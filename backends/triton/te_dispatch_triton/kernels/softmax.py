@@ -67,16 +67,19 @@ def _whole(
         tl.store(places + columns[None, :], tl.zeros(behind.shape, y.dtype.element_ty), mask=behind)
 
 
-@triton.jit
+# How many rows there are changes how Triton would lay out the loads of a mask, and with it the order of a row's sum:
+# rows would depend on their number. So nothing that comes with rows is specialized on; MASK_VECTORS says what a mask's
+# strides are multiples of.
+@triton.jit(do_not_specialize=("R", "heads", "s_q", "mask_batch", "mask_head", "mask_row"))
 def forward(
     x, mask, y, R, C, scale, heads, s_q, mask_batch, mask_head, mask_row, mask_column,
-    NEGATE: tl.constexpr, CAUSAL: tl.constexpr, INTERPRETED: tl.constexpr, WHOLE: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr,
+    NEGATE: tl.constexpr, CAUSAL: tl.constexpr, MASK_VECTORS: tl.constexpr, INTERPRETED: tl.constexpr,
+    WHOLE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """y (R, C) of x (R, C), rows numbered batch by batch, head by head.
 
     scale: |scale| * log2 e. mask: bytes that are nonzero where masked out, with elements between batches, heads, rows
-    and columns; None for none. WHOLE: BN columns are a row.
+    and columns; None for none. MASK_VECTORS: its rows begin at multiples of 16 bytes. WHOLE: BN columns are a row.
     """
     rows = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
     row_in = rows % s_q
@@ -84,6 +87,8 @@ def forward(
     if mask is not None:
         head = rows // s_q
         mask_rows = head // heads * mask_batch + head % heads * mask_head + row_in * mask_row
+        if MASK_VECTORS:
+            mask_rows = tl.multiple_of(mask_rows, 16)
     if WHOLE:
         # Rows of a triangle: what lies behind the diagonal by half of a row or more is not worked out.
         limit = 0
