@@ -348,8 +348,13 @@ def quantized(
     amax: torch.Tensor | None = None,
     draws: Draws | None = None,
     from_bf16: bool = False,
+    intermediate: bool = False,
 ) -> Quantized:
-    """Cast float32 values of a logical shape into a fresh record. This is how every operator's quantizer works."""
+    """Cast float32 values of a logical shape into a fresh record. This is how every operator's quantizer works.
+
+    Args:
+        intermediate: the record is no result of the operator, so it is not allocated as one.
+    """
     check_usage(usage)
     if not shape:
         raise ValueError("x: got a tensor without dimensions, expected (..., K)")
@@ -358,7 +363,10 @@ def quantized(
     def give(role: str, values: Codes | F32 | None) -> torch.Tensor | None:
         if values is None:
             return None
-        return host.result(role, values, torch.uint8 if values.dtype == np.uint8 else torch.float32, device)
+        of = torch.uint8 if values.dtype == np.uint8 else torch.float32
+        if intermediate:
+            return host.write(torch.empty(values.shape, dtype=of, device=device), values)
+        return host.result(role, values, of, device)
 
     row_data = arrays.row_data
     if row_data is not None:

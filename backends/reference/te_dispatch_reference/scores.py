@@ -231,7 +231,8 @@ def cast_values(parts: list[F64], quantizer: Quantizer | None) -> list[F64]:
     if quantizer is None or not parts:
         return parts
     flat = np.concatenate([part.reshape(-1) for part in parts]).astype(np.float32)
-    record = casts.quantized(flat, flat.shape, quantizer, "row", torch.float32, torch.device("cpu"))
+    cpu = torch.device("cpu")
+    record = casts.quantized(flat, flat.shape, quantizer, "row", torch.float32, cpu, intermediate=True)
     values = casts.matrix(record, prefer_column=False).reshape(-1)
     ends = np.cumsum([part.size for part in parts])[:-1]
     return [v.reshape(part.shape) for v, part in zip(np.split(values, ends), parts, strict=True)]

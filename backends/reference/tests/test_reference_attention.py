@@ -13,6 +13,7 @@ import torch
 
 from te_dispatch.core.errors import Declined
 from te_dispatch.numerics.quantizers import CurrentQuantizer, DelayedQuantizer, MXFP8Quantizer
+from te_dispatch.ops import alloc
 from te_dispatch.ops.attention import MASKS
 from te_dispatch_reference.attention import attention_bwd, attention_fwd
 from te_dispatch_reference.philox import keep_scale, philox4x32, uniform
@@ -440,3 +441,24 @@ def test_backward_errors_name_the_argument() -> None:
         attention_bwd(Q, Q, K, K, made.out, made.lse, made.saved, with_dbias=True)
     with pytest.raises(Declined, match="dp_quantizer has mxfp8 scaling"):
         attention_bwd(Q, Q, K, K, made.out, made.lse, made.saved, dp_quantizer=MXFP8Quantizer())
+
+
+def test_casts_within_the_formula_are_not_allocated_as_results() -> None:
+    """What `s_quantizer` and `dp_quantizer` cast is no result: under a result's role it would be taken for one."""
+    roles: list[str] = []
+
+    def record(role: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        roles.append(role)
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    cast = CurrentQuantizer("e4m3fn")
+    q, k, v, dout = (quantize(randn(1, 4, 2, 16, seed=seed), cast, usage="row") for seed in range(4))
+    before = alloc.set_allocator(record)
+    try:
+        out, lse, *saved = attention_fwd(q, k, v, layout="bshd", s_quantizer=cast)
+        assert sorted(roles) == ["lse", "out"]
+        roles.clear()
+        attention_bwd(dout, q, k, v, out, lse, saved, layout="bshd", s_quantizer=cast, dp_quantizer=cast)
+        assert sorted(roles) == ["dk", "dq", "dv"]
+    finally:
+        alloc.set_allocator(before)
