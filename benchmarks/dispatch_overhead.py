@@ -1,6 +1,10 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
 """What dispatch costs: an operator's trampoline against a direct call of the very function it forwards to.
 
+Implementations that are made of PyTorch's operators are bound behind a switch that turns autograd and torch.autocast off
+(`te_dispatch.core.autograd`). The rows "autograd off" are what the switch costs, without gradients and with; the rows
+"one binding" are what dispatch costs beside it.
+
 Both are called with the same arguments in the same run, in interleaved rounds; the figure is the difference of the two
 minima over the rounds. A round is shorter than a scheduler's time slice, so that on a busy machine some are not
 disturbed. Backends are made up in memory and their implementations return at once, so that nothing but dispatch is
@@ -17,6 +21,7 @@ Rows that end in "shadowed" are of calls under a policy with `shadow` that are n
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import inspect
 import json
 import os
@@ -27,22 +32,28 @@ import sys
 import time
 import types
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 
 import torch
 
 import te_dispatch.ops  # noqa: F401  # declares the operators
+from te_dispatch.core.bind import callable_of
 from te_dispatch.core.manager import OpManager
 from te_dispatch.core.manifest import API_VERSION, Implementation, Manifest
 from te_dispatch.core.operator import OPERATORS, Operator, dtype_name
-from te_dispatch.core.policy import Policy, Shadow
+from te_dispatch.core.policy import Policy, Selector, Shadow
 from te_dispatch.core.requirements import Condition, MultipleOf, OneOf
 from te_dispatch.core.snapshot import InstalledBackend, Snapshot
 from te_dispatch.numerics.quantizers import CurrentQuantizer
 
 BACKENDS = (1, 4, 20)
 #: Nanoseconds over a direct call. A binding gets 60 up to 10 parameters and 4 for each further one: 100 at 20.
-BUDGETS = {"one binding": 60, "device and format": 200, "device, format, shape": 300}
+BUDGETS = {
+    "one binding": 60,
+    "device and format": 200,
+    "device, format, shape": 300,
+    "autograd off, no gradients": 250,
+    "autograd off, gradients": 450,
+}
 PER_PARAMETER = 4
 #: Under a policy with `shadow`, a call that is not sampled may cost so many times that of one without.
 SHADOWED = 2.5
@@ -50,7 +61,7 @@ SHADOWED = 2.5
 FORMATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
-@dataclass
+@dataclasses.dataclass
 class Row:
     case: str
     operator: str
@@ -104,6 +115,14 @@ def snapshot(operator: Operator, backends: int, conditions: tuple[Condition, ...
     return Snapshot(installed)
 
 
+def bound(operator: Operator, traits: frozenset[str]) -> Callable[..., object]:
+    """The made-up implementation as the runtime binds it, with the operator's defaults."""
+    made = callable_of(operator, traits, sys.modules[implementation_module(operator)].implementation, ())
+    assert isinstance(made, types.FunctionType)
+    made.__defaults__ = tuple(None if p.default is p.empty else p.default for p in operator.signature.parameters.values())
+    return made
+
+
 def per_call(function: Callable[[], object], calls: int) -> float:
     start = time.perf_counter_ns()
     for _ in range(calls):
@@ -126,9 +145,12 @@ def measure(
     rows = []
     for backends in BACKENDS:
         manager = OpManager(snapshot(operator, backends + shadowed, conditions, traits), environ={}, label="overhead")
+        # A backend that no policy names comes after composites, whose conditions a key would have to hold.
+        policy = Policy(name="made up", prefer=(Selector("backend0"),))
         if shadowed:
             # Against the last backend, which is never chosen, and so rarely that it never happens.
-            manager.set_policy(Policy(name="shadowed", shadow=Shadow(f"backend{backends}", 1e-15)))
+            policy = dataclasses.replace(policy, shadow=Shadow(f"backend{backends}", 1e-15))
+        manager.set_policy(policy)
         direct = call(sys.modules[implementation_module(operator)].implementation)
         if before is not None:
             before(getattr(manager.ops, operator.name))
@@ -136,10 +158,13 @@ def measure(
         for _ in range(2000):
             direct(), dispatched()
         # Interleaved, and the minimum of each: everything else that runs on a machine only ever adds.
-        base, whole = [], []
+        base, whole, twin, switched = [], [], [], []
+        calls = [(direct, base), (dispatched, whole)]
+        calls += [(call(bound(operator, frozenset())), twin), (call(bound(operator, traits)), switched)]
         for _ in range(options.rounds):
-            base.append(per_call(direct, options.calls))
-            whole.append(per_call(dispatched, options.calls))
+            for function, times in calls:
+                times.append(per_call(function, options.calls))
+        switch = min(switched) - min(twin) if "plain_torch" in traits else 0.0
         rows.append(
             Row(
                 case,
@@ -147,10 +172,27 @@ def measure(
                 len(operator.signature.parameters),
                 backends,
                 round(min(base), 1),
-                round(min(whole) - min(base), 1),
+                round(min(whole) - min(base) - switch, 1),
                 budget,
             )
         )
+    return rows
+
+
+def measure_switch(
+    operator: Operator, call: Callable[[Callable[..., object]], Callable[[], object]], options: argparse.Namespace
+) -> list[Row]:
+    """A bound function of PyTorch's operators against one that is not."""
+    direct, switched = call(bound(operator, frozenset())), call(bound(operator, frozenset({"plain_torch"})))
+    rows = []
+    for case, gradients in (("autograd off, no gradients", False), ("autograd off, gradients", True)):
+        base, whole = [], []
+        with torch.set_grad_enabled(gradients):
+            for _ in range(options.rounds):
+                base.append(per_call(direct, options.calls))
+                whole.append(per_call(switched, options.calls))
+        over, parameters = round(min(whole) - min(base), 1), len(operator.signature.parameters)
+        rows.append(Row(case, operator.name, parameters, 1, round(min(base), 1), over, BUDGETS[case]))
     return rows
 
 
@@ -183,6 +225,7 @@ def cases(options: argparse.Namespace) -> list[Row]:
         rows += measure("one binding", ops[name], call, (), plain, budget, options)
         limit = round(SHADOWED * budget)
         rows += measure("one binding, shadowed", ops[name], call, (), plain, limit, options, shadowed=True)
+        rows += measure_switch(ops[name], call, options)
     shape = MultipleOf("k", 16)
     for met, ordinal in ((1, ""), (2, ", 2nd"), (3, ", 3rd")):
 
@@ -262,7 +305,7 @@ def main() -> int:
     for name, value in found.items():
         print(f"{name:<45}{value:>8.1f}")
     if options.json:
-        data = {"python": platform.python_version(), "torch": torch.__version__, "rows": [asdict(r) for r in rows]}
+        data = {"python": platform.python_version(), "torch": torch.__version__, "rows": [dataclasses.asdict(r) for r in rows]}
         with open(options.json, "w", encoding="utf-8") as file:
             json.dump({**data, "imports": found}, file, indent=1)
     return 0 if all(r.within for r in rows) else 1

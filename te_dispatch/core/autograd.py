@@ -5,7 +5,28 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from te_dispatch.core import codegen
+
+if TYPE_CHECKING:
+    from te_dispatch.core.operator import Operator
+
+
+def bound_below_autograd(operator: Operator, function: Callable[..., Any]) -> Callable[..., Any]:
+    """`below_autograd` of a bound implementation, which takes all of the operator's arguments by position. This is how
+    implementations with the trait ``plain_torch`` are bound."""
+    import torch  # which such a function has imported: the runtime itself does without
+
+    from te_dispatch.torch_private import any_autocast, set_grad_enabled
+
+    settings = {
+        "is_tracing": torch.compiler.is_dynamo_compiling,
+        "any_autocast": any_autocast,
+        "is_grad_enabled": torch.is_grad_enabled,
+        "set_grad_enabled": set_grad_enabled,  # a third of what torch.no_grad takes
+    }
+    return codegen.switching(operator, function, below_autograd(function), settings)
 
 
 def below_autograd(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -15,7 +36,7 @@ def below_autograd(function: Callable[..., Any]) -> Callable[..., Any]:
     An implementation with the trait ``plain_torch`` is wrapped when it is bound; others that call PyTorch's operators
     have this as a decorator.
     """
-    import torch  # which such a function has imported: the runtime itself does without
+    import torch
 
     from te_dispatch.torch_private import any_autocast, set_grad_enabled
 
@@ -32,7 +53,7 @@ def below_autograd(function: Callable[..., Any]) -> Callable[..., Any]:
                 return slow_path(*args, **keywords)
         if not recording():
             return function(*args, **keywords)
-        set_grad_enabled(False)  # a third of what torch.no_grad takes
+        set_grad_enabled(False)
         try:
             return function(*args, **keywords)
         finally:

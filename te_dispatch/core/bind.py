@@ -15,7 +15,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from te_dispatch.core import codegen
-from te_dispatch.core.autograd import below_autograd
+from te_dispatch.core.autograd import bound_below_autograd
 from te_dispatch.core.errors import BindError
 from te_dispatch.core.failures import phrase, place
 from te_dispatch.core.operator import Operator
@@ -119,7 +119,7 @@ def callable_of(
 ) -> Callable[..., Any]:
     """`positional`, with autograd and torch.autocast off where the function consists of PyTorch's operators."""
     made = positional(operator, function, lacking)
-    return below_autograd(made) if "plain_torch" in traits else made
+    return bound_below_autograd(operator, made) if "plain_torch" in traits else made
 
 
 _VARIADIC = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS

@@ -15,6 +15,7 @@ would make it reuse a stale graph in silence.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import linecache
@@ -276,6 +277,31 @@ def dropping_adapter(operator: Operator, twin: Callable[..., Any], lacking: tupl
     local: dict[str, Any] = {}
     _exec_in(source, f"{operator.name} adapter", sys.modules[__name__], local)
     return local["make"](twin)  # type: ignore[no-any-return]
+
+
+def switching(
+    operator: Operator, function: Callable[..., Any], elsewhere: Callable[..., Any], settings: dict[str, Any]
+) -> Callable[..., Any]:
+    """Takes all arguments by position, and calls `function` with autograd off; `elsewhere` in its place in a traced
+    region or under torch.autocast. `functools.wraps` with ``*args`` would take twice the time.
+
+    Args:
+        settings: `is_tracing`, `any_autocast`, `is_grad_enabled` and `set_grad_enabled`, as in `core/autograd.py`.
+    """
+    given = ", ".join(operator.signature.parameters)
+    source = (
+        f"def make(_function, _elsewhere, {', '.join(settings)}):\n"
+        f"    def {operator.name}_below_autograd({_arguments(operator)}):\n"
+        f"        if is_tracing() or any_autocast():\n            return _elsewhere({given})\n"
+        f"        if not is_grad_enabled():\n            return _function({given})\n"
+        f"        set_grad_enabled(False)\n"
+        f"        try:\n            return _function({given})\n"
+        f"        finally:\n            set_grad_enabled(True)\n"
+        f"    return {operator.name}_below_autograd\n"
+    )
+    local: dict[str, Any] = {}
+    _exec_in(source, f"{operator.name} below autograd", sys.modules[__name__], local)
+    return functools.update_wrapper(local["make"](function, elsewhere, **settings), function)
 
 
 def keyword_launcher(operator: Operator, function: Callable[..., Any], lacking: tuple[str, ...]) -> Callable[..., Any]:
