@@ -37,8 +37,9 @@ def quantize(
         return out  # type: ignore[return-value]  # checked above
     draws = None if rng_state is None else casts.Draws(rng_state)
     made = casts.quantized(
-        host.single(x), tuple(x.shape), quantizer, usage, x.dtype, x.device, amax, draws, x.dtype == torch.bfloat16
-    )
+        host.single(x), tuple(x.shape), quantizer, usage, x.dtype, x.device, amax, draws, x.dtype == torch.bfloat16,
+        intermediate=out is not None,
+    )  # fmt: skip
     if out is None:
         return made
     for name in _TENSORS:

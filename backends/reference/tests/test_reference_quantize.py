@@ -84,10 +84,13 @@ def test_every_output_comes_from_the_allocator_under_its_role(quantizer: Quantiz
     before = alloc.set_allocator(record)
     try:
         made = quantize(randn(4, 32), quantizer, usage="both")
+        count = len(roles)
+        assert quantize(randn(4, 32), quantizer, usage="both", out=made) is made
     finally:
         alloc.set_allocator(before)
     distinct = {id(getattr(made, n)): n for n in reversed(TENSORS) if getattr(made, n) is not None}
-    assert sorted(roles) == sorted(distinct.values())
+    assert sorted(roles[:count]) == sorted(distinct.values())
+    assert len(roles) == count, "what goes into `out` is no result of its own"
 
 
 @every_quantizer
