@@ -1,9 +1,9 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
 """What dispatch costs: an operator's trampoline against a direct call of the very function it forwards to.
 
-Implementations that are made of PyTorch's operators are bound behind a switch that turns autograd and torch.autocast off
-(`te_dispatch.core.autograd`). The rows "autograd off" are what the switch costs, without gradients and with; the rows
-"one binding" are what dispatch costs beside it.
+Implementations that are made of PyTorch's operators are bound behind a switch that turns autograd and torch.autocast
+off (`te_dispatch.core.autograd`). The rows "autograd off" are what the switch costs, without gradients and with; the
+rows "one binding" are what dispatch costs beside it.
 
 Both are called with the same arguments in the same run, in interleaved rounds; the figure is the difference of the two
 minima over the rounds. A round is shorter than a scheduler's time slice, so that on a busy machine some are not
@@ -119,7 +119,8 @@ def bound(operator: Operator, traits: frozenset[str]) -> Callable[..., object]:
     """The made-up implementation as the runtime binds it, with the operator's defaults."""
     made = callable_of(operator, traits, sys.modules[implementation_module(operator)].implementation, ())
     assert isinstance(made, types.FunctionType)
-    made.__defaults__ = tuple(None if p.default is p.empty else p.default for p in operator.signature.parameters.values())
+    parameters = operator.signature.parameters.values()
+    made.__defaults__ = tuple(None if p.default is p.empty else p.default for p in parameters)
     return made
 
 
@@ -305,7 +306,8 @@ def main() -> int:
     for name, value in found.items():
         print(f"{name:<45}{value:>8.1f}")
     if options.json:
-        data = {"python": platform.python_version(), "torch": torch.__version__, "rows": [dataclasses.asdict(r) for r in rows]}
+        measured = [dataclasses.asdict(row) for row in rows]
+        data = {"python": platform.python_version(), "torch": torch.__version__, "rows": measured}
         with open(options.json, "w", encoding="utf-8") as file:
             json.dump({**data, "imports": found}, file, indent=1)
     return 0 if all(r.within for r in rows) else 1

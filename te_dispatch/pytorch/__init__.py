@@ -22,6 +22,7 @@ from te_dispatch.pytorch.padding import Fp8Padding, Fp8Unpadding
 from te_dispatch.pytorch.planning import ModulePlan, PlanningError, TensorSpec, plan
 from te_dispatch.pytorch.quantized_tensor import QuantizedTensor
 from te_dispatch.pytorch.quantizer_role import QuantizerRole
+from te_dispatch.pytorch.replay.statistics import CaptureStats, capture_stats
 from te_dispatch.pytorch.rotary import RotaryPositionEmbedding, apply_rotary_pos_emb
 from te_dispatch.pytorch.sequential import Sequential
 from te_dispatch.pytorch.support import (
@@ -47,6 +48,7 @@ from te_dispatch.pytorch.tensor import (
 from te_dispatch.pytorch.transformer_layer import TransformerLayer
 
 __all__ = [
+    "CaptureStats",
     "DType",
     "DotProductAttention",
     "Float8BlockQuantizer",
@@ -75,6 +77,7 @@ __all__ = [
     "TransformerLayer",
     "apply_rotary_pos_emb",
     "autocast",
+    "capture_stats",
     "checkpoint",
     "fp8_autocast",
     "fp8_model_init",

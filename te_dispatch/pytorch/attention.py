@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from te_dispatch import ops
 from te_dispatch.core import scopes
 from te_dispatch.core.watched import reload_changed
 from te_dispatch.ops.attention import LAYOUTS, SOFTMAX_TYPES
+from te_dispatch.ops.checks.likeness import PLAIN
 from te_dispatch.pytorch.arguments import reject_unsupported, require_choice, require_probability, resolve_device
 from te_dispatch.pytorch.attention_bounds import Bounds, sequence_bounds
 from te_dispatch.pytorch.attention_function import (
@@ -37,12 +39,13 @@ from te_dispatch.pytorch.attention_masks import (
     canonical_window,
     starts_bottom_right,
 )
+from te_dispatch.pytorch.attention_signature import AttentionSignature, Given
 from te_dispatch.pytorch.constants import AttnTypes
-from te_dispatch.pytorch.known_calls import SignatureCache, unwatched
 from te_dispatch.pytorch.module_state import SavedModule
 from te_dispatch.pytorch.parallel import ContextParallelModule, forked, require_one_context_rank
 from te_dispatch.pytorch.randomness import draw_rng_state
-from te_dispatch.pytorch.settled_attention import Given, KnownAttention
+from te_dispatch.pytorch.replay.signatures import SignatureCache, capturable, reason_of_miss, unwatched
+from te_dispatch.pytorch.replay.statistics import STATISTICS
 
 _UNSUPPORTED_CALL: dict[str, Any] = {
     "inference_params": None,
@@ -244,7 +247,7 @@ class DotProductAttention(SavedModule, ContextParallelModule):
         if not torch.compiler.is_compiling():
             reload_changed(scopes.MANAGER)
         key: tuple[Any, ...] | None = None
-        settled: dict[Any, AttentionCall] = {}
+        checked: dict[Any, AttentionCall] = {}
         given = query_layer, key_layer, value_layer, qkv_layer, kv_layer
         arguments = (
             qkv_interleave_dim, qkv_format, max_seqlen_q, max_seqlen_kv, attn_mask_type, window_size,
@@ -255,18 +258,20 @@ class DotProductAttention(SavedModule, ContextParallelModule):
             or cu_seqlens_q_padded is not None or cu_seqlens_kv_padded is not None or core_attention_bias is not None
             or alibi_slopes is not None or checkpoint_core_attention or torch.compiler.is_compiling()
         ):  # fmt: skip
-            if self._known and unwatched():
-                calls = self._known
-                for index, known in enumerate(calls):
-                    if known.serves(given, arguments):
+            if self._signatures and unwatched():
+                signatures = self._signatures
+                for index, found in enumerate(signatures):
+                    if found.serves(given, arguments):
                         if index:
-                            calls.use(index, known)
-                        return run_attention(*as_given(*given), None, None, known.call)  # type: ignore[no-any-return]
-            settled = self._settled  # the one that is forgotten if an attribute is set meanwhile
+                            signatures.use(index, found)
+                        STATISTICS.hits += 1
+                        return run_attention(*as_given(*given), None, None, found.call)  # type: ignore[no-any-return]
+            STATISTICS.misses[reason_of_miss()] += 1
+            checked = self._checked  # the one that is forgotten if an attribute is set meanwhile
             key = call_key(given, *arguments, _deterministic())
-            found = None if key is None else settled.get(key)
+            found = None if key is None else checked.get(key)
             if found is not None:
-                return self._attend(*as_given(*given), self._learning(found, given, arguments), None)
+                return self._attend(*as_given(*given), self._capturing(found, given, arguments), None)
         operands = gather_operands(*given, qkv_interleave_dim)
         layout = qkv_format or self.qkv_format
         check_operands(operands, layout, self.num_attention_heads, self.num_gqa_groups, self._widths())
@@ -292,10 +297,10 @@ class DotProductAttention(SavedModule, ContextParallelModule):
         options, tensors, bias = spell_out(options, tensors, operands, core_attention_bias, masking.bottom_right)
         call = AttentionCall(options, tensors)
         if key is not None and bias is None and not call.tensors:
-            if len(settled) >= _SETTLED:
-                settled.clear()
-            settled[key] = call
-            call = self._learning(call, given, arguments)
+            if len(checked) >= _MAX_CHECKED:
+                checked.clear()
+            checked[key] = call
+            call = self._capturing(call, given, arguments)
         if checkpoint_core_attention and torch.is_grad_enabled():
             return _checkpointed(self._attend, operands.q, operands.k, operands.v, call, bias)
         return self._attend(operands.q, operands.k, operands.v, call, bias)
@@ -304,28 +309,32 @@ class DotProductAttention(SavedModule, ContextParallelModule):
         super().__setattr__(name, value)
         # What calls without masks, lengths and biases were checked and worked out to be, by `call_key`. It depends on
         # that and on attributes: setting any forgets all. And the kinds of training steps among them.
-        self.__dict__["_settled"], self.__dict__["_known"] = {}, SignatureCache()
+        self.__dict__["_checked"], self.__dict__["_signatures"] = {}, SignatureCache()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_settled": {}, "_known": SignatureCache()}
+        return {**self.__dict__, "_checked": {}, "_signatures": SignatureCache()}
 
-    def _learning(self, call: AttentionCall, given: Given, arguments: tuple[Any, ...]) -> AttentionCall:
-        """The call, or what has the Function tell of its steps where they are to be known."""
-        options, settled, calls = call.options, self._settled, self._known
+    def _capturing(self, call: AttentionCall, given: Given, arguments: tuple[Any, ...]) -> AttentionCall:
+        """The call, or one that is to be captured for calls like it."""
+        options, checked, signatures = call.options, self._checked, self._signatures
         if (
             options.dropout_p or options.with_max_logit
-            or self.softmax_type == "learnable" or not unwatched() or scopes.capture().observer is not None
-            or not any(x is not None and x.requires_grad for x in given) or not calls.admits()
+            or self.softmax_type == "learnable" or not capturable() or scopes.capture().observer is not None
+            or not scopes.capture().makes_calls
+            or not any(x is not None and x.requires_grad for x in given)
+            or any(x is not None and x.__class__ not in PLAIN for x in given) or not signatures.admits()
         ):  # fmt: skip
             return call
-        known = KnownAttention(given, arguments, options.packing if options.joined == 0 else None)
+        signature = AttentionSignature(given, arguments, options.packing if options.joined == 0 else None)
 
-        def learn(found: AttentionCall) -> None:
-            if self._settled is settled:  # else it was forgotten meanwhile
-                known.call = found
-                calls.add(known)
+        def keep(found: AttentionCall) -> None:
+            if self._checked is checked:  # else it was forgotten meanwhile
+                signature.call = found
+                signatures.add(signature)
 
-        return call.learning(learn)
+        call = copy.copy(call)
+        call.capture = keep
+        return call
 
     def _widths(self) -> tuple[int, int]:
         return self.hidden_size_per_attention_head_k, self.hidden_size_per_attention_head_v
@@ -403,7 +412,7 @@ class DotProductAttention(SavedModule, ContextParallelModule):
 
 
 #: How many different calls a module remembers.
-_SETTLED = 256
+_MAX_CHECKED = 256
 
 
 def _deterministic() -> bool:

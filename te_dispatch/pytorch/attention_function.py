@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,9 +13,9 @@ from te_dispatch.core import scopes
 from te_dispatch.ops.results import AttentionBackward, Saved
 from te_dispatch.pytorch.compile import returned
 from te_dispatch.pytorch.functions import applied
+from te_dispatch.pytorch.replay.functions import Replayable, replayed
+from te_dispatch.pytorch.replay.recorder import step
 from te_dispatch.pytorch.scoped import in_forward_scope, outside_autocast
-from te_dispatch.pytorch.settled import teach
-from te_dispatch.pytorch.settled_attention import AttentionSteps
 
 
 class AttentionOptions(NamedTuple):
@@ -72,6 +71,7 @@ def _split(
     return q, k, v
 
 
+@step
 def _join(grads: tuple[torch.Tensor, ...], packing: str) -> torch.Tensor:
     """One packed tensor of its parts' gradients: the buffer they already share, if they do, else a copy."""
     dim = _PACKED_DIM[packing]
@@ -103,19 +103,18 @@ def _merged(out: torch.Tensor) -> torch.Tensor:
     return out.reshape(*out.shape[:-2], out.shape[-2] * out.shape[-1])
 
 
-class AttentionCall:
+class AttentionCall(Replayable):
     """Everything of a call that has no gradient, as the one object that an autograd Function takes beside tensors.
 
     Attributes:
         tensors: `AttentionTensors`, or () where all are None.
         fixed: keywords of what is no tensor, which the forward and the backward operator both take.
-        steps: of calls of this kind, None where they are to be worked out.
-        learn: is told what serves calls of this kind: this, with steps if they have any. None where nobody asks.
     """
 
-    __slots__ = ("options", "tensors", "fixed", "steps", "learn")
+    __slots__ = ("options", "tensors", "fixed")
 
     def __init__(self, options: AttentionOptions, tensors: AttentionTensors) -> None:
+        super().__init__()
         self.options = options
         self.tensors: Sequence[torch.Tensor | None] = tensors if any(t is not None for t in tensors) else ()
         self.fixed = {
@@ -132,20 +131,6 @@ class AttentionCall:
             "dropout_p": options.dropout_p,
             "deterministic": options.deterministic,
         }
-        self.steps: AttentionSteps | None = None
-        self.learn: Callable[[AttentionCall], None] | None = None
-
-    def learning(self, learn: Callable[[AttentionCall], None]) -> AttentionCall:
-        """This for one call that is to be learned from."""
-        found = copy.copy(self)
-        found.learn = learn
-        return found
-
-    def settled(self, steps: AttentionSteps | None) -> AttentionCall:
-        """This for all calls of a kind."""
-        found = copy.copy(self)
-        found.steps, found.learn = steps, None
-        return found
 
 
 def _arguments(
@@ -164,6 +149,7 @@ def _arguments(
     return {**fixed, **dict(zip(AttentionTensors._fields, tensors)), "bias": bias, "softmax_offset": offset}
 
 
+@replayed(in_forward_scope, "call")
 class _AttentionFunction(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -175,21 +161,14 @@ class _AttentionFunction(torch.autograd.Function):
         offset: torch.Tensor | None,
         call: AttentionCall,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        options, tensors, steps = call.options, call.tensors, call.steps
-        operands = _split(q, k, v, options)
-        if steps is not None and steps.needs == ctx.needs_input_grad:
-            ctx.scope, ctx.steps = steps.scope, steps
-            return steps.run(ctx, (q, k, v), operands)
+        options, tensors = call.options, call.tensors
         result = ops.attention_fwd(
-            *operands,
+            *_split(q, k, v, options),
             **_arguments(call.fixed, bias, offset, tensors),
             with_max_logit=options.with_max_logit,
         )
         out = returned(_merged(result.out))
-        if call.learn is not None:
-            teach(call, AttentionSteps.of(call, ctx.needs_input_grad, operands, result, out.shape))
         saved = result.saved
-        ctx.steps = None
         ctx.save_for_backward(q, k, v, bias, offset, *tensors, result.out, result.lse, *saved.tensors)
         ctx.options = options
         ctx.fixed = call.fixed
@@ -205,10 +184,7 @@ class _AttentionFunction(torch.autograd.Function):
         return out, result.max_logit
 
     @staticmethod
-    @in_forward_scope
     def backward(ctx: Any, dout: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
-        if ctx.steps is not None:
-            return *_settled_gradients(ctx.steps, dout, *ctx.saved_tensors), None, None, None
         options: AttentionOptions = ctx.options
         q, k, v, bias, offset, *rest = ctx.saved_tensors
         tensors = rest[: ctx.count]
@@ -226,43 +202,14 @@ class _AttentionFunction(torch.autograd.Function):
 
 
 def _as_given(
-    grads: AttentionBackward, options: AttentionOptions, steps: AttentionSteps | None = None
+    grads: AttentionBackward, options: AttentionOptions
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """Gradients of q, k and v as the Function was given them.
-
-    Args:
-        steps: by which the gradients were made, None where they were not.
-    """
-    parts = (grads.dq, grads.dk, grads.dv)[3 - options.joined :]
+    """Gradients of q, k and v as the Function was given them."""
     if not options.joined:
         return grads.dq, grads.dk, grads.dv
     assert options.packing is not None
-    joined = None if steps is None else steps.joined(parts)
-    if joined is None:
-        joined = _join(parts, options.packing)
+    joined = _join((grads.dq, grads.dk, grads.dv)[3 - options.joined :], options.packing)
     return (joined, None, None) if options.joined == 3 else (grads.dq, joined, None)
-
-
-def _settled_gradients(
-    steps: AttentionSteps, dout: torch.Tensor, q: torch.Tensor, k: Any, v: Any, out: torch.Tensor, lse: torch.Tensor,
-    *extra: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
-    """Gradients of q, k and v of a call that `steps` have served."""
-    options = steps.call.options
-    operands, saved = _split(q, k, v, options), steps.left(extra)
-    if not dout.is_contiguous():  # expanded, as the gradient of a sum is
-        dout = dout.contiguous()
-    grads = steps.gradients(dout, operands, out, lse, saved)
-    if grads is not None:
-        return _as_given(grads, options, steps)
-    shaped = dout.view(out.shape)
-    grads = ops.attention_bwd(shaped, *operands, out, lse, saved, **steps.call.fixed)
-    found = _as_given(grads, options)
-    if steps.backward is None:
-        joined = found[0] if options.joined == 3 else found[1]
-        shared = options.joined and joined is grads.dv._base  # else parts were copied
-        steps.learn(dout, operands, out, lse, saved, joined if shared else None)
-    return found
 
 
 run_attention = applied(_AttentionFunction)

@@ -7,7 +7,6 @@ The steps take the casts of one weight, or None for high precision: operands are
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -92,7 +91,6 @@ def product_gradients(
     weight: Any,
     wanted: Wanted,
     leaves: Leaves | None = None,
-    learn: Callable[..., None] | None = None,
     into: WeightSink | None = None,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
     """Gradients of `product`: of x, weight and bias.
@@ -102,15 +100,12 @@ def product_gradients(
         dy: contiguous, may be a `QuantizedTensor`.
         leaves: how the gradient of x leaves the module, if quantized.
         x, weight: as the product read them, or a plain weight in its own dtype; None where no wanted gradient reads it.
-        learn: `LinearSteps.learn`, of what has run here.
     """
     x_dtype, weight_dtype, bias_dtype = wanted
     if casts is None:
         dy = detached(dy)
         dx = None if x_dtype is None else ops.gemm(dy, as_dtype(weight, dy.dtype), layout="NN").out
         dw, db = plain_weight_grads(dy, x, weight_dtype, bias_dtype, into)
-        if learn is not None:
-            learn(dy, dy, x, weight, bias_dtype is not None)
         return dx, dw, db  # type: ignore[return-value]
     usage = (x_dtype is not None) + 2 * (weight_dtype is not None)
     if not usage:
@@ -118,8 +113,6 @@ def product_gradients(
     dyq, db = quantize_gradient(casts, casts.grad_usage[usage], dy, bias_dtype)
     dx = None if x_dtype is None else dgrad(casts, dyq, weight, x_dtype, leaves, dy)
     dw = None if weight_dtype is None else wgrad(casts, dyq, x, weight_dtype, into)
-    if learn is not None:
-        learn(dy, dyq, x, weight, bias_dtype is not None)
     return dx, dw, db
 
 

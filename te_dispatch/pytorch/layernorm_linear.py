@@ -31,10 +31,11 @@ from te_dispatch.pytorch.norm_steps import (
 )
 from te_dispatch.pytorch.parameters import UNSUPPORTED, InitMethod, empty_result, parameter_factory
 from te_dispatch.pytorch.quantized_tensor import plain
+from te_dispatch.pytorch.replay.functions import replayed
 from te_dispatch.pytorch.scoped import in_forward_scope_as_is
-from te_dispatch.pytorch.settled import NormSteps
 
 
+@replayed(in_forward_scope_as_is)
 class _LayerNormLinear(torch.autograd.Function):
     """x (..., in), gamma, beta (in,), weight (out, in), bias (out,) -> (..., out), and norm(x), and x, where asked.
 
@@ -52,22 +53,14 @@ class _LayerNormLinear(torch.autograd.Function):
         options: LinearOptions,
         *parameters: torch.Tensor,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        plan, trains, norm, steps = options.plan, options.trains, options.norm, options.steps
+        plan, trains, norm, needs = options.plan, options.trains, options.norm, ctx.needs_input_grad
         assert norm is not None
-        needs = ctx.needs_input_grad
-        if steps is not None and steps.needs == needs:
-            ctx.scope, ctx.options, ctx.steps = steps.scope, options, steps
-            out = steps.run_normed(ctx, x, gamma, beta, weight, bias)
-            return (out, x.view_as(x)) if options.passes_input else out
         needs_dgrad = trains and (needs[0] or needs[1] or needs[2])
         needs_wgrad = trains and options.trained(needs, 3)[0]
         if plan is None:
             normed = norm_forward(x, gamma, beta, norm)
             assert normed.y is not None
-            out, saved = plain_product(
-                ctx, options, x, normed.y, weight, bias, needs_dgrad, needs_wgrad,
-                lambda scope: NormSteps.of(scope, norm, x, gamma, beta, None, "row"),
-            )  # fmt: skip
+            out, saved = plain_product(normed.y, weight, bias, needs_dgrad, needs_wgrad)
         else:
             casts = plan.sole()
             reads = needs_wgrad and plan.override is None
@@ -76,9 +69,8 @@ class _LayerNormLinear(torch.autograd.Function):
             normed = norm_forward(x, gamma, beta, norm, quantizer, usage, with_y)
             assert normed.y_quantized is not None
             out, saved = quantized_product(
-                ctx, options, x, normed.y, normed.y_quantized, weight, bias, needs_dgrad, needs_wgrad, options.output,
-                lambda scope: NormSteps.of(scope, norm, x, gamma, beta, casts.input, usage),
-            )  # fmt: skip
+                ctx, options, x, normed.y, normed.y_quantized, weight, bias, needs_dgrad, needs_wgrad, options.output
+            )
         if trains:
             stats = (x, gamma, normed.mean, normed.rstd) if needs_dgrad else (None, None, None, None)
             ctx.save_for_backward(*stats, *saved)
@@ -89,7 +81,6 @@ class _LayerNormLinear(torch.autograd.Function):
         return (out, *norms, *parts, *passed) if norms or parts or passed else out  # type: ignore[return-value]
 
     @staticmethod
-    @in_forward_scope_as_is
     def backward(ctx: Any, dy: torch.Tensor, *beside: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         needs, options = ctx.needs_input_grad, ctx.options
         needs_dgrad = needs[0] or needs[1] or needs[2]
@@ -106,10 +97,7 @@ class _LayerNormLinear(torch.autograd.Function):
         residual = beside[-1] if options.passes_input else None
         if residual is not None:
             residual = detached(residual).contiguous()
-        if ctx.steps is None:
-            grads = norm_backward(dz, x, gamma, mean, rstd, options.norm, residual)
-        else:
-            grads = ctx.steps.norm.gradients(dz, x, gamma, mean, rstd, residual)
+        grads = norm_backward(dz, x, gamma, mean, rstd, options.norm, residual)
         dx = leaving(grads.dx, options.input_grad) if needs[0] and options.input_grad is not None else grads.dx
         return dx, grads.dgamma, grads.dbeta if needs[2] else None, *of_linear
 
@@ -227,7 +215,7 @@ class LayerNormLinear(LinearModule):
         own = gamma is given[0] and beta is given[1] and options.sink is None
         own = own and (plan is None or plan.override is None)
         if own and is_first_microbatch is None and not returns_norm and output is None and input_grad is None:
-            self._learn(options, plan, (x, gamma, beta, weight, bias))
+            self._capture(options, plan, (x, gamma, beta, weight, bias))
         result = self._run_function(_run_layernorm_linear, plan, x, gamma, beta, weight, bias, options, *parameters)
         # Slices, because dynamo before PyTorch 2.12 makes a tuple of what `out, *beside = ...` makes a list of.
         results = result if isinstance(result, tuple) else (result,)
@@ -241,7 +229,7 @@ class LayerNormLinear(LinearModule):
             norms = ()
         return (out, *norms, *passed) if norms or passed else out
 
-    def _run_known(
+    def _run_captured(
         self,
         x: torch.Tensor,
         weight: torch.Tensor,
@@ -251,7 +239,7 @@ class LayerNormLinear(LinearModule):
         if self.return_layernorm_output:
             return None
         gamma, beta = norm_parameters(self)
-        options = self._recognized(x, gamma, *[t for t in (beta, weight, bias) if t is not None])
+        options = self._captured(x, gamma, *[t for t in (beta, weight, bias) if t is not None])
         if (
             options is None
             or options.passes_input is not self.passes_input

@@ -187,7 +187,7 @@ class LayerNormMLP(GemmModule):
         fc2_bias = parameter(self, "fc2_bias") if self.use_bias else None
         added = None if self.return_bias else fc2_bias
         if is_first_microbatch is None:
-            out = self._run_known(inp, fc1_weight, fc1_bias, fc2_weight, added)
+            out = self._run_captured(inp, fc1_weight, fc1_bias, fc2_weight, added)
             if out is not None:
                 return self._results(out, fc2_bias) if self.return_bias or isinstance(out, tuple) else out
         if self._familiar(inp, fc1_weight, self.hidden_size):
@@ -241,7 +241,7 @@ class LayerNormMLP(GemmModule):
         # A norm's parameter in another dtype would have to be cast in every call.
         own = gamma is given[0] and beta is given[1] and options.sinks is None
         if own and is_first_microbatch is None and not self.return_layernorm_output and not self.checkpoint:
-            self._learn(options, plan, tensors)
+            self._capture(options, plan, tensors)
         return self._run_function(run_layernorm_mlp, plan, *tensors, options)
 
     def _weights_of_call(self) -> tuple[torch.Tensor, ...]:
@@ -252,7 +252,7 @@ class LayerNormMLP(GemmModule):
         first, second = (self._weight_sink((f"fc{i}_weight",), is_first_microbatch) for i in (1, 2))
         return None if first is None or second is None else (first, second)
 
-    def _run_known(
+    def _run_captured(
         self,
         x: torch.Tensor,
         fc1_weight: torch.Tensor,
@@ -260,12 +260,12 @@ class LayerNormMLP(GemmModule):
         fc2_weight: torch.Tensor,
         fc2_bias: torch.Tensor | None,
     ) -> Any:
-        """As `LinearModule._run_known`."""
+        """As `LinearModule._run_captured`."""
         if self.return_layernorm_output or self.checkpoint:
             return None
         gamma, beta = norm_parameters(self)
         tensors = (gamma, beta, fc1_weight, fc1_bias, fc2_weight, fc2_bias)
-        options = self._recognized(x, *[t for t in tensors if t is not None])
+        options = self._captured(x, *[t for t in tensors if t is not None])
         if options is None or options.passes_input is not self.passes_input or options.kind != self.activation:
             return None
         return run_layernorm_mlp(x, *tensors, options)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -27,14 +26,13 @@ from te_dispatch.pytorch.gemm_steps import (
     wgrad,
 )
 from te_dispatch.pytorch.norm_steps import NormOptions, norm_backward, norm_forward
+from te_dispatch.pytorch.replay.functions import Replayable, replayed
 from te_dispatch.pytorch.saved import PARTS, keep, restored, taken
 from te_dispatch.pytorch.scoped import in_forward_scope_as_is
-from te_dispatch.pytorch.settled import teach
-from te_dispatch.pytorch.settled_mlp import FRONT, MLPSteps
 from te_dispatch.pytorch.weight_grads import WeightSink
 
 
-class LayerNormMLPOptions:
+class LayerNormMLPOptions(Replayable):
     """What the Function needs besides tensors that take gradients.
 
     Attributes:
@@ -46,12 +44,11 @@ class LayerNormMLPOptions:
         recomputes: save the input only and run the first half again in the backward.
         calibrate: called with (GEMM index, input, weight) to record amaxes of a high-precision run.
         sinks: of both weights: where the gradient goes instead of being returned; None to return them.
-        steps, learn: as of `LinearOptions`.
     """
 
     __slots__ = (
         "plan", "weights", "trains", "norm", "returns_norm", "kind", "params", "recomputes", "calibrate",
-        "passes_input", "sinks", "steps", "learn",
+        "passes_input", "sinks",
     )  # fmt: skip
 
     def __init__(
@@ -68,6 +65,7 @@ class LayerNormMLPOptions:
         passes_input: bool,
         sinks: tuple[WeightSink, WeightSink] | None = None,
     ) -> None:
+        super().__init__()
         self.plan = plan
         self.weights = weights
         self.trains = trains
@@ -79,14 +77,10 @@ class LayerNormMLPOptions:
         self.calibrate = calibrate
         self.passes_input = passes_input
         self.sinks = sinks
-        self.steps: MLPSteps | None = None
-        self.learn: Callable[[LayerNormMLPOptions], None] | None = None
 
-    def settled(self, steps: MLPSteps | None) -> LayerNormMLPOptions:
-        """These options for all calls of a kind."""
-        found = copy.copy(self)
-        found.learn, found.steps = None, steps
-        return found
+
+#: How many tensors are saved in front of those of the two products.
+_FRONT = 7
 
 
 class Half(NamedTuple):
@@ -166,6 +160,7 @@ def first_half(
     return Half(normed.y, operand, z, hidden, normed.mean, normed.rstd)
 
 
+@replayed(in_forward_scope_as_is)
 class LayerNormMLPFunction(torch.autograd.Function):
     """x (..., hidden), norm's and both layers' parameters -> (..., hidden), and norm(x), and x, where asked."""
 
@@ -181,12 +176,7 @@ class LayerNormMLPFunction(torch.autograd.Function):
         b2: torch.Tensor | None,
         options: LayerNormMLPOptions,
     ) -> torch.Tensor | tuple[torch.Tensor, ...]:
-        plan, trains, steps = options.plan, options.trains, options.steps
-        wants = ctx.needs_input_grad
-        if steps is not None and steps.needs == wants:
-            ctx.scope, ctx.options, ctx.steps = steps.scope, options, steps
-            out = steps.run(ctx, x, gamma, beta, w1, b1, w2, b2)
-            return (out, x.view_as(x)) if options.passes_input else out
+        plan, trains, wants = options.plan, options.trains, ctx.needs_input_grad
         norm_wanted = trains and (wants[0] or wants[1] or wants[2])
         # The first bias's gradient needs what the first weight's does.
         needs = Needs(norm_wanted, trains and (wants[3] or wants[4]), trains and wants[5])
@@ -201,30 +191,18 @@ class LayerNormMLPFunction(torch.autograd.Function):
             options.calibrate(1, half.hidden, w2)
         if trains:
             _save(ctx, x, gamma, beta, w1, b1, w2, b2, options, needs, half, first_operand, second_operand)
-        if options.learn is not None:
-            steps = None
-            if all(needs):
-                first_weight, second_weight = (w1, first_operand, b1), (w2, second_operand, b2)
-                norm = x, gamma, beta
-                steps = MLPSteps.of(scopes.capture(), options, wants, half, norm, first_weight, second_weight)
-            teach(options, steps)
         beside = (returned(half.normed),) if options.returns_norm else ()  # type: ignore[arg-type]
         if options.passes_input:
             beside += (x.view_as(x),)
         return (returned(out), *beside) if beside else returned(out)
 
     @staticmethod
-    @in_forward_scope_as_is
     def backward(ctx: Any, dy: torch.Tensor, *beside: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         options: LayerNormMLPOptions = ctx.options
-        wants, steps = ctx.needs_input_grad, ctx.steps
-        saved = list(taken(ctx))
+        wants, saved = ctx.needs_input_grad, list(taken(ctx))
         x, gamma, mean, rstd = saved[:4]
         dy = dy.contiguous()  # that of a sum is expanded; not asked first, which the compiler cannot trace here
-        if steps is not None and wants == steps.needs and steps.serves(dy):
-            dnorm, dw1, db1, dw2, db2 = steps.gradients(dy, saved)
-        else:
-            dnorm, dw1, db1, dw2, db2 = _gradients(ctx, dy, saved)
+        dnorm, dw1, db1, dw2, db2 = _gradients(ctx, dy, saved)
         if options.sinks is not None:
             into = options.sinks
             (dw1,), (dw2,) = (to.returned() if want else [None] for to, want in zip(into, (wants[3], wants[5])))
@@ -235,25 +213,17 @@ class LayerNormMLPFunction(torch.autograd.Function):
         residual = beside[-1] if options.passes_input else None
         if residual is not None:
             residual = detached(residual).contiguous()
-        if steps is None:
-            grads = norm_backward(dnorm, x, gamma, mean, rstd, options.norm, residual)
-        else:
-            grads = steps.norm.gradients(dnorm, x, gamma, mean, rstd, residual)
+        grads = norm_backward(dnorm, x, gamma, mean, rstd, options.norm, residual)
         return grads.dx, grads.dgamma, grads.dbeta if wants[2] else None, dw1, db1, dw2, db2, None
 
 
 def _gradients(ctx: Any, dy: torch.Tensor, saved: list[Any]) -> tuple[torch.Tensor | None, ...]:
     """Gradients of the norm's output, of w1, b1, w2 and b2, each where it is wanted; empties what was `saved`."""
-    options, steps, wants = ctx.options, ctx.steps, ctx.needs_input_grad
+    options, wants = ctx.options, ctx.needs_input_grad
     plan: Plan | None = options.plan
-    x, gamma, _, _, beta, b1, z = saved[:FRONT]
-    if steps is None:
-        needs, root, dtypes, learns = ctx.needs, ctx.root, ctx.dtypes, False
-        w1, w2, operand, hidden = _operands(ctx.headers, saved[FRONT:])
-    else:
-        needs, root, learns = Needs(True, True, True), None, wants == steps.needs and steps.fits is None
-        dtypes = (*steps.first.dtypes, *steps.second.dtypes[1:])
-        w1, w2, operand, hidden = steps.operands(saved)
+    x, gamma, _, _, beta, b1, z = saved[:_FRONT]
+    needs: Needs = ctx.needs
+    w1, w2, operand, hidden = _operands(ctx.headers, saved[_FRONT:])
     saved.clear()
     casts1, casts2 = _casts(plan)
     if options.recomputes:
@@ -261,24 +231,20 @@ def _gradients(ctx: Any, dy: torch.Tensor, saved: list[Any]) -> tuple[torch.Tens
         half = first_half(x, gamma, beta, w1_again, b1, options, ctx.replay, needs, False)
         operand, z, hidden = half.operand, half.z, half.hidden
         del half
-    x_dtype, w1_dtype, b1_dtype, w2_dtype, b2_dtype = dtypes
+    x_dtype, w1_dtype, b1_dtype, w2_dtype, b2_dtype = ctx.dtypes
     first = (x_dtype if needs.norm else None, w1_dtype if wants[3] else None, b1_dtype if wants[4] else None)
     second = (x_dtype if needs.hidden else None, w2_dtype if wants[5] else None, b2_dtype if wants[6] else None)
     if plan is not None:
-        note_backward(plan, root, dy)
+        note_backward(plan, ctx.root, dy)
     into1, into2 = options.sinks or (None, None)
     dnorm = dw1 = db1 = None
-    learn = steps.learn_second if learns else None
-    dhidden, dw2, db2 = product_gradients(casts2, dy, hidden, w2, second, None, learn, into2)
+    dhidden, dw2, db2 = product_gradients(casts2, dy, hidden, w2, second, None, into2)
     # What is widest goes as soon as it was used: here is where a step needs the most memory.
     del hidden, w2
     if dhidden is not None:
         dz, db1 = _activation_gradient(casts1, dhidden, z, options, first, dy)
-        seen = (dhidden, z) if learns else ()
         del dhidden, z
         dnorm, dw1, db1 = _first_gradients(casts1, dz, db1, operand, w1, first, into1)
-        if learns:
-            steps.learn_first(dy, *seen, dz, operand, w1, wants[4])
     return dnorm, dw1, db1, dw2, db2
 
 
@@ -330,7 +296,6 @@ def _save(
     ctx.headers = (w1_header, w2_header, x_header, h_header)
     ctx.needs = needs
     ctx.options = options
-    ctx.steps = None
     ctx.replay = plan.as_replay() if again and plan is not None else None
     ctx.root = None if plan is None else plan.root
     ctx.scope = scopes.capture()

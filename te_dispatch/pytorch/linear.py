@@ -11,7 +11,6 @@ import torch
 from te_dispatch.pytorch.arguments import reject_unsupported
 from te_dispatch.pytorch.boundary import arrived, operand, outgoing
 from te_dispatch.pytorch.functions import applied
-from te_dispatch.pytorch.known_calls import SignatureCache
 from te_dispatch.pytorch.linear_module import LinearModule
 from te_dispatch.pytorch.linear_steps import (
     LinearOptions,
@@ -22,9 +21,12 @@ from te_dispatch.pytorch.linear_steps import (
 )
 from te_dispatch.pytorch.parameters import UNSUPPORTED, InitMethod, empty_result, parameter_factory
 from te_dispatch.pytorch.quantized_tensor import plain
+from te_dispatch.pytorch.replay.functions import replayed
+from te_dispatch.pytorch.replay.signatures import SignatureCache
 from te_dispatch.pytorch.scoped import in_forward_scope_as_is
 
 
+@replayed(in_forward_scope_as_is)
 class _Linear(torch.autograd.Function):
     """x (..., in), weight (out, in), bias (out,) or None -> (..., out) in x's dtype.
 
@@ -40,14 +42,10 @@ class _Linear(torch.autograd.Function):
         options: LinearOptions,
         *parameters: torch.Tensor,
     ) -> torch.Tensor | tuple[torch.Tensor, ...]:
-        plan, trains, steps = options.plan, options.trains, options.steps
-        needs = ctx.needs_input_grad
-        if steps is not None and steps.needs == needs:
-            ctx.scope, ctx.options, ctx.steps = steps.scope, options, steps
-            return steps.run(ctx, x, weight, bias)
+        plan, trains, needs = options.plan, options.trains, ctx.needs_input_grad
         needs_dgrad, needs_wgrad = trains and needs[0], trains and options.trained(needs, 1)[0]
         if plan is None:
-            out, saved = plain_product(ctx, options, x, x, weight, bias, needs_dgrad, needs_wgrad)
+            out, saved = plain_product(x, weight, bias, needs_dgrad, needs_wgrad)
         else:
             casts = plan.sole()
             xq = operand(x, casts.input, casts.input_usage[1 if needs_wgrad and plan.override is None else 0])
@@ -61,7 +59,6 @@ class _Linear(torch.autograd.Function):
         return (out, *parts) if parts else out
 
     @staticmethod
-    @in_forward_scope_as_is
     def backward(ctx: Any, dy: torch.Tensor, *_: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         needs, options = ctx.needs_input_grad, ctx.options
         needs_wgrad, needs_bgrad = options.trained(needs, 1)
@@ -166,7 +163,7 @@ class Linear(LinearModule):
     @save_original_input.setter
     def save_original_input(self, value: bool) -> None:
         self._saves_input = bool(value)
-        self._known = SignatureCache()  # they keep the quantized copy
+        self._signatures = SignatureCache()  # they keep the quantized copy
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.use_bias}"
@@ -201,18 +198,18 @@ class Linear(LinearModule):
             and output is None
             and input_grad is None
         ):
-            self._learn(options, plan, (x, weight, bias))
+            self._capture(options, plan, (x, weight, bias))
         out = self._run_function(_run_linear, plan, x, weight, bias, options, *parameters)
         return arrived(out[0], out[1:], output) if isinstance(out, tuple) else out
 
-    def _run_known(
+    def _run_captured(
         self,
         x: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         parameters: tuple[torch.Tensor, ...],
     ) -> torch.Tensor | None:
-        options = self._recognized(x, weight) if bias is None else self._recognized(x, weight, bias)
+        options = self._captured(x, weight) if bias is None else self._captured(x, weight, bias)
         if options is None or (parameters and options.rows != self._split.weights.rows):
             return None
         return _run_linear(x, weight, bias, options, *parameters)  # type: ignore[no-any-return]

@@ -120,7 +120,7 @@ class LinearModule(GemmModule):
         adds_bias = self.use_bias and not self.return_bias
         weight, bias, parameters = self._parameters_of_call(adds_bias)
         if is_first_microbatch is None and not fp8_output and not fp8_grad and not self.return_bias:
-            out = self._run_known(inp, weight, bias, parameters)
+            out = self._run_captured(inp, weight, bias, parameters)
             if out is not None:
                 return out
         if self._familiar(inp, weight, self.in_features):
@@ -173,7 +173,7 @@ class LinearModule(GemmModule):
         """The result, in a tuple with the norm's output (`return_layernorm_output`) and the input (`passes_input`)."""
         raise NotImplementedError
 
-    def _run_known(
+    def _run_captured(
         self,
         x: torch.Tensor,
         weight: torch.Tensor,

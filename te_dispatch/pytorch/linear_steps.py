@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,16 +23,15 @@ from te_dispatch.pytorch.gemm_steps import (
 )
 from te_dispatch.pytorch.norm_steps import NormOptions
 from te_dispatch.pytorch.quantized_tensor import QuantizedTensor
+from te_dispatch.pytorch.replay.functions import Replayable
 from te_dispatch.pytorch.saved import PARTS, keep, restored
-from te_dispatch.pytorch.settled import LinearSteps, NormSteps, teach
-from te_dispatch.pytorch.settled_products import PlainProduct, ProductSteps
 from te_dispatch.pytorch.weight_grads import WeightSink
 
 Saved = tuple[Any, ...]
 Gradients = tuple["torch.Tensor | None", "torch.Tensor | None", "torch.Tensor | None"]
 
 
-class LinearOptions:
+class LinearOptions(Replayable):
     """What the Functions need besides tensors that take gradients.
 
     Attributes:
@@ -48,14 +46,11 @@ class LinearOptions:
         sink: where the weight's gradient goes instead of being returned; None to return it.
         rows: where weight and bias are several parameters and come without gradient: rows of each. The parameters
             themselves then follow the options among the Function's arguments, weights first. Else ().
-        steps: of calls of this kind, settled; None where they are worked out in every call.
-        learn: takes these options as `settled` by the call they are given to; None where nobody asks. `settled.teach`
-            calls it.
     """
 
     __slots__ = (
         "plan", "weight", "trains", "norm", "returns_norm", "output", "input_grad", "passes_input", "saves_input",
-        "sink", "rows", "steps", "learn",
+        "sink", "rows",
     )  # fmt: skip
 
     def __init__(
@@ -69,8 +64,8 @@ class LinearOptions:
         input_grad: Leaves | None = None,
         passes_input: bool = False,
         rows: tuple[int, ...] = (),
-        learn: Callable[[LinearOptions], None] | None = None,
     ) -> None:
+        super().__init__()
         self.plan = plan
         self.weight = weight
         self.trains = trains
@@ -82,14 +77,6 @@ class LinearOptions:
         self.saves_input = False
         self.sink: WeightSink | None = None
         self.rows = rows
-        self.learn = learn
-        self.steps: LinearSteps | None = None
-
-    def settled(self, steps: LinearSteps | None) -> LinearOptions:
-        """These options for all calls of a kind."""
-        found = copy.copy(self)
-        found.learn, found.steps = None, steps
-        return found
 
     def trained(self, needs: Sequence[bool], at: int) -> tuple[bool, bool]:
         """Whether a gradient of the weight is needed, and of the bias.
@@ -124,29 +111,10 @@ class LinearOptions:
 
 
 def plain_product(
-    ctx: Any,
-    options: LinearOptions,
-    inp: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    needs_dgrad: bool,
-    needs_wgrad: bool,
-    norm: Callable[[Any], NormSteps | None] | None = None,
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, needs_dgrad: bool, needs_wgrad: bool
 ) -> tuple[torch.Tensor, Saved]:
-    """x W^T + bias in x's dtype, and what `product_backward` reads: as many tensors of x as of the weight.
-
-    Args:
-        inp: the Function's input. norm: scope -> steps of the norm that made x of it, None without one.
-    """
+    """x W^T + bias in x's dtype, and what `product_backward` reads: as many tensors of x as of the weight."""
     out = product(None, x, as_dtype(weight, x.dtype), bias, x.dtype)
-    if options.learn is not None:
-        steps = None
-        if needs_wgrad:
-            scope = scopes.capture()
-            made = PlainProduct.of(scope, x, weight, bias, needs_dgrad)
-            steps = LinearSteps.of(scope, None, ctx.needs_input_grad, made, inp, norm)
-        teach(options, steps)
     return out, (x if needs_wgrad else None, weight if needs_dgrad else None)
 
 
@@ -161,7 +129,6 @@ def quantized_product(
     needs_dgrad: bool,
     needs_wgrad: bool,
     leaves: Leaves | None = None,
-    norm: Callable[[Any], NormSteps | None] | None = None,
 ) -> tuple[torch.Tensor, Saved]:
     """As `plain_product`, of x quantized already and the weight quantized here unless the module has it cached.
 
@@ -187,13 +154,6 @@ def quantized_product(
         kept_x = inp  # an input that came quantized is kept as it came
     ctx.x_header, x_parts = keep(kept_x, x_usage, needs_wgrad)
     ctx.w_header, w_parts = keep(kept_w, w_usage, needs_dgrad)
-    if options.learn is not None:
-        steps = None
-        if needs_wgrad:
-            scope = scopes.capture()
-            made = ProductSteps.of(scope, casts, inp.dtype, x, weight, quantized, bias, needs_dgrad)
-            steps = LinearSteps.of(scope, plan, ctx.needs_input_grad, made, inp, norm)
-        teach(options, steps)
     return out, (*x_parts, *w_parts)
 
 
@@ -203,7 +163,6 @@ def note_forward(
     """Keep on `ctx` what the backward needs to know besides tensors."""
     ctx.scope = scopes.capture()
     ctx.options = options
-    ctx.steps = None
     # A later recomputation of the same plan would replace it.
     ctx.root = None if options.plan is None else options.plan.root
     ctx.dtypes = (x.dtype, weight.dtype, None if bias is None else bias.dtype)
@@ -219,9 +178,6 @@ def product_backward(
     leaves: Leaves | None = None,
 ) -> Gradients:
     """Gradients of x, weight and bias, each where it is needed, else None; x's is quantized where it `leaves` so."""
-    steps: LinearSteps | None = ctx.steps
-    if steps is not None:
-        return _settled_backward(steps, ctx, dy, saved, (needs_dgrad, needs_wgrad, needs_bgrad))
     plan: Plan | None = ctx.options.plan
     wanted = _wanted(ctx.dtypes, needs_dgrad, needs_wgrad, needs_bgrad)
     dy = dy.contiguous()
@@ -250,24 +206,3 @@ def _wanted(dtypes: Any, needs_dgrad: bool, needs_wgrad: bool, needs_bgrad: bool
     return (
         x_dtype if needs_dgrad else None, weight_dtype if needs_wgrad else None, bias_dtype if needs_bgrad else None
     )  # fmt: skip
-
-
-def _settled_backward(
-    steps: LinearSteps, ctx: Any, dy: torch.Tensor, saved: Saved, needs: tuple[bool, bool, bool]
-) -> Gradients:
-    """`product_backward` of a forward whose steps are settled."""
-    x, weight = steps.product.operands(saved)
-    whole = ctx.needs_input_grad == steps.needs
-    if whole:
-        gradients = steps.gradients(dy, x, weight)
-        if gradients is None and not dy.is_contiguous():  # expanded, as the gradient of a sum is
-            dy = dy.contiguous()
-            gradients = steps.gradients(dy, x, weight)
-        if gradients is not None:
-            return gradients
-    wanted = _wanted(steps.product.dtypes, *needs)
-    dy = dy.contiguous()
-    if steps.plan is not None and (needs[0] or needs[1]):
-        note_backward(steps.plan, None, dy)
-    learn = steps.learn if whole and steps.fits is None else None
-    return product_gradients(steps.product.casts, dy, x, weight, wanted, None, learn)

@@ -30,10 +30,10 @@ from te_dispatch.pytorch.compile import (
 from te_dispatch.pytorch.compile.recipes import group_numbered, recipe_named
 from te_dispatch.pytorch.delayed_scales import DelayedScales
 from te_dispatch.pytorch.gemm_steps import as_dtype
-from te_dispatch.pytorch.known_calls import KnowingModule, SignatureCache
 from te_dispatch.pytorch.parallel import ParallelModule
 from te_dispatch.pytorch.quantized_tensor import plain
 from te_dispatch.pytorch.quantizer_role import AskingModule, ModuleRoles
+from te_dispatch.pytorch.replay.signatures import ReplayingModule, SignatureCache
 from te_dispatch.pytorch.scoped import autocast_off
 from te_dispatch.pytorch.state_views import StateViews
 from te_dispatch.pytorch.weight_grads import WeightGradModule
@@ -63,7 +63,7 @@ class TracedPlans:
     """
 
 
-class GemmModule(KnowingModule, WeightGradModule, ParallelModule, AskingModule, StateViews):
+class GemmModule(ReplayingModule, WeightGradModule, ParallelModule, AskingModule, StateViews):
     """Base of `Linear`, `LayerNormLinear` and `LayerNormMLP`."""
 
     #: Whether the module's Function multiplies with a `QuantizedTensor` as it is; others are given its values.
@@ -170,7 +170,7 @@ class GemmModule(KnowingModule, WeightGradModule, ParallelModule, AskingModule, 
     def join_plan(self, plan: Plan) -> None:
         """Have this thread's groups update the plan's states; what was made for others is forgotten."""
         if plan.join():
-            self._known = SignatureCache()
+            self._signatures = SignatureCache()
             self._traced_plans = TracedPlans()
 
     def _record(self, plan: Plan, targets: Sequence[regions.Region]) -> Plan | None:
@@ -208,7 +208,7 @@ class GemmModule(KnowingModule, WeightGradModule, ParallelModule, AskingModule, 
         before = self._scales_identity()
         if isinstance(recipe, DelayedScaling):
             forward, backward = self._scales_for(recipe, device)
-        self._known = SignatureCache()
+        self._signatures = SignatureCache()
         self._plan = plan = build_plan(
             recipe,
             device,
@@ -387,7 +387,7 @@ class GemmModule(KnowingModule, WeightGradModule, ParallelModule, AskingModule, 
 
     def _forget_plan(self) -> None:
         self._plan = None
-        self._known = SignatureCache()
+        self._signatures = SignatureCache()
         self._traced_plans = TracedPlans()
         self._forget_weights()
 
@@ -406,7 +406,7 @@ class GemmModule(KnowingModule, WeightGradModule, ParallelModule, AskingModule, 
             _cached_for=None,
             _cached_of=(),
             _looks=SignatureCache(),
-            _known=SignatureCache(),
+            _signatures=SignatureCache(),
             _answers=ModuleRoles(type(self).__name__),  # a recipe may not be picklable
         )
         return state

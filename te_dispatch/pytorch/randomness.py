@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import torch
 
+from te_dispatch.pytorch.replay.recorder import step
+
 # The sum of an offset and any element count still fits an int64.
 _LIMIT = 1 << 62
 
 
+@step
 def draw_rng_state(device: torch.device) -> torch.Tensor:
     """int64 (2,) on `device`: a (seed, offset) pair for the operators that drop elements.
 

@@ -22,6 +22,7 @@ from te_dispatch.common.recipe import DelayedScaling
 from te_dispatch.core import scopes
 from te_dispatch.pytorch.compile import call_outside_graph, refuse_recomputation, register_call
 from te_dispatch.pytorch.delayed_scales import DelayedScales
+from te_dispatch.pytorch.replay.recorder import step
 from te_dispatch.pytorch.scale_group import ScaleGroup, rescale
 from te_dispatch.torch_private import graph_task, queue_callback
 
@@ -247,6 +248,7 @@ def note_compiled_backward_cast(group: ScaleGroup, dy: torch.Tensor) -> None:
     call_outside_graph(group.cast_call, dy)
 
 
+@step
 def note_backward_cast(group: ScaleGroup, root: int | None) -> None:
     """A backward is about to record amaxes.
 

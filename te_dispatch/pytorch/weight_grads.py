@@ -12,9 +12,9 @@ import torch
 from te_dispatch.core import scopes
 from te_dispatch.ops.results import Gemm
 from te_dispatch.pytorch.autocast import thread
-from te_dispatch.pytorch.known_calls import SignatureCache
 from te_dispatch.pytorch.main_grads import MainGrads
 from te_dispatch.pytorch.parameters import parameter
+from te_dispatch.pytorch.replay.signatures import SignatureCache
 
 Product = Callable[..., Gemm]
 
@@ -76,7 +76,7 @@ class WeightGradModule(torch.nn.Module):
 
     _fuses_wgrad = False
     _postpones_wgrad = False
-    _known: SignatureCache
+    _signatures: SignatureCache
 
     def _keep_gradients(self, given: Mapping[str, Any], names: Sequence[str]) -> None:
         """Take a constructor's arguments; `names` are of the weights."""
@@ -97,7 +97,7 @@ class WeightGradModule(torch.nn.Module):
     @fuse_wgrad_accumulation.setter
     def fuse_wgrad_accumulation(self, value: bool) -> None:
         self._fuses_wgrad = bool(value)
-        self._known = SignatureCache()  # they return gradients
+        self._signatures = SignatureCache()  # they return gradients
 
     def need_backward_dw(self) -> bool:
         """Whether gradients of weights wait for `backward_dw`: `delay_wgrad_compute`."""

@@ -80,11 +80,11 @@ def test_settled_modules_run_the_graphs_of_other_calls(packed: bool, monkeypatch
 
     with te_dispatch.using(attention="cuda"):
         module, plain = (DotProductAttention(2, 64, attention_dropout=0.0) for _ in range(2))
-        monkeypatch.setattr(plain, "_learning", lambda call, *args: call)
+        monkeypatch.setattr(plain, "_capturing", lambda call, *args: call)
         expected, shifted = steps(plain, 1, 2, 3), steps(plain, 4, shift=1)
         steps(module, 0, 0)
-        (known,) = module._known
-        assert known.call.steps.saved.implementation == CUDNN and known.call.steps.backward is not None
+        (known,) = module._signatures
+        assert known.call.program.attributes["saved_by"] == CUDNN and known.call.program.backwards
         assert same(steps(module, 4, shift=1), shifted)
         with monkeypatch.context() as patch:
             patch.setattr(calls, "FORWARDS", None)
@@ -93,7 +93,7 @@ def test_settled_modules_run_the_graphs_of_other_calls(packed: bool, monkeypatch
             with torch.cuda.stream(torch.cuda.Stream()):
                 assert same(steps(module, 1, 2, 3), expected)
             torch.cuda.synchronize()
-        assert len(module._known) == 1 and not plain._known
+        assert len(module._signatures) == 1 and not plain._signatures
 
 
 def test_the_process_holds_one_cudnn() -> None:

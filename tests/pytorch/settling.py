@@ -86,17 +86,17 @@ def state_of(module: torch.nn.Module) -> list[torch.Tensor]:
 
 
 def without_short_way(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    monkeypatch.setattr(GemmModule, "_learn", lambda *args: None)
+    monkeypatch.setattr(GemmModule, "_capture", lambda *args: None)
     return monkeypatch
 
 
 def settled(module: torch.nn.Module) -> bool:
     """Whether a backward's steps are known, too."""
     return any(
-        known.options.steps is not None and known.options.steps.fits is not None
+        known.options.program is not None and bool(known.options.program.backwards)
         for part in module.modules()
         if isinstance(part, GemmModule)
-        for known in part._known
+        for known in part._signatures
     )
 
 

@@ -82,7 +82,7 @@ def test_such_steps_settle(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module = made(name)
     for seed in range(2):
         step(module, RECIPE, seed)
-    assert module._known and module._known[0].options.steps.fits is not None
+    assert module._signatures and module._signatures[0].options.program.backwards
 
 
 def test_what_leaves_a_module_is_canonical(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,8 +60,8 @@ def settled(form: str = "qkv, h3d", **options: Any) -> DotProductAttention:
     module = made(**options)
     for seed in range(2):
         step(module, form, seed)
-    (known,) = module._known
-    assert known.call.steps.backward is not None
+    (known,) = module._signatures
+    assert known.call.program.backwards
     return module
 
 
@@ -71,41 +71,34 @@ def test_settled_calls_have_the_bits_of_others(form: str, backend: str, monkeypa
     with te_dispatch.using(attention=backend):
         module = settled(form)
         found = [step(module, form, seed) for seed in range(3)]
-        assert len(module._known) == 1
-        monkeypatch.setattr(DotProductAttention, "_learning", lambda self, call, *args: call)
+        assert len(module._signatures) == 1
+        monkeypatch.setattr(DotProductAttention, "_capturing", lambda self, call, *args: call)
         plain = made()
-        assert all(equal(x, step(plain, form, seed)) for seed, x in enumerate(found)) and not plain._known
+        assert all(equal(x, step(plain, form, seed)) for seed, x in enumerate(found)) and not plain._signatures
 
 
 def test_packed_gradients_are_the_tensor_that_their_parts_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    from te_dispatch.pytorch import attention_function
+    """The reference puts them together once; the Function copies nothing."""
+    stacks: list[Any] = []
+    stack = torch.stack
 
-    module = settled()
-
-    def no_copy(*args: Any) -> torch.Tensor:
-        raise AssertionError("parts were joined by looking at them")
+    def counted(*args: Any) -> torch.Tensor:
+        stacks.append(args)
+        return stack(*args)
 
     with te_dispatch.using(attention="reference"):
         expected = step(made(), "qkv, h3d", 5)
-        for seed in range(2):
-            step(module, "qkv, h3d", seed)
-        whole = module._known[-1].call.steps.whole
-        assert whole == (S, B, H, 3, D)
-        base = step(module, "qkv, h3d", 5)
-        assert equal(base, expected)
-    grads = torch.zeros(S, B, H, 3, D).unbind(3)
-    steps = module._known[-1].call.steps
-    monkeypatch.setattr(attention_function, "_join", no_copy)
-    assert steps.joined(grads) is grads[0]._base
-    assert steps.joined((*grads[:2], torch.zeros(S, B, H, D))) is None
-    assert steps.joined(torch.zeros(S, B, H, 4, D).unbind(3)[:3]) is None
+        module = settled()
+        monkeypatch.setattr(torch, "stack", counted)
+        assert equal(step(module, "qkv, h3d", 5), expected)
+    assert len(stacks) == 1
 
 
 def test_parts_that_lie_in_another_order_are_joined_by_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one tensor, as large as the packed gradient, in which dk comes first."""
-    from te_dispatch.pytorch import settled_attention
+    from te_dispatch.pytorch.replay import program
 
-    real = settled_attention.repeating
+    real = program.repeating
 
     def turned(grads: Any) -> Any:
         dk, dq, dv = torch.stack((grads.dk, grads.dq, grads.dv), 3).unbind(3)
@@ -116,7 +109,7 @@ def test_parts_that_lie_in_another_order_are_joined_by_a_copy(monkeypatch: pytes
         return found if name == "attention_fwd" else lambda *tensors: turned(found(*tensors))
 
     bwd = te_dispatch.ops.attention_bwd
-    monkeypatch.setattr(settled_attention, "repeating", repeating)
+    monkeypatch.setattr(program, "repeating", repeating)
     monkeypatch.setattr(
         "te_dispatch.pytorch.attention_function.ops.attention_bwd", lambda *a, **k: turned(bwd(*a, **k))
     )
@@ -221,7 +214,7 @@ def test_the_backward_runs_under_the_forwards_policy() -> None:
 def _implementation(out: torch.Tensor) -> str:
     """Of the forward that made an output."""
     node: Any = out.grad_fn
-    return node.saved_by if node.steps is None else node.steps.saved.implementation
+    return str(node.saved_by if node.program is None else node.program.attributes["saved_by"])
 
 
 def test_a_call_without_gradients_before_does_not_matter() -> None:
@@ -243,13 +236,13 @@ def test_a_call_without_gradients_before_does_not_matter() -> None:
                     assert train(module) == backend
         for _ in range(3):
             train(module)
-        assert any(known.call.steps is not None for known in module._known)
+        assert any(known.call.program is not None for known in module._signatures)
     module = made()
     with torch.no_grad():
         module(qkv_layer=x, qkv_interleave_dim=-2)
     train(module), train(module)
-    (known,) = module._known
-    assert known.call.steps.backward is not None
+    (known,) = module._signatures
+    assert known.call.program.backwards
 
 
 def test_hooks_checkpoints_and_second_derivatives() -> None:
@@ -281,9 +274,9 @@ def test_hooks_checkpoints_and_second_derivatives() -> None:
 def test_copies_of_a_module_learn_for_themselves() -> None:
     module = settled()
     for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
-        assert not other._known
+        assert not other._signatures
         assert equal(step(other, "qkv, h3d", 4), step(module, "qkv, h3d", 4))
     module.attention_dropout = 0.5
     for seed in range(3):
         step(module, "qkv, h3d", seed)
-    assert not module._known  # a random state of its own for every call
+    assert not module._signatures  # a random state of its own for every call

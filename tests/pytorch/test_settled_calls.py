@@ -37,7 +37,7 @@ def test_a_settled_call_has_the_bits_of_any_other(
     without_short_way(monkeypatch)
     twin = made(name)
     expected = [step(twin, RECIPES[recipe], seed, trains_x) for seed in range(4)]
-    assert all(not part._known for part in twin.modules() if isinstance(part, GemmModule))
+    assert all(not part._signatures for part in twin.modules() if isinstance(part, GemmModule))
     for ours, theirs in zip(found, expected, strict=True):
         for a, b in zip(ours, theirs, strict=True):
             assert torch.equal(a, b)
@@ -70,11 +70,11 @@ def test_a_policy_is_followed_by_a_settled_module() -> None:
             step(module, RECIPE, 3)
     assert "reference" in seen and len(out) == 2
     step(module, RECIPE, 3)
-    known = module._known
+    known = module._signatures
     te_dispatch.set_policy("deterministic")
     try:
         step(module, RECIPE, 3)
-        assert module._known and module._known[0] is not known[0]
+        assert module._signatures and module._signatures[0] is not known[0]
     finally:
         te_dispatch.set_policy(None)
 
@@ -103,9 +103,9 @@ def test_bad_inputs_are_refused_by_a_settled_module(natively: bool, name: str, m
 def test_copies_settle_for_themselves() -> None:
     module = trained()
     for twin in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
-        assert not twin._known
+        assert not twin._signatures
         step(twin, RECIPE, 1)
-        assert twin._known and twin._known[0].options.plan is not module._known[0].options.plan
+        assert twin._signatures and twin._signatures[0].options.plan is not module._signatures[0].options.plan
 
 
 def test_what_is_settled_keeps_no_tensor_of_a_call_and_no_module() -> None:
@@ -132,7 +132,8 @@ def test_a_settled_call_saves_what_hooks_of_its_graph_can_see_and_free() -> None
     x = torch.randn(32, 1, 64, requires_grad=True)
     with te.autocast(recipe=RECIPE):
         out = module(x)
-    assert [tuple(t.shape) for t in out.grad_fn.saved_tensors] == [(64, 32), (1,), (64, 96), (1,)]
+    saved = [tuple(t.shape) for t in out.grad_fn.saved_tensors if t is not None]
+    assert saved == [(64, 32), (1,), (64, 96), (1,)]
     out.sum().backward()
     with pytest.raises(RuntimeError, match="second time"):
         out.sum().backward()

@@ -12,7 +12,7 @@ import torch
 
 import te_dispatch.pytorch as te
 from te_dispatch.pytorch import attention_function, layernorm_mlp, layernorm_mlp_function, linear_module, linear_steps
-from te_dispatch.pytorch.known_calls import MAX_SIGNATURES, SignatureCache
+from te_dispatch.pytorch.replay.signatures import MAX_SIGNATURES, SignatureCache
 
 from .settling import MODULES, RECIPES, made, step
 
@@ -79,7 +79,7 @@ def test_every_length_takes_the_fast_path_once_it_was_seen(name: str, recipe: st
     for rows in (*lengths, *reversed(lengths)):
         _rows(module, rows, RECIPES[recipe])
     assert slow_calls == []
-    assert len(module._known) == len(lengths)
+    assert len(module._signatures) == len(lengths)
 
 
 def test_every_length_of_attention_takes_the_fast_path(slow_calls: list[str]) -> None:
@@ -95,19 +95,19 @@ def test_every_length_of_attention_takes_the_fast_path(slow_calls: list[str]) ->
     slow_calls.clear()
     for length in range(2, 12):
         run(length)
-    assert slow_calls == [] and len(module._known) == 10
+    assert slow_calls == [] and len(module._signatures) == 10
 
 
 def test_more_lengths_than_are_kept_cost_no_memory() -> None:
     module = made("Linear")
     for rows in range(1, 2 * MAX_SIGNATURES):
         _rows(module, rows, None)
-    assert len(module._known) == len(module._looks) == MAX_SIGNATURES
+    assert len(module._signatures) == len(module._looks) == MAX_SIGNATURES
     for _ in range(20):  # one that comes again is kept in the end, and those that do not are evicted
         _rows(module, 1000, None)
-    first = module._known[0]
+    first = module._signatures[0]
     _rows(module, 1000, None)
-    assert module._known[0] is first
+    assert module._signatures[0] is first
 
 
 def _expanded(out: torch.Tensor) -> torch.Tensor:
@@ -157,7 +157,7 @@ def test_a_cache_that_was_replaced_is_not_written_to() -> None:
     """A thread may capture a call while another invalidates the cache."""
     module = made("Linear")
     step(module, RECIPE, 0)
-    old = module._known
+    old = module._signatures
     assert old
     module.save_original_input = True
-    assert module._known == [] and module._known is not old
+    assert module._signatures == [] and module._signatures is not old

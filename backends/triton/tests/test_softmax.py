@@ -81,8 +81,9 @@ def test_arguments_are_checked() -> None:
 @pytest.mark.parametrize("columns", [4, 40, 64])
 @pytest.mark.parametrize("kind", ["none", "rows and columns", "column", "broadcast", "heads", "strided"])
 def test_the_number_of_rows_does_not_choose_the_kernel(kind: str, columns: int) -> None:
-    """Triton lays out a mask's loads by what it specializes on, and sums rows in that layout: a kernel that other
-    numbers of rows specialize gives a row other bits (seen on an H100 with 96 and 24 rows, and a mask of one column)."""
+    """Triton lays out a mask's loads by what it specializes on, and sums rows in that layout: one specialized on the
+    number of rows gives a row other bits beside other rows (seen on an H100 with 96 and 24, and a mask of one column).
+    """
     from te_dispatch_triton import softmax, targets
     from te_dispatch_triton.crosscompile import chips
     from te_dispatch_triton.crosscompile.matrix import specialization_of

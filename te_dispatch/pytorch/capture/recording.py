@@ -19,7 +19,7 @@ from te_dispatch.pytorch import scale_update
 from te_dispatch.pytorch.autocast import AutocastState, thread
 from te_dispatch.pytorch.capture.settings import NAME
 from te_dispatch.pytorch.delayed_scales import DelayedScales
-from te_dispatch.pytorch.known_calls import SignatureCache
+from te_dispatch.pytorch.replay.signatures import SignatureCache
 
 if TYPE_CHECKING:
     from te_dispatch.pytorch.casts import Plan
@@ -134,4 +134,4 @@ class Recording:
         for saved in self._saved.values():
             saved.restore()
         for module in self._modules.values():
-            module._known = SignatureCache()
+            module._signatures = SignatureCache()

@@ -1,9 +1,10 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""Calls of a module that are like an earlier one: what a call follows from is compared, instead of worked out again.
+"""The calls that a module has captured, by their input signatures.
 
-Two things are kept for each kind of call: the options of the module's Function, and inside them the steps that the
-Function takes (`settled`). Whatever no kind covers takes the way on which these were found: checkpoints, cached
-weights, quantized inputs and outputs, compiled graphs, torch.autocast, no_grad.
+A signature is what a call follows from, beside the values of its tensors: their metadata, the autocast, the policy, and
+that nothing looks into the call. The module then skips its checks and calls the Function with the options of the
+captured call, which hold the program (`te_dispatch.pytorch.replay.program`). Checkpoints, cached weights, quantized
+inputs and outputs, compiled graphs, torch.autocast and no_grad take the plain path.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from te_dispatch.core import scopes
 from te_dispatch.ops.checks.likeness import PLAIN, Likeness, alike
 from te_dispatch.pytorch.autocast import thread
 from te_dispatch.pytorch.module_state import ScaledModule
+from te_dispatch.pytorch.replay.functions import Replayable
+from te_dispatch.pytorch.replay.statistics import STATISTICS
 from te_dispatch.pytorch.scoped import autocast_off
-from te_dispatch.torch_private import graph_task, saved_tensors_hooks
+from te_dispatch.torch_private import dispatch_modes, function_modes, graph_task, saved_tensors_hooks
 
 if TYPE_CHECKING:
     from te_dispatch.pytorch.casts import Plan
@@ -59,7 +62,9 @@ class SignatureCache(list[Any]):
 
     def add(self, entry: Any) -> None:
         self.insert(0, entry)
-        del self[MAX_SIGNATURES:]
+        if len(self) > MAX_SIGNATURES:
+            STATISTICS.evictions += 1
+            del self[MAX_SIGNATURES:]
 
 
 def unwatched() -> bool:
@@ -68,14 +73,30 @@ def unwatched() -> bool:
     return autocast_off() and graph_task() == -1 and is_grad_enabled() and saved_tensors_hooks(True) is None
 
 
-class Known:
-    """A kind of call of one module.
+def capturable() -> bool:
+    """`unwatched`, and no mode of PyTorch's sees what a capture would see."""
+    return unwatched() and not function_modes() and not dispatch_modes()
+
+
+def reason_of_miss() -> str:
+    """Why a call that is made now is not replayed, whatever was captured."""
+    if not is_grad_enabled():
+        return "no gradients"
+    if graph_task() != -1:
+        return "recomputation"
+    if not autocast_off():
+        return "torch.autocast"
+    return "hooks on saved tensors" if saved_tensors_hooks(True) is not None else "new signature"
+
+
+class Signature:
+    """Of captured calls of one module.
 
     Attributes:
         state: the autocast's, None outside any. scope: the bindings.
         count, fits: whether tensors are as many, and look like those of the first such call.
         group: forward scales that such a call records amaxes for, or None.
-        options: of the module's Function.
+        options: of the module's Function, with the program.
     """
 
     __slots__ = ("state", "scope", "count", "fits", "group", "options")
@@ -89,43 +110,47 @@ class Known:
         self.options = options
 
 
-class KnowingModule(ScaledModule):
-    """A module that knows kinds of calls."""
+class ReplayingModule(ScaledModule):
+    """A module whose calls are captured."""
 
     _plan: Plan | None
 
     def __init__(self) -> None:
         super().__init__()
         #: They rest on the plan: they go where it goes.
-        self._known = SignatureCache()
+        self._signatures = SignatureCache()
 
-    def _recognized(self, *tensors: torch.Tensor) -> Any:
-        """The Function's options for a call with these tensors, the input first; None if it is of no known kind.
+    def _captured(self, *tensors: torch.Tensor) -> Any:
+        """The Function's options for a call with these tensors, the input first; None if no such call was captured.
 
-        Compared is what `_begin`, `_checked_input` and `check_alignment` look at: the tensors' looks, the autocast, the
-        policy, and that nothing is compiled, recomputed, checkpointed, cast by torch.autocast or run without gradients.
+        Compared is what `_begin`, `_checked_input` and `check_alignment` look at: the tensors' metadata, the autocast,
+        the policy, and that nothing is compiled, recomputed, checkpointed, cast by torch.autocast or run without
+        gradients.
         """
-        # The compiler must not see what is known: tracing may forget it, and guards on it would fail.
-        if is_dynamo_compiling() or not self._known or not unwatched():
+        # The compiler must not see the cache: tracing may empty it, and guards on it would fail.
+        if is_dynamo_compiling():
             return None
-        state, scope, count = thread.state, scopes.capture(), len(tensors)
-        calls = self._known
-        for index, known in enumerate(calls):
-            if known.state is state and known.scope is scope and known.count == count and known.fits(*tensors):
-                if index:
-                    calls.use(index, known)
-                if known.group is not None:
-                    known.group.dirty = True
-                return known.options
+        if self._signatures and unwatched():
+            state, scope, count = thread.state, scopes.capture(), len(tensors)
+            signatures = self._signatures
+            for index, found in enumerate(signatures):
+                if found.state is state and found.scope is scope and found.count == count and found.fits(*tensors):
+                    if index:
+                        signatures.use(index, found)
+                    if found.group is not None:
+                        found.group.dirty = True
+                    STATISTICS.hits += 1
+                    return found.options
+        STATISTICS.misses[reason_of_miss()] += 1
         return None
 
-    def _learn(self, options: Any, plan: Plan | None, tensors: Sequence[torch.Tensor | None]) -> None:
-        """Let `_recognized` know calls like this one, which the module is about to make with these options.
+    def _capture(self, options: Replayable, plan: Plan | None, tensors: Sequence[torch.Tensor | None]) -> None:
+        """Have the call that the module is about to make with these options captured, for calls like it.
 
         Args:
-            tensors: what `_recognized` will be given, the input as it came; None for those that are absent.
+            tensors: what `_captured` will be given, the input as it came; None for those that are absent.
         """
-        if is_dynamo_compiling() or not options.trains or not unwatched() or not self._known.admits():
+        if is_dynamo_compiling() or not capturable() or not self._signatures.admits():
             return
         state, scope = thread.state, scopes.capture()
         outside = plan is None and state is None
@@ -133,16 +158,17 @@ class KnowingModule(ScaledModule):
         present = [x for x in tensors if x is not None]
         if (
             not (outside or inside)
+            or not scope.makes_calls
             or scope.observer is not None
             or any(x.__class__ not in PLAIN for x in present)
             or not present[0].is_contiguous()
         ):
             return
         fits, group = alike(present, [True] * len(present)), None if plan is None else plan.forward_group
-        count, calls = len(present), self._known
+        count, signatures = len(present), self._signatures
 
         # It refers to neither the options nor the tensors: a cycle would keep the module, and them, until a collection.
-        def learn(settled: Any) -> None:
-            calls.add(Known(state, scope, count, fits, group, settled))
+        def keep(found: Replayable) -> None:
+            signatures.add(Signature(state, scope, count, fits, group, found))
 
-        options.learn = learn
+        options.capture = keep

@@ -1,0 +1,41 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Bindings that make calls as others do, and hand each to whoever records them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from te_dispatch.core.bindings import Bindings
+from te_dispatch.core.operator import OPERATORS, Operator
+
+if TYPE_CHECKING:
+    from te_dispatch.core.dispatcher import Dispatcher
+
+#: (operator, arguments by position, what makes the call of them) -> the call's result.
+Maker = Callable[[Operator, "tuple[Any, ...]", Callable[..., Any]], Any]
+
+
+class ToldBindings(Bindings):
+    """Attributes:
+    inner: the bindings that make the calls; their tables, policy and token are these bindings' own.
+    """
+
+    def __init__(self, inner: Bindings, maker: Maker) -> None:
+        # Not `super().__init__`, which would make tables of its own and register another token.
+        self.__dict__.update(inner.__dict__)
+        self.inner = inner
+        for operator in OPERATORS.values():
+            setattr(self, operator.name, _telling(operator, inner, maker))
+
+    def dispatcher(self, operator: Operator) -> Dispatcher:
+        return self.inner.dispatcher(operator)
+
+
+def _telling(operator: Operator, inner: Bindings, maker: Maker) -> Callable[..., Any]:
+    """It does not refer to the bindings that have it: such a cycle would keep what the maker has recorded."""
+
+    def told(*args: Any) -> Any:
+        return maker(operator, args, getattr(inner, operator.name))
+
+    return told
