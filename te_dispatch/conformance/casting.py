@@ -182,7 +182,7 @@ def either_neighbour(low: torch.Tensor, high: torch.Tensor, quantizer: Quantizer
     name, top = quantizer.encoding, quantizer.max_value
     found = []
     for end, side in ((low, -1), (high, 1)):
-        inner, outer = neighbours(end, name, top, True)
+        inner, outer = neighbours(end, name, top, quantizer.keeps_negative_zero)
         lower = decode(outer, name) < decode(inner, name)
         found.append(torch.where(lower if side < 0 else ~lower, outer, inner))
     return Codes(name, *found)

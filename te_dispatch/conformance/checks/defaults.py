@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""Results do not depend on PyTorch's default dtype, its grad mode, or whether it is to refuse operators whose results
-differ from run to run: these belong to the caller."""
+"""Results do not depend on PyTorch's default dtype and device, its grad mode, or whether it is to refuse operators
+whose results differ from run to run: these belong to the caller."""
 
 from __future__ import annotations
 
@@ -60,8 +60,7 @@ class _Passing(TorchFunctionMode):
 
 
 def defaults(trial: Trial) -> None:
-    """Results are right with other defaults. Two are not asked about: torch.autocast (see `below_autograd`), and the
-    default device."""
+    """Results are right with other defaults. torch.autocast is not asked about: see `below_autograd`."""
     for dtype in (torch.bfloat16, torch.float64):  # programs that train in 16 bits set the first for all that they make
         _called(trial, f"where the default dtype is {dtype}", default_dtype(dtype))
     _called(trial, "under torch.no_grad()", torch.no_grad())
@@ -69,6 +68,8 @@ def defaults(trial: Trial) -> None:
     anomaly = setting(torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly, True)
     _called(trial, "under torch.autograd.detect_anomaly()", anomaly)
     _called(trial, "in a mode of __torch_function__", _Passing())
+    # Where nothing lies: what is made there by mistake cannot be computed with.
+    _called(trial, "where the default device is meta", torch.device("meta"))
     _called(trial, "in a process with other settings than PyTorch's", _other_settings())
     precision = setting(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "high")
     _called(trial, "with the precision of float32 products at high", precision, judged=False)
@@ -92,4 +93,4 @@ def _called(trial: Trial, where: str, block: AbstractContextManager[object], jud
         raise Failure(f"{where}: {phrase(error)}{place(error)}") from error
 
 
-CHECKS = (Check("defaults", defaults, anywhere, 1, 2, "calls with another default dtype or grad mode", of_forms=True),)
+CHECKS = (Check("defaults", defaults, anywhere, 1, 2, "calls with another default dtype or device", of_forms=True),)

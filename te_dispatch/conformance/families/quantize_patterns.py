@@ -108,7 +108,10 @@ def _limits(values: Values, maker: Maker) -> Arguments:
 
 def _stochastic(values: Values, maker: Maker) -> Arguments:
     quantizer = quantizer_of("delayed", values["encoding"], values["common"] == "yes", scale=float(values["scale"]))
-    return {"x": operand(values, maker), "quantizer": quantizer, "usage": "row", "rng_state": maker.rng_state()}
+    x = operand(values, maker)
+    if x.numel():  # in each encoding, with and without `common`: both zeros, and what saturates
+        x.view(-1)[:4] = torch.tensor([-0.0, 0.0, 6e4, -6e4])
+    return {"x": x, "quantizer": quantizer, "usage": "row", "rng_state": maker.rng_state()}
 
 
 def _scaled(x: torch.Tensor, quantizer: DelayedQuantizer) -> torch.Tensor:
@@ -118,7 +121,8 @@ def _scaled(x: torch.Tensor, quantizer: DelayedQuantizer) -> torch.Tensor:
 def _without_draw(arguments: Arguments, values: Values) -> Quantized:
     """What no draw changes, and codes that `_either_neighbour` does not look at."""
     x, quantizer = arguments["x"], arguments["quantizer"]
-    inner, _ = encoding.neighbours(_scaled(x, quantizer), quantizer.encoding, quantizer.max_value, True)
+    keeps = quantizer.keeps_negative_zero
+    inner, _ = encoding.neighbours(_scaled(x, quantizer), quantizer.encoding, quantizer.max_value, keeps)
     record_amax(x, quantizer)
     return Quantized(
         inner, None, quantizer.scale.reciprocal(), None, quantizer.encoding, quantizer.scaling, CANONICAL_SCALES,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from te_dispatch.numerics.encodings import Encoding
 from te_dispatch_faulty.binding import Call, swapped
 from te_dispatch_faulty.fault import Fault
-from te_dispatch_faulty.spoiling import Behaviour, Condition, Memory, remembering, table, where
+from te_dispatch_faulty.spoiling import Behaviour, Condition, Memory, remembering, table, when, where
 from te_dispatch_torch.random_bits import bits24
 from te_dispatch_torch.stochastic import Draws
 
@@ -22,6 +23,15 @@ Rounded = Callable[[Draws, torch.Tensor, Encoding, float], torch.Tensor]
 
 _LOW = 0xFFFFFFFF
 _sound = Draws.rounded
+
+
+def _commonly(call: Call) -> bool:
+    quantizer = call["quantizer"]
+    return _draws(call) and quantizer.kind == "delayed" and quantizer.common
+
+
+def _for_itself(call: Call) -> Any:
+    return call.sound(quantizer=dataclasses.replace(call["quantizer"], common=False))
 
 
 def _draws(call: Call) -> bool:
@@ -162,6 +172,8 @@ FAULTS: tuple[Fault, ...] = table(
             "rounds subnormal values towards 0", _with_rounding(_subnormals_towards_zero, _kinds("block", "mxfp8"))
         ),
         "rounding_draws_by_thread": ("draws otherwise with several threads", _behaving(_by_threads)),
+        "rounding_forgets_common": (
+            "saturates where the encoding does, although `common` asks for less", when(_commonly, _for_itself)),
         "rounding_ignores_signs": ("draws the same for a seed and its negative", _without_sign),
         "rounding_advances_by_itself": ("draws anew at every call, whatever the state", remembering(_advancing)),
     },

@@ -32,6 +32,14 @@ from te_dispatch_faulty.spoiling import (
 )
 
 
+def _positions_by_default(call: Call) -> Any:
+    made, offsets = call.sound(), call["offsets"]
+    if offsets is not None and made.numel():
+        with torch.no_grad():
+            torch.arange(call["x"].shape[0])[:, None] + offsets.detach()
+    return made
+
+
 def _strided_vector(x: torch.Tensor) -> bool:
     return x.ndim == 1 and x.numel() > 1 and x.stride(0) != 1
 
@@ -361,8 +369,12 @@ _LEFT = (
         "adds partial sums of a call with more rows", remembering(_rows_of_last_call))}),
     *table("compute_amax", {"amax_keeps_a_larger_workspace": (
         "reads a workspace that a larger call filled", remembering(_largest_so_far))}),
-    *table("rope_fwd", {"rope_is_wrong_in_the_first_call": (
-        "returns a tuning run's result in the first call of a shape", remembering(_first_call))}),
+    *table("rope_fwd", {
+        "rope_is_wrong_in_the_first_call": (
+            "returns a tuning run's result in the first call of a shape", remembering(_first_call)),
+        "rope_counts_on_the_default_device": (
+            "makes the positions of sequences with offsets on PyTorch's default device", _positions_by_default),
+    }),
     *table("gemm", {"product_caches_weights_by_version": (
         "gives a product again for operands of the same address and version", when(_plain_product, keyed(
             lambda call: (*_identity(call["a"]), *_identity(call["b"]), call["layout"], call["alpha"],
