@@ -42,6 +42,7 @@ def dropout(trial: Trial) -> None:
         with thread_count(THREADS):
             if not torch.equal(plan.recover(run, given)[0], keep):
                 raise Failure(f"equal rng_state, other elements dropped with {THREADS} threads of the CPU")
+    _require_the_same_for_inference(trial, plan.recover, run, given, keep)
     zero = {**given, "rng_state": torch.zeros_like(given["rng_state"])}
     if not torch.equal(plan.recover(run, zero)[0], plan.recover(run, zero)[0]):
         raise Failure("equal rng_state, seed and offset 0, other elements dropped")
@@ -62,6 +63,22 @@ def dropout(trial: Trial) -> None:
     judged = Judged(trial.case.values, trial.arguments(), {}, actual, subject.traits, subject.claims)
     trial.compare(actual, *plan.judged(judged, keep))
     trial.notes.append(f"kept {int(keep[live].sum())} of {int(live.sum())} with probability {1 - p:g}")
+
+
+def _require_the_same_for_inference(
+    trial: Trial,
+    recover: Callable[..., tuple[torch.Tensor, torch.Tensor]],
+    run: Callable[[Arguments], Any],
+    given: Arguments,
+    keep: torch.Tensor,
+) -> None:
+    """One implementation drops the same elements whether a backward follows or not, where it serves both."""
+    forward = trial.subject if trial.space.forward is None else forward_of(trial.subject, given)
+    if "inference" not in forward.operator.signature.parameters:
+        return
+    other = {**given, "inference": not given.get("inference", False)}
+    if forward.claim(other).refusal is None and not torch.equal(recover(run, other)[0], keep):
+        raise Failure(f"equal rng_state, other elements dropped with inference={other['inference']}")
 
 
 def _forward(trial: Trial, arguments: Arguments) -> tuple[Callable[[Arguments], Any], Arguments]:

@@ -31,7 +31,8 @@ def _sizes(values: Values) -> tuple[int, ...]:
 
 def _mask(kind: str, shape: tuple[int, ...], maker: Maker) -> torch.Tensor | None:
     """True is masked out. ``rows``: every third row wholly; ``broadcast``: one mask for all but the last dimension;
-    ``column``: whole rows, of one element each; ``shared``: one for all heads, the dimension before a matrix."""
+    ``column``: whole rows, of one element each; ``shared``: one for all heads, the dimension before a matrix;
+    ``matrix``: of two dimensions, one for all matrices."""
     if kind == "random":
         return maker.boolean(*shape, share=0.3)
     if kind == "rows":
@@ -42,6 +43,8 @@ def _mask(kind: str, shape: tuple[int, ...], maker: Maker) -> torch.Tensor | Non
         return maker.boolean(*(1,) * (len(shape) - 1), shape[-1], share=0.3)
     if kind == "column":
         return maker.boolean(*shape[:-1], 1, share=0.3)
+    if kind == "matrix":
+        return maker.boolean(*shape[-2:], share=0.3)
     if kind == "shared":
         return maker.boolean(*shape[:-3], *(1 for _ in shape[-3:-2]), *shape[-2:], share=0.3)
     return torch.ones(shape, dtype=torch.bool) if kind == "all" else None
@@ -140,7 +143,7 @@ register(
         (
             _DTYPE,
             _SHAPE,
-            Axis("mask", ("none", "random", "rows", "broadcast", "column", "shared", "all")),
+            Axis("mask", ("none", "random", "rows", "broadcast", "column", "shared", "matrix", "all")),
             Axis("causal", ("no", "yes")),
             _SCALE,
             _OUT,

@@ -118,6 +118,12 @@ _FORWARD = table(
     },
 )
 
+
+def _otherwise_for_inference(call: Call) -> Any:
+    state = call["rng_state"]
+    return call.sound(rng_state=state + 1) if call["inference"] and state is not None else call.sound()
+
+
 _ATTENTION = table(
     "attention_fwd",
     {
@@ -128,6 +134,7 @@ _ATTENTION = table(
         "attention_dropout_repeats_heads": ("draws one mask for all heads", _drawing(_same_along(1))),
         "attention_dropout_repeats_batches": ("draws one mask for all batches", _drawing(_same_along(0))),
         "attention_dropout_repeats_queries": ("draws one row for all queries", _drawing(_same_rows)),
+        "attention_dropout_by_inference": ("drops other elements where no backward follows", _otherwise_for_inference),
     },
     on="unfused_attention",
     also="faulty.unfused_attention_bwd",

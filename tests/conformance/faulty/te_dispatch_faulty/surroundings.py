@@ -32,6 +32,13 @@ from te_dispatch_faulty.spoiling import (
 )
 
 
+def _unsqueezes_mask(call: Call) -> Any:
+    made, mask = call.sound(), call["mask"]
+    while mask is not None and mask.dim() < call["x"].dim():
+        mask.unsqueeze_(0)
+    return made
+
+
 def _positions_by_default(call: Call) -> Any:
     made, offsets = call.sound(), call["offsets"]
     if offsets is not None and made.numel():
@@ -369,6 +376,8 @@ _LEFT = (
         "adds partial sums of a call with more rows", remembering(_rows_of_last_call))}),
     *table("compute_amax", {"amax_keeps_a_larger_workspace": (
         "reads a workspace that a larger call filled", remembering(_largest_so_far))}),
+    *table("softmax_fwd", {"softmax_unsqueezes_its_mask": (
+        "gives the caller's mask more dimensions, in place", _unsqueezes_mask)}),
     *table("rope_fwd", {
         "rope_is_wrong_in_the_first_call": (
             "returns a tuning run's result in the first call of a shape", remembering(_first_call)),
