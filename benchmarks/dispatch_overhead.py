@@ -161,11 +161,12 @@ def measure(
         # Interleaved, and the minimum of each: everything else that runs on a machine only ever adds.
         base, whole, twin, switched = [], [], [], []
         calls = [(direct, base), (dispatched, whole)]
-        calls += [(call(bound(operator, frozenset())), twin), (call(bound(operator, traits)), switched)]
+        if "plain_torch" in traits:
+            calls += [(call(bound(operator, frozenset())), twin), (call(bound(operator, traits)), switched)]
         for _ in range(options.rounds):
             for function, times in calls:
                 times.append(per_call(function, options.calls))
-        switch = min(switched) - min(twin) if "plain_torch" in traits else 0.0
+        switch = min(switched) - min(twin) if switched else 0.0
         rows.append(
             Row(
                 case,

@@ -258,15 +258,9 @@ class DotProductAttention(SavedModule, ContextParallelModule):
             or cu_seqlens_q_padded is not None or cu_seqlens_kv_padded is not None or core_attention_bias is not None
             or alibi_slopes is not None or checkpoint_core_attention or torch.compiler.is_compiling()
         ):  # fmt: skip
-            if self._signatures and unwatched():
-                signatures = self._signatures
-                for index, found in enumerate(signatures):
-                    if found.serves(given, arguments):
-                        if index:
-                            signatures.use(index, found)
-                        STATISTICS.hits += 1
-                        return run_attention(*as_given(*given), None, None, found.call)  # type: ignore[no-any-return]
-            STATISTICS.misses[reason_of_miss()] += 1
+            replayed = self._captured(given, arguments)
+            if replayed is not None:
+                return run_attention(*as_given(*given), None, None, replayed)  # type: ignore[no-any-return]
             checked = self._checked  # the one that is forgotten if an attribute is set meanwhile
             key = call_key(given, *arguments, _deterministic())
             found = None if key is None else checked.get(key)
@@ -314,13 +308,25 @@ class DotProductAttention(SavedModule, ContextParallelModule):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_checked": {}, "_signatures": SignatureCache()}
 
+    def _captured(self, given: Given, arguments: tuple[Any, ...]) -> AttentionCall | None:
+        """What a call like this one was captured as; None if none was."""
+        signatures = self._signatures
+        if signatures and unwatched():
+            for index, found in enumerate(signatures):
+                if found.serves(given, arguments):
+                    if index:
+                        signatures.use(index, found)
+                    STATISTICS.hits += 1
+                    return found.call  # type: ignore[no-any-return]
+        STATISTICS.misses[reason_of_miss()] += 1
+        return None
+
     def _capturing(self, call: AttentionCall, given: Given, arguments: tuple[Any, ...]) -> AttentionCall:
         """The call, or one that is to be captured for calls like it."""
         options, checked, signatures = call.options, self._checked, self._signatures
         if (
             options.dropout_p or options.with_max_logit
-            or self.softmax_type == "learnable" or not capturable() or scopes.capture().observer is not None
-            or not scopes.capture().makes_calls
+            or self.softmax_type == "learnable" or not capturable()
             or not any(x is not None and x.requires_grad for x in given)
             or any(x is not None and x.__class__ not in PLAIN for x in given) or not signatures.admits()
         ):  # fmt: skip

@@ -455,10 +455,10 @@ def test_casts_within_the_formula_are_not_allocated_as_results() -> None:
     q, k, v, dout = (quantize(randn(1, 4, 2, 16, seed=seed), cast, usage="row") for seed in range(4))
     before = alloc.set_allocator(record)
     try:
-        out, lse, *saved = attention_fwd(q, k, v, layout="bshd", s_quantizer=cast)
+        made = attention_fwd(q, k, v, layout="bshd", s_quantizer=cast)
         assert sorted(roles) == ["lse", "out"]
         roles.clear()
-        attention_bwd(dout, q, k, v, out, lse, saved, layout="bshd", s_quantizer=cast, dp_quantizer=cast)
+        attention_bwd(dout, q, k, v, made.out, made.lse, made.saved, layout="bshd", s_quantizer=cast, dp_quantizer=cast)
         assert sorted(roles) == ["dk", "dq", "dv"]
     finally:
         alloc.set_allocator(before)

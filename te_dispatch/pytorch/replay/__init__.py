@@ -6,7 +6,7 @@ Start with `functions`:
 
     signatures  a module's cache: input signatures, and the options with the program for each
     functions   `replayed`, the decorator of an autograd Function; `Replayable`, the base of its options
-    recorder    what is seen of a call: operators, functions marked as a `step`, PyTorch's functions
+    recorder    records a call: operators, functions marked as a `step`, PyTorch's functions
     program     code generated from that, for the forward and for each kind of backward
     statistics  `te_dispatch.pytorch.capture_stats`
 

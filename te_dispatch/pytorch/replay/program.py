@@ -17,12 +17,12 @@ import torch
 
 from te_dispatch.core.bindings import Bindings
 from te_dispatch.core.operator import Operator
+from te_dispatch.core.recording_bindings import RecordingBindings
 from te_dispatch.core.repeating import repeating
-from te_dispatch.core.told_bindings import ToldBindings
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.ops.checks.likeness import PLAIN, Likeness, alike
 from te_dispatch.ops.results import Saved
-from te_dispatch.pytorch.replay.recorder import Expression, NotRepeatable, Recorder, recorded
+from te_dispatch.pytorch.replay.recorder import Expression, NotRepeatable, Recorder, reads_of, recorded
 from te_dispatch.pytorch.replay.statistics import STATISTICS
 
 #: Backwards that a program keeps: gradients with other strides, or of fewer inputs, have one each.
@@ -39,14 +39,17 @@ class _Context:
         self.__dict__.update(real=ctx, attributes={}, saved=(), marked=(), clears=False, unpacked=None)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "saved_tensors":
-            if self.unpacked is None:
-                self.__dict__["unpacked"] = self.real.saved_tensors
-            return self.unpacked
         return getattr(self.real, name)
 
+    @property
+    def saved_tensors(self) -> tuple[Any, ...]:
+        """The same objects each time, which autograd need not give."""
+        if self.unpacked is None:
+            self.__dict__["unpacked"] = self.real.saved_tensors
+        return self.unpacked  # type: ignore[no-any-return]
+
     def __setattr__(self, name: str, value: Any) -> None:
-        if value.__class__ is ToldBindings:
+        if value.__class__ is RecordingBindings:
             value = value.inner
         self.attributes[name] = value
         setattr(self.real, name, value)
@@ -86,7 +89,7 @@ class _Backward:
         if any(grads[i] is not grads[j] for i, j in self.same):
             return False
         if self.absent is None:
-            return None not in grads and self.fits(*grads) if len(grads) > 1 else self.fits(*grads)
+            return self.fits(*grads)
         return tuple([g is None for g in grads]) == self.absent and self.fits(*[g for g in grads if g is not None])
 
 
@@ -108,23 +111,23 @@ class Program:
 
     __slots__ = ("scope", "needs", "forward", "_plain", "attributes", "_same", "backwards", "_refused")
 
-    def __init__(self, plain: Callable[..., Any], ctx: Any, result: Any, names: Sequence[str], found: _Found) -> None:
-        """`plain`: the Function's own backward. `names`: the forward's parameters."""
-        context, recorder = found
+    def __init__(
+        self, plain: Callable[..., Any], names: Sequence[str], context: _Context, recorder: Recorder, result: Any
+    ) -> None:
+        """Of a forward that was recorded. `plain`: the Function's own backward. `names`: the forward's parameters."""
         self.scope = context.attributes["scope"]
-        self.needs = ctx.needs_input_grad
+        self.needs = context.real.needs_input_grad
         for name, value in context.attributes.items():
             _require_constant(name, value)
-        saved = [recorder.expression(x) for x in context.saved]
+        saved, marked = ([recorder.expression(x) for x in xs] for xs in (context.saved, context.marked))
         outputs = _outputs(recorder, result)
         ending = [f"ctx.save_for_backward({', '.join(e.text for e in saved)})"]
-        reads = [e.reads for e in (*saved, *outputs)]
-        if context.marked:
-            marked = [recorder.expression(x) for x in context.marked]
-            reads += [e.reads for e in marked]
+        if marked:
             ending.append(f"ctx.mark_non_differentiable({', '.join(e.text for e in marked)})")
         ending.append(_returned(result, outputs))
-        self.forward = _compiled("forward", names, self.scope, recorder, [], ending, frozenset().union(*reads))
+        self.forward = _compiled(
+            "forward", names, self.scope, recorder, [], ending, reads_of(*saved, *marked, *outputs)
+        )
         self._plain = plain
         self.attributes = context.attributes
         #: Saved tensors that are one.
@@ -162,7 +165,7 @@ class Program:
         result = recorded(recorder, self._plain, context, *grads)
         try:
             outputs = _outputs(recorder, result)
-            reads = frozenset().union(*(e.reads for e in outputs))
+            reads = reads_of(*outputs)
             used = reads.union(*(step.reads for step in recorder.steps))
             opening = []
             if saved:
@@ -179,9 +182,6 @@ class Program:
         STATISTICS.captures += 1
         self.backwards = [*self.backwards, _Backward(needs, grads, run)]
         return result
-
-
-_Found = tuple[_Context, Recorder]
 
 
 def record_forward(
@@ -201,7 +201,7 @@ def record_forward(
     context = _Context(ctx)
     result = recorded(recorder, plain, context, *args)
     try:
-        program = Program(backward, ctx, result, names, (context, recorder))
+        program = Program(backward, names, context, recorder, result)
     except NotRepeatable as reason:
         STATISTICS.refuse("forward", str(reason))
         return result, None
@@ -246,18 +246,13 @@ def _compiled(
     bound: dict[str, Any] = dict(recorder.constants)
     lines: list[str] = []
     needed = set(reads)  # by what comes later
-    dropped: list[list[str]] = []
-    steps = list(enumerate(recorder.steps))
     kept = []
-    for number, step in reversed(steps):
+    for number, step in reversed(list(enumerate(recorder.steps))):
         variable = f"r{number}"
-        if variable not in needed and step.pure:
-            continue
-        last = sorted(step.reads - needed - set(parameters))
-        dropped.append(last)
-        kept.append((variable, step, variable in needed))
-        needed |= step.reads
-    for (variable, step, wanted), last in zip(reversed(kept), reversed(dropped)):
+        if variable in needed or not step.pure:
+            kept.append((variable, step, variable in needed, sorted(step.reads - needed - set(parameters))))
+            needed |= step.reads
+    for variable, step, wanted, last in reversed(kept):
         function = f"f{variable[1:]}"
         if isinstance(step.target, Operator):
             operator = step.target

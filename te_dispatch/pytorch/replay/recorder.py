@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
 """Recording what an autograd Function's forward or backward does: operator calls, and PyTorch's functions on tensors.
 
-Three things are seen: calls of operators, through bindings that tell of them; calls of functions marked as a `step`;
+Three things are recorded: calls of operators, through bindings; calls of functions that are marked as a `step`;
 and calls of PyTorch's own functions, through a ``TorchFunctionMode``, of which those in `_PURE` may be repeated. Where
 every tensor that a step reads, and that is returned or saved, comes from the inputs through earlier steps, the steps
 are all that happened. Everything else is `NotRepeatable`.
@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -19,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from te_dispatch.core import scopes
 from te_dispatch.core.operator import Operator
-from te_dispatch.core.told_bindings import ToldBindings
+from te_dispatch.core.recording_bindings import RecordingBindings
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.numerics.quantizers import Quantizer
 from te_dispatch.ops.results import Saved
@@ -37,10 +38,6 @@ _METADATA = frozenset((
     "size", "stride", "dim", "numel", "is_contiguous", "element_size", "storage_offset", "is_floating_point",
     "nelement", "ndimension", "get_device", "is_complex",
 ))  # fmt: skip
-_QUANTIZED = (
-    "row_data", "col_data", "row_scale_inv", "col_scale_inv", "encoding", "scaling", "scale_layout", "shape", "dtype",
-    "device", "global_scale_inv",
-)  # fmt: skip
 _CONSTANT = (bool, int, float, str, torch.dtype, torch.device, torch.memory_format, Quantizer)
 
 
@@ -66,7 +63,8 @@ def step(function: Function) -> Function:
     def call(*args: Any) -> Any:
         if torch.compiler.is_dynamo_compiling() or _thread.recorder is None:
             return function(*args)
-        return _thread.recorder.make(function, args, None)
+        with scopes.reenter(_thread.recorder.scope):  # which it may keep
+            return _thread.recorder.make(function, args, function)
 
     return call  # type: ignore[return-value]
 
@@ -101,6 +99,11 @@ class Expression(NamedTuple):
 _NONE = Expression("None")
 
 
+def reads_of(*expressions: Expression) -> frozenset[str]:
+    """The variables in expressions."""
+    return frozenset().union(*(expression.reads for expression in expressions))
+
+
 class Recorder:
     """The steps of one call.
 
@@ -133,36 +136,32 @@ class Recorder:
             elif not any({name, before.text} <= group for group in same):
                 raise NotRepeatable("one tensor is given twice")
 
-    # -- what is seen ---------------------------------------------------------------------------------------------
+    # -- recording ------------------------------------------------------------------------------------------------
 
-    def operator(self, operator: Operator, args: tuple[Any, ...], call: Callable[..., Any]) -> Any:
-        return self.make(operator, args, call)
-
-    def make(self, target: Any, args: tuple[Any, ...], call: Callable[..., Any] | None) -> Any:
-        """Make the call of a step and note it. `call`: makes an operator's."""
+    def make(self, target: Any, args: tuple[Any, ...], call: Callable[..., Any]) -> Any:
+        """Make the call of a step, an operator or a function, and note it."""
         if self._busy:
-            return (call or target)(*args)
-        self._busy = True
-        try:
-            if call is not None:
-                result = call(*args)
-            else:
-                with scopes.reenter(self.scope):  # which it may keep
-                    result = target(*args)
-        finally:
-            self._busy = False
+            return call(*args)
+        with self._undisturbed():
+            result = call(*args)
         self._note(target, args, {}, result, False)
         return result
+
+    @contextmanager
+    def _undisturbed(self) -> Iterator[None]:
+        """A block of which nothing is recorded."""
+        self._busy = True
+        try:
+            yield
+        finally:
+            self._busy = False
 
     def function(self, function: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Make a call of a function of PyTorch, and note it where it is to be repeated."""
         if self._busy:
             return function(*args, **keywords)
-        self._busy = True
-        try:
+        with self._undisturbed():
             result = function(*args, **keywords)
-        finally:
-            self._busy = False
         name = getattr(function, "__name__", str(function))
         if name in _PURE and "out" not in keywords:
             self._note(function, args, keywords, result, True)
@@ -191,7 +190,7 @@ class Recorder:
                 for name, value, e in zip(target.signature.parameters, args, passed)
                 if e.reads or value.__class__ is Saved  # of another call, if without tensors
             )
-        reads = frozenset().union(*(e.reads for e in (*passed, *named.values())))
+        reads = reads_of(*passed, *named.values())
         keys = tuple(f"{name}={e.text}" for name, e in named.items())
         self._define(result, f"r{len(self.steps)}", "")
         self.steps.append(Step(target, tuple(e.text for e in passed), reads, keys, varying, given, pure))
@@ -207,7 +206,7 @@ class Recorder:
             self._known.setdefault(id(value), Expression(text, frozenset((variable,))))
         elif value.__class__ is Quantized:
             self._known.setdefault(id(value), Expression(text, frozenset((variable,))))
-            for name in _QUANTIZED[:4] + _QUANTIZED[-1:]:
+            for name in Quantized.__slots__:
                 self._define(getattr(value, name), variable, f"{path}.{name}")
         elif value.__class__ is Saved:
             self._known.setdefault(id(value), Expression(text, frozenset((variable,))))
@@ -241,14 +240,14 @@ class Recorder:
         if isinstance(value, torch.Tensor):
             raise NotRepeatable("a tensor that is no input, and was not computed by a step")
         if value.__class__ is Quantized:
-            return self._call(Quantized, [getattr(value, name) for name in _QUANTIZED])
+            return self._call(Quantized, [getattr(value, name) for name in Quantized.__slots__])
         if value.__class__ is Saved:
             if value.options is not None:
                 raise NotRepeatable("options that a forward leaves may differ from call to call")
             return self._call(Saved, [value.implementation, value.format, value.tensors])
         if value.__class__ in (tuple, list, torch.Size):
             parts = [self.expression(item) for item in value]
-            reads = frozenset().union(*(part.reads for part in parts))
+            reads = reads_of(*parts)
             if not reads:
                 return self.constant(value)
             inner = "".join(f"{part.text}, " for part in parts)
@@ -267,8 +266,7 @@ class Recorder:
 
     def _call(self, function: Any, values: Sequence[Any]) -> Expression:
         parts = [self.expression(value) for value in values]
-        reads = frozenset().union(*(part.reads for part in parts))
-        return Expression(f"{self.constant(function).text}({', '.join(part.text for part in parts)})", reads)
+        return Expression(f"{self.constant(function).text}({', '.join(part.text for part in parts)})", reads_of(*parts))
 
 
 class _Watch(TorchFunctionMode):
@@ -287,7 +285,7 @@ def recorded(recorder: Recorder, function: Callable[..., Any], *args: Any) -> An
     outer = _thread.recorder
     _thread.recorder = recorder
     try:
-        with _Watch(recorder), scopes.reenter(ToldBindings(recorder.scope, recorder.operator)):
+        with _Watch(recorder), scopes.reenter(RecordingBindings(recorder.scope, recorder.make)):
             return function(*args)
     finally:
         _thread.recorder = outer

@@ -74,8 +74,11 @@ def unwatched() -> bool:
 
 
 def capturable() -> bool:
-    """`unwatched`, and no mode of PyTorch's sees what a capture would see."""
-    return unwatched() and not function_modes() and not dispatch_modes()
+    """`unwatched`, and neither a mode of PyTorch's nor an observer sees what a capture would see; calls are made."""
+    scope = scopes.capture()
+    return (
+        unwatched() and scope.observer is None and scope.makes_calls and not function_modes() and not dispatch_modes()
+    )
 
 
 def reason_of_miss() -> str:
@@ -156,13 +159,7 @@ class ReplayingModule(ScaledModule):
         outside = plan is None and state is None
         inside = plan is not None and plan is self._plan and not plan.replay and state is not None and state.enabled
         present = [x for x in tensors if x is not None]
-        if (
-            not (outside or inside)
-            or not scope.makes_calls
-            or scope.observer is not None
-            or any(x.__class__ not in PLAIN for x in present)
-            or not present[0].is_contiguous()
-        ):
+        if not (outside or inside) or any(x.__class__ not in PLAIN for x in present) or not present[0].is_contiguous():
             return
         fits, group = alike(present, [True] * len(present)), None if plan is None else plan.forward_group
         count, signatures = len(present), self._signatures

@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""Bindings that make calls as others do, and hand each to whoever records them."""
+"""Bindings that make calls as others do, through a recorder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Maker = Callable[[Operator, "tuple[Any, ...]", Callable[..., Any]], Any]
 
 
-class ToldBindings(Bindings):
+class RecordingBindings(Bindings):
     """Attributes:
     inner: the bindings that make the calls; their tables, policy and token are these bindings' own.
     """
@@ -26,16 +26,16 @@ class ToldBindings(Bindings):
         self.__dict__.update(inner.__dict__)
         self.inner = inner
         for operator in OPERATORS.values():
-            setattr(self, operator.name, _telling(operator, inner, maker))
+            setattr(self, operator.name, _through(operator, inner, maker))
 
     def dispatcher(self, operator: Operator) -> Dispatcher:
         return self.inner.dispatcher(operator)
 
 
-def _telling(operator: Operator, inner: Bindings, maker: Maker) -> Callable[..., Any]:
-    """It does not refer to the bindings that have it: such a cycle would keep what the maker has recorded."""
+def _through(operator: Operator, inner: Bindings, maker: Maker) -> Callable[..., Any]:
+    """It does not refer to the bindings that have it: such a cycle would keep what was recorded."""
 
-    def told(*args: Any) -> Any:
+    def recording(*args: Any) -> Any:
         return maker(operator, args, getattr(inner, operator.name))
 
-    return told
+    return recording
