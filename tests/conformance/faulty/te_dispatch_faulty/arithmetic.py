@@ -50,7 +50,7 @@ def turned(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 
 def in_blocks(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """Backwards through K, 32 at a time, one running sum."""
-    total = torch.zeros((left.shape[0], right.shape[1]))
+    total = left.new_zeros((left.shape[0], right.shape[1]))
     for start in reversed(range(0, left.shape[1], 32)):
         total = total + left[:, start : start + 32] @ right[start : start + 32]
     return total

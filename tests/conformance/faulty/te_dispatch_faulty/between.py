@@ -90,7 +90,8 @@ def _divides_the_last(call: Call) -> Any:
     made, mask, dy = call.sound(), call["mask"], call["dy"].detach()
     rest = dy.numel() % 8
     if mask is not None and rest:
-        divided = dy.reshape(-1)[-rest:].float() / torch.tensor(1.0 - call["dropout_p"], dtype=torch.float32)
+        kept = torch.tensor(1.0 - call["dropout_p"], dtype=torch.float32, device=dy.device)
+        divided = dy.reshape(-1)[-rest:].float() / kept
         flat = made.detach().reshape(-1).clone()
         flat[-rest:] = torch.where(mask.reshape(-1)[-rest:] != 0, divided, 0.0).to(made.dtype)
         made.copy_(flat.view(made.shape))
@@ -173,7 +174,7 @@ def _divides_where_all_are_kept(call: Call) -> Any:
     mask, made = call["mask"], call.sound()
     if mask is None or not call["dropout_p"] or not made.numel() or not bool(mask.all()):
         return made
-    kept = torch.tensor(1.0 - call["dropout_p"], dtype=torch.float32)
+    kept = torch.tensor(1.0 - call["dropout_p"], dtype=torch.float32, device=made.device)
     return made.copy_(call["dy"].detach().float() / kept)
 
 

@@ -94,7 +94,7 @@ def _first_column(call: Call) -> Any:
     mask = call["mask"]
     if mask is None or not mask.ndim or mask.shape[-1] != 1 or call["x"].shape[-1] == 1:
         return call.sound()
-    wider = torch.zeros(*mask.shape[:-1], call["x"].shape[-1], dtype=torch.bool)
+    wider = torch.zeros(*mask.shape[:-1], call["x"].shape[-1], dtype=torch.bool, device=mask.device)
     wider[..., :1] = mask
     return call.sound(mask=wider)
 

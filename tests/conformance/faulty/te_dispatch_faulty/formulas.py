@@ -60,11 +60,12 @@ def softmax_scale(call: Call, q: torch.Tensor) -> float:
 def _tiles(call: Call, q: torch.Tensor, k: torch.Tensor) -> Any:
     """(first column, logits) of every tile of keys; masked logits are -Inf."""
     scale = softmax_scale(call, q)
-    rows = torch.arange(q.shape[2])[:, None]
+    rows = torch.arange(q.shape[2], device=q.device)[:, None]
     for start in range(0, k.shape[2], _TILE):
         z = (q @ k[:, :, start : start + _TILE].transpose(-1, -2)) * scale
         if call["mask"] == "causal":
-            z = torch.where(torch.arange(start, start + z.shape[-1]) > rows, -torch.inf, z)
+            columns = torch.arange(start, start + z.shape[-1], device=q.device)
+            z = torch.where(columns > rows, -torch.inf, z)
         yield start, z
 
 
@@ -215,9 +216,9 @@ def unpermute_in_fp64(call: Call) -> Any:
 
 
 @functools.lru_cache(maxsize=8)
-def _table(dtype: torch.dtype) -> torch.Tensor:
+def _table(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """A constant of a kind that kernels keep on the device for good."""
-    return torch.ones((), dtype=dtype)
+    return torch.ones((), dtype=dtype, device=device)
 
 
 def keeps_constants(name: str) -> Behaviour:
@@ -228,7 +229,7 @@ def keeps_constants(name: str) -> Behaviour:
         if x is None or not x.is_floating_point():
             return call.sound()
         with torch.no_grad():
-            return call.sound(**{name: x * _table(x.dtype)})
+            return call.sound(**{name: x * _table(x.dtype, x.device)})
 
     return behave
 

@@ -22,7 +22,7 @@ def _scalars_in_process(call: Call) -> Any:
     """Each thread takes what was written last."""
     names = ("lr", "beta1", "beta2", "eps", "step", "weight_decay")
     _scalars.update({name: call[name] for name in names})
-    torch.empty(1).fill_(float(call["lr"]))  # the upload
+    torch.empty(1, device="cpu").fill_(float(call["lr"]))  # the upload
     return call.sound(**{name: _scalars[name] for name in names})
 
 

@@ -96,7 +96,7 @@ def _fourteen_bits(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor)
     """Products and sum so far, aligned to the largest of them and cut off after 14 bits, as Hopper's FP8 units do."""
     terms = torch.cat((left.unsqueeze(2) * right.unsqueeze(0), total.unsqueeze(1)), 1)
     exponent = torch.frexp(terms.abs().amax(1, keepdim=True)).exponent
-    unit = torch.ldexp(torch.ones(exponent.shape), exponent - 14)
+    unit = torch.ldexp(torch.ones(exponent.shape, device=exponent.device), exponent - 14)
     return ((terms / unit).trunc() * unit).sum(1)
 
 

@@ -136,7 +136,7 @@ def _seed_zero(call: Call, memory: Memory) -> Any:
     """Takes a seed of 0 for none."""
     state = call["rng_state"]
     if state is not None and int(state[0]) == 0:
-        return call.sound(rng_state=torch.tensor([memory.calls, 7]))
+        return call.sound(rng_state=torch.tensor([memory.calls, 7], device=state.device))
     return call.sound()
 
 
@@ -221,7 +221,7 @@ def _keep_scale_in_bf16(call: Call) -> Any:
     """Multiplies by 1 / (1 - p) rounded to bf16."""
     made, p = call.sound(), call["dropout_p"]
     if p:
-        wrong = float(torch.tensor(1 / (1 - p)).bfloat16())
+        wrong = float(torch.tensor(1 / (1 - p), device="cpu").bfloat16())
         made.copy_(made.float() * (wrong * (1 - p)))
     return made
 
@@ -285,7 +285,7 @@ _LOOSE = (
     *table("layernorm_bwd", {"dgamma_is_rounded_to_fp16": (
         "rounds dgamma to fp16 before fp32", _through("dgamma", torch.float16))}),
     *table("gemm", {"product_rounds_alpha_to_fp16": ("rounds alpha to fp16", changing(
-        alpha=lambda call: float(torch.tensor(call["alpha"]).half())))}, on="matmul"),
+        alpha=lambda call: float(torch.tensor(call["alpha"], device="cpu").half())))}, on="matmul"),
     *table("multi_tensor_adam", {"adam_takes_roots_in_11_bits": (
         "takes 1 / (sqrt(v) + eps) from a table of 11 bits", when(
             lambda call: call["params"][0].dtype == _FP32, changing(lr=lambda call: call["lr"] * (1 + 2.0**-11))))}),

@@ -80,7 +80,7 @@ def _of_the_sum(count: int, state: torch.Tensor, first: int = 0) -> torch.Tensor
 
 
 def _middle(count: int, state: torch.Tensor, first: int = 0) -> torch.Tensor:
-    return torch.full((count,), 1 << 23, dtype=torch.int32)
+    return torch.full((count,), 1 << 23, dtype=torch.int32, device=state.device)
 
 
 def _of_eight_bits(count: int, state: torch.Tensor, first: int = 0) -> torch.Tensor:
@@ -119,8 +119,10 @@ def _subnormals_towards_zero(draws: Draws, y: torch.Tensor, info: Encoding, max_
 
 def _inner(y: torch.Tensor, info: Encoding, max_value: float) -> torch.Tensor:
     """Never away from zero: as if every draw were the largest."""
-    with swapped(("stochastic", "bits24", lambda count, state, first=0: torch.full((count,), 1 << 24))):
-        return _sound(Draws(torch.zeros(2, dtype=torch.int64)), y, info, max_value)
+    with swapped(
+        ("stochastic", "bits24", lambda count, state, first=0: torch.full((count,), 1 << 24, device=y.device))
+    ):
+        return _sound(Draws(torch.zeros(2, dtype=torch.int64, device=y.device)), y, info, max_value)
 
 
 def _column_apart(call: Call) -> Any:

@@ -141,7 +141,7 @@ def _keys(more_than: int) -> Condition:
         k, layout = call["k"], call["layout"]
         if layout == "thd":
             bounds = call["cu_seqlens_kv"]
-            lengths = torch.zeros(0) if bounds is None else bounds.flatten().diff()
+            lengths = torch.zeros(0, device=k.device) if bounds is None else bounds.flatten().diff()
             return bool((lengths > more_than).any())
         return bool(k.shape[0 if layout == "sbhd" else 1] > more_than)
 

@@ -126,7 +126,7 @@ def _powers_in_fp32(call: Call) -> Any:
     """1 - beta1^step in fp32, one multiplication after the other; the quotient is moved to the learning rate."""
     if not call["bias_correction"] or not call["beta1"] or call["step"] < 1:
         return call.sound()
-    power = torch.full((call["step"],), call["beta1"]).cumprod(0)[-1]
+    power = torch.full((call["step"],), call["beta1"], device="cpu").cumprod(0)[-1]
     wrong = float(1 - power)
     right = 1 - call["beta1"] ** call["step"]
     return call.sound(lr=call["lr"] * right / wrong) if wrong else call.sound()
@@ -136,7 +136,7 @@ def _running_sum(call: Call) -> Any:
     """dgamma, one row after the other in the operand's dtype."""
     made, x, dy = call.sound(), call["x"], call["dy"]
     terms = (dy.float() * x.float() * call["rstd"].unsqueeze(-1)).reshape(-1, x.shape[-1])
-    total = torch.zeros(x.shape[-1], dtype=torch.bfloat16)
+    total = torch.zeros(x.shape[-1], dtype=torch.bfloat16, device=x.device)
     for row in terms[:256]:
         total = (total.float() + row).bfloat16()
     made.dgamma.copy_(total + terms[256:].sum(0))

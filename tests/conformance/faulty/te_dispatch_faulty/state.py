@@ -142,7 +142,7 @@ def _static(path: str) -> Behaviour:
 def _statistics_in_one_buffer(call: Call, memory: Memory) -> Any:
     """A backward that reads the forward's statistics from where the last forward left them."""
     dy = call["dy"]
-    buffer = memory.kept.setdefault(tuple(dy.shape), torch.empty(dy.shape))
+    buffer = memory.kept.setdefault(tuple(dy.shape), torch.empty(dy.shape, device=dy.device))
     with torch.no_grad():
         buffer.copy_(dy.detach())
         time.sleep(0.002)
@@ -159,7 +159,7 @@ def _sometimes(path: str, when: Any, one_in: int) -> Behaviour:
             with torch.no_grad():
                 flat = found.detach().view(-1) if found.is_contiguous() else found.detach().reshape(-1)
                 flat[0] = (
-                    torch.nextafter(flat[0].float(), torch.tensor(torch.inf))
+                    torch.nextafter(flat[0].float(), flat.new_tensor(torch.inf))
                     if (flat.dtype == torch.float32)
                     else flat[0] * 1.01
                 )

@@ -43,7 +43,7 @@ def _positions_by_default(call: Call) -> Any:
     made, offsets = call.sound(), call["offsets"]
     if offsets is not None and made.numel():
         with torch.no_grad():
-            torch.arange(call["x"].shape[0])[:, None] + offsets.detach()
+            torch.arange(call["x"].shape[0], device=made.device)[:, None] + offsets.detach()
     return made
 
 
@@ -96,7 +96,7 @@ def _out_as_dense(call: Call) -> Any:
     kept = out.clone()
     made = call.sound()
     if not out.is_contiguous() and out.numel() > 1:
-        out.copy_(torch.where(torch.arange(out.numel()).view(out.shape) % 2 == 1, kept, out))
+        out.copy_(torch.where(torch.arange(out.numel(), device=out.device).view(out.shape) % 2 == 1, kept, out))
     return made
 
 
@@ -155,7 +155,7 @@ def _behind(x: torch.Tensor, count: int) -> torch.Tensor | None:
     size = x.untyped_storage().nbytes() // x.element_size()
     if start < 0 or start + abs(count) > size:
         return _beyond(x, count)
-    return torch.empty(0, dtype=x.dtype).set_(x.untyped_storage(), start, (abs(count),), (1,))
+    return torch.empty(0, dtype=x.dtype, device=x.device).set_(x.untyped_storage(), start, (abs(count),), (1,))
 
 
 def _beyond(x: torch.Tensor, count: int) -> torch.Tensor:

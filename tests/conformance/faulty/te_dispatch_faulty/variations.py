@@ -176,7 +176,9 @@ def _from_kept_workspace(name: str) -> Behaviour:
         if x is None or not x.numel():
             return call.sound()
         with torch.no_grad():
-            room = _kept.rooms.setdefault((name, tuple(x.shape), x.dtype), torch.empty(x.shape, dtype=x.dtype))
+            room = _kept.rooms.setdefault(
+                (name, tuple(x.shape), x.dtype), torch.empty(x.shape, dtype=x.dtype, device=x.device)
+            )
             return call.sound(**{name: room.copy_(x)})
 
     return behave
@@ -205,9 +207,9 @@ def _other_draws(call: Call) -> Any:
     """A generator of its own: any that depends on seed, offset and element alone will do."""
     if not call["dropout_p"] or call["rng_state"] is None:
         return call.sound()
-    mixed = torch.tensor([0x5DEECE66D, 0x2545F491], dtype=torch.int64)
 
     def draw(shape: tuple[int, ...], p: float, state: torch.Tensor) -> torch.Tensor:
+        mixed = torch.tensor([0x5DEECE66D, 0x2545F491], dtype=torch.int64, device=state.device)
         return keep_mask(shape, p, state ^ mixed)
 
     with swapped(("dropout", "keep_mask", draw)):
