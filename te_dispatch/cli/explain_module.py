@@ -23,7 +23,7 @@ from te_dispatch.core.facts import DeviceFacts
 from te_dispatch.core.module_plan import ModulePlan
 from te_dispatch.core.policy.known import did_you_mean
 from te_dispatch.core.scopes import MANAGER
-from te_dispatch.pytorch.planning import TensorSpec, plan
+from te_dispatch.pytorch.planning.module_plan import TensorSpec, plan
 
 _FLOATS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _SHORT = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}

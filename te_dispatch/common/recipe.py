@@ -443,7 +443,7 @@ class CustomRecipe(Recipe):
             module quantized (unless the module was given a role for that); returns one of the quantizers of
             `te_dispatch.pytorch.tensor`, or None for high precision. It is called once for each tensor of a module and
             each recipe, so that it must not depend on when. Equal functions make equal recipes.
-        fp8_format: only what `te_dispatch.pytorch.support.get_fp8_torch_dtype` says of the recipe.
+        fp8_format: only what `te_dispatch.pytorch.fp8.support.get_fp8_torch_dtype` says of the recipe.
         fp8_dpa, fp8_mha: as in `DelayedScaling`. backward_override: as in `Float8CurrentScaling`; with one, the factory
             is not asked about gradients.
         quantization_alignment: what `Fp8Padding` pads rows to.

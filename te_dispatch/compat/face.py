@@ -20,7 +20,7 @@ def _of(home: str, *names: str) -> dict[str, str]:
 
 
 _AVAILABLE = _of(
-    "pytorch.support",
+    "pytorch.fp8.support",
     "get_device_compute_capability",
     "is_bf16_available",
     "is_fp8_available",
@@ -28,18 +28,18 @@ _AVAILABLE = _of(
     "is_mxfp8_available",
     "is_nvfp4_available",
 )
-_REGIONS = _of("pytorch.autocast", "autocast", "fp8_autocast")
-_AUTOCAST = {**_REGIONS, **_of("pytorch.autocast", "get_default_recipe")}
-_MODEL_INIT = _of("pytorch.model_init", "fp8_model_init", "quantized_model_init")
-_GLOBAL = _of("pytorch.global_state", "FP8GlobalStateManager")
-_ROLE = _of("pytorch.quantizer_role", "QuantizerRole")
+_REGIONS = _of("pytorch.fp8.autocast", "autocast", "fp8_autocast")
+_AUTOCAST = {**_REGIONS, **_of("pytorch.fp8.autocast", "get_default_recipe")}
+_MODEL_INIT = _of("pytorch.fp8.model_init", "fp8_model_init", "quantized_model_init")
+_GLOBAL = _of("pytorch.fp8.global_state", "FP8GlobalStateManager")
+_ROLE = _of("pytorch.fp8.quantizer_role", "QuantizerRole")
 _QUANTIZATION = {
     **_AVAILABLE,
     **_AUTOCAST,
     **_MODEL_INIT,
     **_ROLE,
     **_of(
-        "pytorch.support",
+        "pytorch.fp8.support",
         "check_fp8_block_scaling_support",
         "check_fp8_support",
         "check_mxfp8_support",
@@ -50,30 +50,30 @@ _QUANTIZATION = {
         "get_fp8_torch_dtype",
     ),
     **_GLOBAL,
-    "get_default_fp8_recipe": "te_dispatch.pytorch.autocast:get_default_recipe",
+    "get_default_fp8_recipe": "te_dispatch.pytorch.fp8.autocast:get_default_recipe",
 }
-_ROTARY = _of("pytorch.rotary", "RotaryPositionEmbedding")
-_ROPE = {**_ROTARY, **_of("pytorch.rotary", "apply_fused_qkv_rotary_pos_emb", "apply_rotary_pos_emb")}
-_DOT_PRODUCT = _of("pytorch.attention", "DotProductAttention")
-_MULTI_HEAD = _of("pytorch.multi_head_attention", "MultiheadAttention")
-_LINEAR = _of("pytorch.linear", "Linear")
-_LAYERNORM_LINEAR = _of("pytorch.layernorm_linear", "LayerNormLinear")
-_LAYERNORM_MLP = _of("pytorch.layernorm_mlp", "LayerNormMLP")
-_LAYERNORM = _of("pytorch.normalization", "LayerNorm")
-_RMSNORM = _of("pytorch.normalization", "RMSNorm")
-_PADDING = _of("pytorch.padding", "Fp8Padding")
-_UNPADDING = _of("pytorch.padding", "Fp8Unpadding")
+_ROTARY = _of("pytorch.attention.rotary", "RotaryPositionEmbedding")
+_ROPE = {**_ROTARY, **_of("pytorch.attention.rotary", "apply_fused_qkv_rotary_pos_emb", "apply_rotary_pos_emb")}
+_DOT_PRODUCT = _of("pytorch.attention.dot_product", "DotProductAttention")
+_MULTI_HEAD = _of("pytorch.modules.multi_head_attention", "MultiheadAttention")
+_LINEAR = _of("pytorch.modules.linear", "Linear")
+_LAYERNORM_LINEAR = _of("pytorch.modules.layernorm_linear", "LayerNormLinear")
+_LAYERNORM_MLP = _of("pytorch.modules.layernorm_mlp", "LayerNormMLP")
+_LAYERNORM = _of("pytorch.modules.normalization", "LayerNorm")
+_RMSNORM = _of("pytorch.modules.normalization", "RMSNorm")
+_PADDING = _of("pytorch.modules.padding", "Fp8Padding")
+_UNPADDING = _of("pytorch.modules.padding", "Fp8Unpadding")
 _MODULES = {
     **_LINEAR, **_LAYERNORM_LINEAR, **_LAYERNORM_MLP, **_LAYERNORM, **_RMSNORM, **_PADDING, **_UNPADDING,
 }  # fmt: skip
 _BASE = {
-    "TransformerEngineBaseModule": "te_dispatch.pytorch.module:GemmModule",
-    **_of("pytorch.main_grads", "get_dummy_wgrad"),
+    "TransformerEngineBaseModule": "te_dispatch.pytorch.modules.gemm_module:GemmModule",
+    **_of("pytorch.modules.main_grads", "get_dummy_wgrad"),
 }
-_LAYER = _of("pytorch.transformer_layer", "TransformerLayer")
+_LAYER = _of("pytorch.modules.transformer_layer", "TransformerLayer")
 _ONNX = _of("pytorch.export", "onnx_export")
-_GRAPH = _of("pytorch.graph", "make_graphed_callables")
-_TENSOR = _of("pytorch.quantized_tensor", "QuantizedTensor")
+_GRAPH = _of("pytorch.graphs.make_graphed_callables", "make_graphed_callables")
+_TENSOR = _of("pytorch.tensor.quantized_tensor", "QuantizedTensor")
 _STORAGE = _of("pytorch.tensor.kinds", "QuantizedTensorStorage")
 _FLOAT8_STORAGE = _of("pytorch.tensor.kinds", "Float8TensorStorage")
 _FLOAT8_BLOCK_STORAGE = _of("pytorch.tensor.kinds", "Float8BlockwiseQTensorStorage")
@@ -98,7 +98,7 @@ _QUANTIZERS = {**_QUANTIZER, **_FLOAT8, **_FLOAT8_BLOCK, **_HYBRID, **_IDENTITY,
 _DTYPE = _of("pytorch.tensor", "DType")
 _DTYPES = {**_DTYPE, **_of("pytorch.tensor.dtypes", "TE_DType", "TE_DType_To_Torch")}
 _ATTENTION_BACKENDS = _of(
-    "pytorch.attention_backends",
+    "pytorch.attention.backends",
     "AttentionParams",
     "FlashAttentionUtils",
     "FusedAttnBackend",
@@ -107,17 +107,17 @@ _ATTENTION_BACKENDS = _of(
     "get_qkv_format",
 )
 _QUANTIZED = {**_TENSOR, **_STORAGE, **_QUANTIZER, **_SAVING}
-_CHECKPOINT = _of("pytorch.checkpoint", "checkpoint")
+_CHECKPOINT = _of("pytorch.recompute.checkpoint", "checkpoint")
 _RECOMPUTE = _of(
-    "pytorch.recompute_phases",
+    "pytorch.recompute.phases",
     "activation_recompute_forward",
     "get_activation_recompute_contexts",
     "in_fp8_activation_recompute_phase",
     "is_fp8_activation_recompute_enabled",
 )
-_RANDOM = {"CudaRNGStatesTracker": "te_dispatch.pytorch.rng_tracker:RngStatesTracker"}
+_RANDOM = {"CudaRNGStatesTracker": "te_dispatch.pytorch.distributed.rng_tracker:RngStatesTracker"}
 _COLLECTIVES = _of(
-    "pytorch.distributed",
+    "pytorch.distributed.collectives",
     "allreduce",
     "gather_along_first_dim",
     "gather_split_1d_tensor",
@@ -132,10 +132,10 @@ _COLLECTIVES = _of(
 _GLU = _of("pytorch.splitting", "deinterleave_glu_tensor", "interleave_glu_tensor")
 _UTILS = {
     **_GLU,
-    **_of("pytorch.attention_masks", "attention_mask_func"),
-    **_of("pytorch.gemm_steps", "cast_if_needed"),
+    **_of("pytorch.attention.masks", "attention_mask_func"),
+    **_of("pytorch.modules.gemm_steps", "cast_if_needed"),
     **_of(
-        "pytorch.init_methods",
+        "pytorch.modules.init_methods",
         "get_default_init_method",
         "init_method_constant",
         "init_method_normal",
@@ -144,7 +144,7 @@ _UTILS = {
     **_of("pytorch.nvtx", "get_nvtx_range_context", "nvtx_range_pop", "nvtx_range_push"),
     **_of("pytorch.splitting", "SplitAlongDim", "divide", "ensure_divisibility", "split_tensor_along_dim"),
     **_of(
-        "pytorch.support",
+        "pytorch.fp8.support",
         "get_cudnn_version",
         "get_device_compute_capability",
         "is_bf16_available",
@@ -189,7 +189,7 @@ FACE: dict[str, dict[str, str]] = {
         **_GRAPH,
         **_AVAILABLE,
         **_GLU,
-        **_of("pytorch.support", "get_cudnn_version"),
+        **_of("pytorch.fp8.support", "get_cudnn_version"),
     },
     "transformer_engine.pytorch.quantization": _QUANTIZATION,
     "transformer_engine.pytorch.fp8": _QUANTIZATION,
@@ -216,7 +216,7 @@ FACE: dict[str, dict[str, str]] = {
         **_COLLECTIVES,
         **_REGIONS,
         **_GLOBAL,
-        **_of("pytorch.rng_tracker", "get_all_rng_states", "set_all_rng_states"),
+        **_of("pytorch.distributed.rng_tracker", "get_all_rng_states", "set_all_rng_states"),
     },
     "transformer_engine.pytorch.export": {
         **_ONNX,
@@ -294,7 +294,7 @@ FACE: dict[str, dict[str, str]] = {
     NATIVE: {
         **_DTYPE,
         **_of("pytorch.tensor.dtypes", "FP8BwdTensors", "FP8FwdTensors"),
-        "NVTE_Fused_Attn_Backend": "te_dispatch.pytorch.attention_backends:FusedAttnBackend",
+        "NVTE_Fused_Attn_Backend": "te_dispatch.pytorch.attention.backends:FusedAttnBackend",
     },
 }
 

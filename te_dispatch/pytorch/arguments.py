@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 #: Arguments of communication that overlaps with products, with the values that ask for nothing. Those of parallelism
-#: itself are in `parallel`.
+#: itself are in `distributed.arguments`.
 PARALLEL_DEFAULTS: dict[str, Any] = {
     "ub_overlap_ag": False,
     "ub_overlap_rs": False,

@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 
 from te_dispatch.numerics.quantizers import BLOCK
-from te_dispatch.pytorch.attention_lowering import BIAS_TYPES
-from te_dispatch.pytorch.attention_masks import MASK_TYPES
-from te_dispatch.pytorch.parallel import PARALLEL_MODES
+from te_dispatch.pytorch.attention.lowering import BIAS_TYPES
+from te_dispatch.pytorch.attention.masks import ATTENTION_TYPES, MASK_TYPES
+from te_dispatch.pytorch.distributed.arguments import PARALLEL_MODES
 
 __all__ = [
     "MXFP8_BLOCK_SCALING_SIZE",
@@ -32,7 +32,7 @@ AttnMaskTypes = MASK_TYPES
 AttnBiasTypes = tuple(BIAS_TYPES)
 
 #: ``attention_type``.
-AttnTypes = ("self", "cross")
+AttnTypes = ATTENTION_TYPES
 
 #: ``layer_type``.
 LayerTypes = ("encoder", "decoder")

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from te_dispatch.pytorch.arguments import resolve_device
-from te_dispatch.pytorch.dropout_add import dropout_add
-from te_dispatch.pytorch.scoped import outside_autocast
+from te_dispatch.pytorch.autograd.scoped import outside_autocast
+from te_dispatch.pytorch.modules.dropout_add import dropout_add
 
 __all__ = [
     "bgrad_dgelu_fused",

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from te_dispatch.pytorch.replay.recorder import step
+from te_dispatch.pytorch.step import step
 
 # The sum of an offset and any element count still fits an int64.
 _LIMIT = 1 << 62

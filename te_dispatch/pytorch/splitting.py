@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from te_dispatch.pytorch.quantized_tensor import plain
+from te_dispatch.pytorch.tensor.quantized_tensor import plain
 
 __all__ = [
     "SplitAlongDim",

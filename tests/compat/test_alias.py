@@ -265,7 +265,7 @@ def test_run_serves_a_script_and_the_processes_it_starts(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "beside.py").write_text("")
     out = said("", "-m", "te_dispatch.cli", "run", str(tmp_path / "script.py"), "-h", "--json", "x")
-    assert out.splitlines() == ["['-h', '--json', 'x'] te_dispatch.pytorch.linear", "['2.20.2']", "2.20.2"]
+    assert out.splitlines() == ["['-h', '--json', 'x'] te_dispatch.pytorch.modules.linear", "['2.20.2']", "2.20.2"]
 
 
 def test_run_serves_a_module_and_leaves_errors_and_exit_codes_alone(tmp_path):
@@ -306,7 +306,7 @@ print(te.Linear.__module__, __import__("transformer_engine").__version__, metada
 def test_the_distribution_serves_the_import_and_tells_the_version(installed):
     from te_dispatch.compat.face import VERSION
 
-    assert said(VERSIONS, PYTHONPATH=str(installed)).split() == ["te_dispatch.pytorch.linear", VERSION, VERSION]
+    assert said(VERSIONS, PYTHONPATH=str(installed)).split() == ["te_dispatch.pytorch.modules.linear", VERSION, VERSION]
     code = "import transformer_engine_torch as tex; print(int(tex.DType.kFloat8E4M3), tex.__file__)"
     assert said(code, PYTHONPATH=str(installed)).split() == ["7", str(installed / "transformer_engine_torch.py")]
     data = json.loads(said("", "-m", "te_dispatch.cli", "doctor", "--json", PYTHONPATH=str(installed)))

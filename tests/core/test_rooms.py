@@ -47,16 +47,16 @@ CYCLES: dict[tuple[str, str], str] = {
     ("te_dispatch.conformance.space", "te_dispatch.conformance.families"): (
         "the spaces register themselves when they are first asked for; their modules use `find` of other families"
     ),
-    ("te_dispatch.pytorch.quantized_tensor", "te_dispatch.pytorch.quantized_dispatch"): (
+    ("te_dispatch.pytorch.tensor.quantized_tensor", "te_dispatch.pytorch.tensor.aten"): (
         "PyTorch asks the class what its operations do; the table of these operations makes instances of the class"
     ),
-    ("te_dispatch.pytorch.quantized_parts", "te_dispatch.pytorch.quantized_dispatch"): (
+    ("te_dispatch.pytorch.tensor.attributes", "te_dispatch.pytorch.tensor.aten"): (
         "methods of the class: the one that copies into it is that of the table"
     ),
-    ("te_dispatch.pytorch.quantized_parts", "te_dispatch.pytorch.quantized_tensor"): (
+    ("te_dispatch.pytorch.tensor.attributes", "te_dispatch.pytorch.tensor.quantized_tensor"): (
         "methods of the class that make instances of it"
     ),
-    ("te_dispatch.pytorch.quantized_parts", "te_dispatch.pytorch.tensor.quantizers"): (
+    ("te_dispatch.pytorch.tensor.attributes", "te_dispatch.pytorch.tensor.quantizers"): (
         "a quantized tensor is asked for its quantizer, which makes quantized tensors"
     ),
 }
@@ -238,6 +238,39 @@ def test_modules_of_a_room_do_not_import_each_other(name: str) -> None:
 def test_a_listed_cycle_exists(edge: tuple[str, str]) -> None:
     assert {one.how for one in IMPORTS if (one.source, one.target) == edge} - {"typing"} == {"function"}
     assert any(set(edge) <= set(cycle) for cycle in _cycles(_imported(room(edge[0]), set(CYCLES) - {edge})))
+
+
+# -- folders of te_dispatch.pytorch ---------------------------------------------------------------------------------
+
+
+def _places() -> dict[str, int]:
+    """Folder or module of te_dispatch/pytorch -> the row of the documentation's table that it stands in."""
+    table = LAYOUT.read_text(encoding="utf-8").split("| in `te_dispatch/pytorch/` | what it holds |\n|---|---|\n", 1)[1]
+    rows = [line.split(" | ")[0] for line in table.split("\n\n", 1)[0].split("\n")]
+    return {name: row for row, cell in enumerate(rows) for name in re.findall(r"`(\w+)(?:/|\.py)`", cell)}
+
+
+def _folder(module: str) -> str:
+    return module.split(".")[2]
+
+
+def test_every_folder_of_pytorch_is_in_the_table() -> None:
+    inside = {_folder(module) for module in MODULES if module.startswith("te_dispatch.pytorch.")}
+    assert inside == set(_places())
+
+
+def test_folders_of_pytorch_import_those_above_them_in_the_table() -> None:
+    places = _places()
+    wrong = [
+        f"{one.source}, line {one.line}: {one.target}"
+        for one in IMPORTS
+        if one.source.startswith("te_dispatch.pytorch.")
+        and one.target.startswith("te_dispatch.pytorch.")
+        and one.how in ("module", "function")
+        and _folder(one.source) != _folder(one.target)
+        and places[_folder(one.target)] > places[_folder(one.source)]
+    ]
+    assert wrong == []
 
 
 # -- the operators are there ----------------------------------------------------------------------------------------

@@ -19,8 +19,8 @@ from te_dispatch.common.recipe import (
     MXFP8BlockScaling,
     Recipe,
 )
-from te_dispatch.pytorch.module import GemmModule
-from te_dispatch.pytorch.rng_tracker import DEFAULT_STATE, RngStatesTracker
+from te_dispatch.pytorch.distributed.rng_tracker import DEFAULT_STATE, RngStatesTracker
+from te_dispatch.pytorch.modules.gemm_module import GemmModule
 
 DELAYED = DelayedScaling(amax_history_len=4)
 RECIPES: dict[str, Recipe | None] = {

@@ -11,7 +11,7 @@ import torch
 
 import te_dispatch.pytorch as te
 from te_dispatch.common.recipe import DelayedScaling, Float8BlockScaling, Float8CurrentScaling
-from te_dispatch.pytorch.rng_tracker import DEFAULT_STATE, RngStatesTracker
+from te_dispatch.pytorch.distributed.rng_tracker import DEFAULT_STATE, RngStatesTracker
 
 HIDDEN, FFN, ROWS = 256, 512, 128
 BUILDERS: dict[str, Callable[..., torch.nn.Module]] = {

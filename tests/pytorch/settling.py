@@ -18,7 +18,7 @@ from te_dispatch.common.recipe import (
     NVFP4BlockScaling,
 )
 from te_dispatch.core import scopes
-from te_dispatch.pytorch.module import GemmModule
+from te_dispatch.pytorch.modules.gemm_module import GemmModule
 
 RECIPES = {
     "none": None,

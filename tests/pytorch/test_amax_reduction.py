@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 import te_dispatch.pytorch as te
 from te_dispatch.common.recipe import DelayedScaling
-from te_dispatch.pytorch import amax_reduction
+from te_dispatch.pytorch.fp8 import amax_reduction
 
 from . import ranks
 

@@ -11,8 +11,9 @@ import torch
 
 import te_dispatch
 from te_dispatch.common.recipe import DelayedScaling
-from te_dispatch.pytorch import DotProductAttention, attention_backends
-from te_dispatch.pytorch.attention_backends import (
+from te_dispatch.pytorch import DotProductAttention
+from te_dispatch.pytorch.attention import backends as attention_backends
+from te_dispatch.pytorch.attention.backends import (
     AttentionParams,
     FlashAttentionUtils,
     FusedAttnBackend,

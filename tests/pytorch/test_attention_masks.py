@@ -8,7 +8,7 @@ import itertools
 import pytest
 import torch
 
-from te_dispatch.pytorch.attention import DotProductAttention
+from te_dispatch.pytorch.attention.dot_product import DotProductAttention
 
 from .attention_oracle import Rules, assert_within, sequence_attention
 

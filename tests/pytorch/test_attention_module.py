@@ -13,9 +13,9 @@ import torch
 import te_dispatch
 from te_dispatch import ops
 from te_dispatch.core.errors import NoImplementation, PolicyError
-from te_dispatch.pytorch.attention import DotProductAttention
-from te_dispatch.pytorch.attention_inputs import shared_packing
-from te_dispatch.pytorch.attention_masks import alibi_slopes_of
+from te_dispatch.pytorch.attention.dot_product import DotProductAttention
+from te_dispatch.pytorch.attention.inputs import shared_packing
+from te_dispatch.pytorch.attention.masks import alibi_slopes_of
 
 from .attention_oracle import Rules, alibi_slopes, assert_within, sequence_attention
 from .bounds import Bounded

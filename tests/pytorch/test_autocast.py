@@ -12,9 +12,9 @@ import torch
 import te_dispatch.pytorch as te
 from te_dispatch.common.recipe import DelayedScaling, Float8CurrentScaling
 from te_dispatch.core import scopes
-from te_dispatch.pytorch import scale_update
-from te_dispatch.pytorch.autocast import current_state
-from te_dispatch.pytorch.global_state import FP8GlobalStateManager
+from te_dispatch.pytorch.fp8 import scale_update
+from te_dispatch.pytorch.fp8.autocast import current_state
+from te_dispatch.pytorch.fp8.global_state import FP8GlobalStateManager
 
 RECIPE = DelayedScaling(amax_history_len=3)
 

@@ -17,7 +17,7 @@ from te_dispatch.common.recipe import (
     NVFP4BlockScaling,
     Recipe,
 )
-from te_dispatch.pytorch.quantized_tensor import QuantizedTensor
+from te_dispatch.pytorch.tensor.quantized_tensor import QuantizedTensor
 
 IN, OUT, ROWS = 64, 96, 64
 RECIPES: dict[str, Any] = {

@@ -11,8 +11,13 @@ import torch
 import torch.distributed as dist
 
 import te_dispatch.pytorch as te
-from te_dispatch.pytorch import distributed as helpers
-from te_dispatch.pytorch.rng_tracker import DEFAULT_STATE, RngStatesTracker, get_all_rng_states, set_all_rng_states
+from te_dispatch.pytorch.distributed import collectives as helpers
+from te_dispatch.pytorch.distributed.rng_tracker import (
+    DEFAULT_STATE,
+    RngStatesTracker,
+    get_all_rng_states,
+    set_all_rng_states,
+)
 
 from . import ranks
 from .ranks import WORLD

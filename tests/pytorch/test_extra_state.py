@@ -19,8 +19,8 @@ import torch.distributed.checkpoint as dcp
 
 import te_dispatch.pytorch as te
 from te_dispatch.common.recipe import DelayedScaling, Float8CurrentScaling
-from te_dispatch.pytorch import extra_state
-from te_dispatch.pytorch.delayed_scales import StateError
+from te_dispatch.pytorch.fp8 import extra_state
+from te_dispatch.pytorch.fp8.delayed_scales import StateError
 
 RECIPE = DelayedScaling(amax_history_len=4)
 RECORDED = json.loads(Path(__file__).with_name("transformer_engine_state.json").read_text())

@@ -15,7 +15,7 @@ from te_dispatch import ops
 from te_dispatch.common.recipe import DelayedScaling, Float8CurrentScaling
 from te_dispatch.core import scopes
 from te_dispatch.numerics.quantizers import BlockQuantizer, CurrentQuantizer
-from te_dispatch.pytorch.extra_state import decoded
+from te_dispatch.pytorch.fp8.extra_state import decoded
 
 from .bounds import Bounded
 from .gemm_oracle import RECIPES, assert_within, frozen, product_bound

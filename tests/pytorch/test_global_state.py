@@ -8,7 +8,7 @@ import torch
 
 import te_dispatch.pytorch as te
 from te_dispatch.common.recipe import DelayedScaling, Float8CurrentScaling
-from te_dispatch.pytorch.global_state import FP8GlobalStateManager as Manager
+from te_dispatch.pytorch.fp8.global_state import FP8GlobalStateManager as Manager
 
 
 def test_it_follows_nested_autocasts():

@@ -12,8 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 import te_dispatch.pytorch as te
 from te_dispatch.common.recipe import DelayedScaling, Float8CurrentScaling
-from te_dispatch.pytorch.capture import graphs
-from te_dispatch.pytorch.capture.schedule import Step, one_after_the_other, pipeline
+from te_dispatch.pytorch.graphs import graphs
+from te_dispatch.pytorch.graphs.schedule import Step, one_after_the_other, pipeline
 from tests.pytorch.graphs_on_cpu import CpuGraphs
 
 DELAYED = DelayedScaling(amax_history_len=3)

@@ -15,9 +15,9 @@ import torch
 
 import te_dispatch.pytorch as te
 from te_dispatch.common.recipe import DelayedScaling, Float8CurrentScaling, Recipe
-from te_dispatch.pytorch import scale_update
-from te_dispatch.pytorch.autocast import thread
-from te_dispatch.pytorch.capture import graphs
+from te_dispatch.pytorch.fp8 import scale_update
+from te_dispatch.pytorch.fp8.autocast import thread
+from te_dispatch.pytorch.graphs import graphs
 from tests.pytorch.graphs_on_cpu import CpuGraphs
 from tests.pytorch.settling import MODULES, RECIPES, made, state_of
 

@@ -11,9 +11,9 @@ import torch
 
 import te_dispatch.pytorch as te
 from te_dispatch.pytorch import constants, nvtx
-from te_dispatch.pytorch.attention_masks import attention_mask_func
-from te_dispatch.pytorch.gemm_steps import cast_if_needed
-from te_dispatch.pytorch.init_methods import (
+from te_dispatch.pytorch.attention.masks import attention_mask_func
+from te_dispatch.pytorch.modules.gemm_steps import cast_if_needed
+from te_dispatch.pytorch.modules.init_methods import (
     get_default_init_method,
     init_method_constant,
     init_method_normal,

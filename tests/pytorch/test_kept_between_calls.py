@@ -15,9 +15,9 @@ import te_dispatch
 import te_dispatch.pytorch as te
 from te_dispatch import ops
 from te_dispatch.common.recipe import DelayedScaling, Float8BlockScaling, Float8CurrentScaling
-from te_dispatch.pytorch.attention import DotProductAttention
-from te_dispatch.pytorch.dropout_add import dropout_add
-from te_dispatch.pytorch.functions import applied
+from te_dispatch.pytorch.attention.dot_product import DotProductAttention
+from te_dispatch.pytorch.autograd.apply import applied
+from te_dispatch.pytorch.modules.dropout_add import dropout_add
 
 PARTS = ("q", "k", "v")
 

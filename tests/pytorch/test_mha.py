@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from te_dispatch.pytorch.multi_head_attention import MultiheadAttention
-from te_dispatch.pytorch.rotary import RotaryPositionEmbedding
+from te_dispatch.pytorch.attention.rotary import RotaryPositionEmbedding
+from te_dispatch.pytorch.modules.multi_head_attention import MultiheadAttention
 
 from .attention_oracle import Rules, assert_within, sequence_attention
 from .bounds import Bounded, BoundedNorm

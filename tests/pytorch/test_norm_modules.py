@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from te_dispatch.core import scopes
-from te_dispatch.pytorch.normalization import L2Normalization, LayerNorm, RMSNorm
+from te_dispatch.pytorch.modules.normalization import L2Normalization, LayerNorm, RMSNorm
 
 from .bounds import BoundedNorm, assert_bounded
 

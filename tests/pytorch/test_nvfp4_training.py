@@ -16,9 +16,9 @@ from te_dispatch.common.recipe import NVFP4BlockScaling, QParams
 from te_dispatch.numerics import hadamard
 from te_dispatch.numerics.quantized import Quantized, single_copy
 from te_dispatch.numerics.quantizers import NVFP4HadamardQuantizer, NVFP4Quantizer
-from te_dispatch.pytorch.casts import build_plan
-from te_dispatch.pytorch.quantized_tensor import QuantizedTensor
+from te_dispatch.pytorch.fp8.casts import build_plan
 from te_dispatch.pytorch.randomness import draw_rng_state
+from te_dispatch.pytorch.tensor.quantized_tensor import QuantizedTensor
 
 from .gemm_oracle import assert_within, product_bound, seen_by_gemm
 

@@ -15,7 +15,7 @@ from te_dispatch.common.recipe import (
     Recipe,
 )
 from te_dispatch.pytorch import Linear, autocast
-from te_dispatch.pytorch.padding import Fp8Padding, Fp8Unpadding, pad_to_multiple
+from te_dispatch.pytorch.modules.padding import Fp8Padding, Fp8Unpadding, pad_to_multiple
 
 SPLITS = [3, 0, 16, 17]
 

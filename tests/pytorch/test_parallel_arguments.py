@@ -14,8 +14,8 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 import te_dispatch.pytorch as te
 from te_dispatch.common.recipe import DelayedScaling, Float8BlockScaling, Float8CurrentScaling, MXFP8BlockScaling
-from te_dispatch.pytorch.distributed import prepare_te_modules_for_fsdp
-from te_dispatch.pytorch.rng_tracker import DEFAULT_STATE, RngStatesTracker
+from te_dispatch.pytorch.distributed.collectives import prepare_te_modules_for_fsdp
+from te_dispatch.pytorch.distributed.rng_tracker import DEFAULT_STATE, RngStatesTracker
 
 HIDDEN, FFN, HEADS = 64, 128, 4
 

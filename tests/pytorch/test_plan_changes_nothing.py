@@ -15,10 +15,11 @@ import te_dispatch
 import te_dispatch.pytorch as te
 from te_dispatch.common import recipe as recipes
 from te_dispatch.core.scopes import MANAGER
-from te_dispatch.pytorch import main_grads, scale_update
-from te_dispatch.pytorch.amax_reduction import _constructed
-from te_dispatch.pytorch.autocast import thread
-from te_dispatch.pytorch.rng_tracker import RngStatesTracker
+from te_dispatch.pytorch.distributed.rng_tracker import RngStatesTracker
+from te_dispatch.pytorch.fp8 import scale_update
+from te_dispatch.pytorch.fp8.amax_reduction import _constructed
+from te_dispatch.pytorch.fp8.autocast import thread
+from te_dispatch.pytorch.modules import main_grads
 from te_dispatch.torch_private import graph_task
 from tests.pytorch.planned_modules import HIDDEN, MODULES, RECIPES, SEQUENCE, step
 

@@ -130,7 +130,7 @@ def test_data_of_other_formats_does_not(x):
 
 def test_scales_that_lie_as_a_kernel_reads_them_are_refused(x):
     record = ops.relayout_scales(FORMATS["MXFP8Tensor"]()(x).record, scale_layout="swizzled_32x4x4")
-    from te_dispatch.pytorch.quantized_tensor import as_tensor
+    from te_dispatch.pytorch.tensor.quantized_tensor import as_tensor
 
     with pytest.raises(RuntimeError, match="relayout_scales"):
         _ = as_tensor(record)._rowwise_scale_inv

@@ -195,7 +195,7 @@ def test_knobs_reach_the_quantizers() -> None:
     import torch
 
     from te_dispatch.numerics.quantizers import BlockQuantizer, CurrentQuantizer, MXFP8Quantizer, NVFP4Quantizer
-    from te_dispatch.pytorch.casts import build_plan
+    from te_dispatch.pytorch.fp8.casts import build_plan
 
     def casts(recipe: Recipe) -> Any:
         return build_plan(recipe, torch.device("cpu"), None, 1, None, None).gemms[0]
@@ -221,7 +221,7 @@ def test_common_portability_makes_casts_common_and_accumulation_split() -> None:
 
     from te_dispatch.core import scopes
     from te_dispatch.core.policy import Numerics, Policy
-    from te_dispatch.pytorch.casts import build_plan
+    from te_dispatch.pytorch.fp8.casts import build_plan
 
     with scopes.policy(Policy(name="common", numerics=Numerics(fp8_portability="common"))):
         casts = build_plan(Float8CurrentScaling(), torch.device("cpu"), None, 1, None, None).gemms[0]

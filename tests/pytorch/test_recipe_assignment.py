@@ -28,8 +28,8 @@ from te_dispatch.common.recipe import (
 )
 from te_dispatch.common.recipe_values import CHANGES
 from te_dispatch.core import scopes
-from te_dispatch.pytorch.autocast import current_state, thread
 from te_dispatch.pytorch.compile import recipes
+from te_dispatch.pytorch.fp8.autocast import current_state, thread
 
 RECIPES = [DelayedScaling, Float8CurrentScaling, Float8BlockScaling, MXFP8BlockScaling, NVFP4BlockScaling]
 

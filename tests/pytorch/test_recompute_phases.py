@@ -10,7 +10,7 @@ import torch
 
 import te_dispatch.pytorch as te
 from te_dispatch.common.recipe import DelayedScaling, Float8CurrentScaling
-from te_dispatch.pytorch.recompute_phases import (
+from te_dispatch.pytorch.recompute.phases import (
     activation_recompute_forward,
     get_activation_recompute_contexts,
     in_fp8_activation_recompute_phase,

@@ -14,10 +14,10 @@ import torch
 import te_dispatch.pytorch as te
 from te_dispatch import ops
 from te_dispatch.core import scopes
-from te_dispatch.pytorch.replay.functions import Replayable, replayed
-from te_dispatch.pytorch.replay.program import Program
-from te_dispatch.pytorch.replay.recorder import step
-from te_dispatch.pytorch.scoped import in_forward_scope
+from te_dispatch.pytorch.autograd.scoped import in_forward_scope
+from te_dispatch.pytorch.capture.functions import Replayable, replayed
+from te_dispatch.pytorch.capture.program import Program
+from te_dispatch.pytorch.step import step
 
 from .settling import RECIPES, made
 from .settling import step as train

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 import te_dispatch
 import te_dispatch.pytorch as te
 from te_dispatch.common.recipe import DelayedScaling
-from te_dispatch.pytorch import recipe_casts, scale_update
-from te_dispatch.pytorch.delayed_scales import DelayedScales, StateError
+from te_dispatch.pytorch.fp8 import recipe_casts, scale_update
+from te_dispatch.pytorch.fp8.delayed_scales import DelayedScales, StateError
 
 CPU = torch.device("cpu")
 LARGEST = torch.finfo(torch.float32).max

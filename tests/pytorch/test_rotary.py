@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from te_dispatch.pytorch.rotary import (
+from te_dispatch.pytorch.attention.rotary import (
     RotaryPositionEmbedding,
     apply_fused_qkv_rotary_pos_emb,
     apply_rotary_pos_emb,

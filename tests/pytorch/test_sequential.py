@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from te_dispatch.pytorch.sequential import Sequential
+from te_dispatch.pytorch.modules.sequential import Sequential
 
 
 class Noting(torch.nn.Module):

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import te_dispatch
 from te_dispatch.core import scopes
-from te_dispatch.pytorch.attention import DotProductAttention
+from te_dispatch.pytorch.attention.dot_product import DotProductAttention
 
 S, B, H, D = 6, 2, 3, 8
 Tensors = list[torch.Tensor]
@@ -96,7 +96,7 @@ def test_packed_gradients_are_the_tensor_that_their_parts_share(monkeypatch: pyt
 
 def test_parts_that_lie_in_another_order_are_joined_by_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one tensor, as large as the packed gradient, in which dk comes first."""
-    from te_dispatch.pytorch.replay import program
+    from te_dispatch.pytorch.capture import program
 
     real = program.repeating
 
@@ -111,7 +111,7 @@ def test_parts_that_lie_in_another_order_are_joined_by_a_copy(monkeypatch: pytes
     bwd = te_dispatch.ops.attention_bwd
     monkeypatch.setattr(program, "repeating", repeating)
     monkeypatch.setattr(
-        "te_dispatch.pytorch.attention_function.ops.attention_bwd", lambda *a, **k: turned(bwd(*a, **k))
+        "te_dispatch.pytorch.attention.function.ops.attention_bwd", lambda *a, **k: turned(bwd(*a, **k))
     )
     module = settled()
     found = [step(module, "qkv, h3d", seed) for seed in range(3)]

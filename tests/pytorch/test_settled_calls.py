@@ -17,8 +17,8 @@ import te_dispatch.pytorch as te
 from te_dispatch.common.recipe import DelayedScaling
 from te_dispatch.core import scopes
 from te_dispatch.ops.checks import likeness
-from te_dispatch.pytorch.autocast import current_state
-from te_dispatch.pytorch.module import GemmModule
+from te_dispatch.pytorch.fp8.autocast import current_state
+from te_dispatch.pytorch.modules.gemm_module import GemmModule
 
 from .settling import MODULES, RECIPE, RECIPES, made, operators, settled, state_of, step, trained, without_short_way
 

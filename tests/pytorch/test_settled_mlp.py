@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import te_dispatch.pytorch as te
 from te_dispatch.common.recipe import DelayedScaling, Float8BlockScaling, Float8CurrentScaling
 from te_dispatch.core import scopes
-from te_dispatch.pytorch.module import GemmModule
+from te_dispatch.pytorch.modules.gemm_module import GemmModule
 
 RECIPE = DelayedScaling(amax_history_len=3)
 Results = list[torch.Tensor]

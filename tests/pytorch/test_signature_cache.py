@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import te_dispatch.pytorch as te
-from te_dispatch.pytorch import attention_function, layernorm_mlp, layernorm_mlp_function, linear_module, linear_steps
-from te_dispatch.pytorch.replay.signatures import MAX_SIGNATURES, SignatureCache
+from te_dispatch.pytorch.attention import function as attention_function
+from te_dispatch.pytorch.capture.signatures import MAX_SIGNATURES, SignatureCache
+from te_dispatch.pytorch.modules import layernorm_mlp, layernorm_mlp_function, linear_module, linear_steps
 
 from .settling import MODULES, RECIPES, made, step
 

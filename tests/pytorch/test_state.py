@@ -15,7 +15,7 @@ import torch
 
 import te_dispatch.pytorch as te
 from te_dispatch.common.recipe import DelayedScaling
-from te_dispatch.pytorch.extra_state import decoded
+from te_dispatch.pytorch.fp8.extra_state import decoded
 
 RECIPE = DelayedScaling(amax_history_len=4)
 
@@ -83,7 +83,7 @@ def test_dtype_casts_do_not_touch_it(cast: str) -> None:
 
 def test_it_follows_device_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine with one device: every state is told where its module's parameters went."""
-    from te_dispatch.pytorch.delayed_scales import DelayedScales
+    from te_dispatch.pytorch.fp8.delayed_scales import DelayedScales
 
     model = _model()
     _step(model)
@@ -100,7 +100,7 @@ def test_it_follows_device_moves(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_moving_takes_every_tensor_along_and_rebuilds_the_views() -> None:
     """A move to other memory, with meta as the only other device there is everywhere."""
-    from te_dispatch.pytorch.delayed_scales import DelayedScales
+    from te_dispatch.pytorch.fp8.delayed_scales import DelayedScales
 
     state = DelayedScales.fresh(3, 2, torch.device("cpu"))
     state._adopt(state.history.clone(), state.scale.clone(), state.scale_amax.clone())

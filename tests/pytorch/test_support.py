@@ -21,7 +21,7 @@ from te_dispatch.common.recipe import (
 )
 from te_dispatch.core import scopes
 from te_dispatch.core.policy import Numerics, Policy
-from te_dispatch.pytorch import support
+from te_dispatch.pytorch.fp8 import support
 
 CASES: list[tuple[str, Recipe]] = [
     ("fp8", DelayedScaling()),

@@ -22,7 +22,7 @@ from te_dispatch.numerics.quantizers import (
     NVFP4HadamardQuantizer,
     NVFP4Quantizer,
 )
-from te_dispatch.pytorch.casts import build_plan
+from te_dispatch.pytorch.fp8.casts import build_plan
 
 from .gemm_oracle import assert_within, product_bound, seen_by_gemm
 

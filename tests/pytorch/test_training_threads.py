@@ -11,8 +11,8 @@ import torch
 
 import te_dispatch.pytorch as te
 from te_dispatch.common.recipe import DelayedScaling
-from te_dispatch.pytorch import scale_update
-from te_dispatch.pytorch.autocast import thread
+from te_dispatch.pytorch.fp8 import scale_update
+from te_dispatch.pytorch.fp8.autocast import thread
 
 RECIPE = DelayedScaling(amax_history_len=3)
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from te_dispatch.common.recipe import DelayedScaling, Float8CurrentScaling
-from te_dispatch.pytorch.autocast import autocast
-from te_dispatch.pytorch.dropout_add import DropPath, dropout_add
-from te_dispatch.pytorch.module import GemmModule
-from te_dispatch.pytorch.multi_head_attention import MultiheadAttention
-from te_dispatch.pytorch.rotary import RotaryPositionEmbedding
-from te_dispatch.pytorch.transformer_layer import TransformerLayer
+from te_dispatch.pytorch.attention.rotary import RotaryPositionEmbedding
+from te_dispatch.pytorch.fp8.autocast import autocast
+from te_dispatch.pytorch.modules.dropout_add import DropPath, dropout_add
+from te_dispatch.pytorch.modules.gemm_module import GemmModule
+from te_dispatch.pytorch.modules.multi_head_attention import MultiheadAttention
+from te_dispatch.pytorch.modules.transformer_layer import TransformerLayer
 
 from .attention_oracle import assert_within
 from .bounds import Bounded

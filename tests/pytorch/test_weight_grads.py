@@ -12,7 +12,7 @@ import torch
 import te_dispatch
 import te_dispatch.pytorch as te
 from te_dispatch.common.recipe import DelayedScaling, Float8BlockScaling, Float8CurrentScaling
-from te_dispatch.pytorch.main_grads import get_dummy_wgrad
+from te_dispatch.pytorch.modules.main_grads import get_dummy_wgrad
 
 HIDDEN, FFN, ROWS = 64, 128, 32
 

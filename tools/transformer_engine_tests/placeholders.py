@@ -142,7 +142,7 @@ def _give_numbers() -> None:
     """``FusedAttnBackend`` where tests import it. The alias lacks the module, because programs that find it take its
     functions to be there."""
     name = f"{ROOT}.pytorch.cpp_extensions.fused_attn"
-    numbers = importlib.import_module("te_dispatch.pytorch.attention_backends").FusedAttnBackend
+    numbers = importlib.import_module("te_dispatch.pytorch.attention.backends").FusedAttnBackend
     importlib.import_module(name).__dict__["FusedAttnBackend"] = numbers
 
 

@@ -1,17 +1,15 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""Modules as CUDA graphs: what `te_dispatch.pytorch.make_graphed_callables` is made of.
+"""Capture and replay of modules' calls: what the modules' autograd Functions compute is written once, plainly, and a
+call with a signature that was captured before runs as generated code.
 
-Start with `settings`, and read on in this order:
+Start with `functions`:
 
-    settings    its arguments
-    schedule    which call is captured when, forward and backward
-    signature   the tensors of a call: the samples are checked, and become the buffers that graphs read
-    callables   what a callable must be like
-    session     warm-up, then capture
-    recording   states of delayed scaling, which neither may change; what a replay does for them instead of the modules
-    graphs      the CUDA graphs themselves, and random states
-    captured    one captured call: the autograd Function that replays it
-    graphed     what the caller gets
+    signatures  a module's cache: input signatures, and the options with the program for each
+    functions   `replayed`, the decorator of an autograd Function; `Replayable`, the base of its options
+    recorder    records a call: operators, functions marked as a `step`, PyTorch's functions
+    program     code generated from that, for the forward and for each kind of backward
+    statistics  `te_dispatch.pytorch.capture_stats`
 
-May import the modules of `te_dispatch.pytorch` and what they may; they know of it only `autocast.thread.recording`.
+A module makes its Function `replayed` and asks for a capture (`ReplayingModule._capture`); nothing else in it knows of
+this room. May import what `te_dispatch.pytorch` may, and of its rooms `autograd` and `fp8`.
 """

@@ -1,11 +1,14 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""Quantizers under Transformer Engine's names, for factories of `te_dispatch.common.recipe.CustomRecipe`.
+"""`QuantizedTensor`, a quantized record where PyTorch wants a tensor, and quantizers under Transformer Engine's names.
 
-Start reading at `quantizers`. The casts that operators carry out are `te_dispatch.numerics.quantizers`; this room turns
-the one into the other. May import what the modules of `te_dispatch.pytorch` may, but no module.
+Start with `quantized_tensor`. `aten` says what PyTorch's operations do to one, `attributes` and `kinds` show it under
+Transformer Engine's names, `raw_data` and `saving` are its functions of these names, `packing` takes records apart for
+``save_for_backward``, `casting` casts inside autograd Functions. `quantizers` are what a factory of
+`te_dispatch.common.recipe.CustomRecipe` returns; operators take those of `te_dispatch.numerics.quantizers`.
+
+May import what `te_dispatch.pytorch` may, and of its rooms `compile`.
 """
 
-from te_dispatch.pytorch.quantized_tensor import QuantizedTensor
 from te_dispatch.pytorch.tensor.dtypes import DType
 from te_dispatch.pytorch.tensor.kinds import (
     Float8BlockwiseQTensor,
@@ -18,6 +21,7 @@ from te_dispatch.pytorch.tensor.kinds import (
     NVFP4TensorStorage,
     QuantizedTensorStorage,
 )
+from te_dispatch.pytorch.tensor.quantized_tensor import QuantizedTensor
 from te_dispatch.pytorch.tensor.quantizers import (
     Float8BlockQuantizer,
     Float8CurrentScalingQuantizer,

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from te_dispatch.core import scopes
+
 if TYPE_CHECKING:
     from typing_extensions import Self
 
@@ -104,3 +106,9 @@ def fp8_family(owner: str, fp8_dtype: Any) -> str:
         raise ValueError(
             f"{owner}: fp8_dtype must be DType.kFloat8E4M3, DType.kFloat8E5M2 or PyTorch's dtype, got {fp8_dtype!r}"
         ) from None
+
+
+def device_encodings(device: torch.device) -> tuple[str, ...]:
+    """FP8 encodings of a device, best first; empty where it has none or nothing is known about it."""
+    found = scopes.capture().device_facts(device)["encodings"]
+    return found if isinstance(found, tuple) else ()

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 from te_dispatch.numerics.quantized import NVFP4_SCALINGS
-from te_dispatch.pytorch.quantized_tensor import QuantizedTensor
+from te_dispatch.pytorch.tensor.quantized_tensor import QuantizedTensor
 
 #: None for every scaling.
 _Scalings = "tuple[str, ...] | None"

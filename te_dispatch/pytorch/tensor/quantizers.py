@@ -17,10 +17,9 @@ from te_dispatch.core.operator import OPERATORS
 from te_dispatch.numerics import quantizers as records
 from te_dispatch.numerics.encodings import device_encoding
 from te_dispatch.pytorch.arguments import reject_unsupported, resolve_device
-from te_dispatch.pytorch.boundary import rounded
-from te_dispatch.pytorch.quantized_tensor import QuantizedTensor, as_tensor
-from te_dispatch.pytorch.recipe_casts import device_encodings
-from te_dispatch.pytorch.tensor.dtypes import DType, fp8_family
+from te_dispatch.pytorch.tensor.casting import rounded
+from te_dispatch.pytorch.tensor.dtypes import DType, device_encodings, fp8_family
+from te_dispatch.pytorch.tensor.quantized_tensor import QuantizedTensor, as_tensor
 
 _Self = TypeVar("_Self", bound="Quantizer")
 #: (rowwise, columnwise) -> the usage that operators take.

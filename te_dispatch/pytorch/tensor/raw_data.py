@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 
 from te_dispatch.numerics.quantized import NVFP4_SCALINGS
-from te_dispatch.pytorch.quantized_tensor import QuantizedTensor
+from te_dispatch.pytorch.tensor.quantized_tensor import QuantizedTensor
 
 _SCALINGS = ("tensor", "block_1d", "block_2d", *NVFP4_SCALINGS)
 

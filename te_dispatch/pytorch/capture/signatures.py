@@ -1,0 +1,171 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""The calls that a module has captured, by their input signatures.
+
+A signature is what a call follows from, beside the values of its tensors: their metadata, the autocast, the policy, and
+that nothing looks into the call. The module then skips its checks and calls the Function with the options of the
+captured call, which hold the program (`te_dispatch.pytorch.capture.program`). Checkpoints, cached weights, quantized
+inputs and outputs, compiled graphs, torch.autocast and no_grad take the plain path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import is_grad_enabled
+from torch.compiler import is_dynamo_compiling
+
+from te_dispatch.core import scopes
+from te_dispatch.ops.checks.likeness import PLAIN, Likeness, alike
+from te_dispatch.pytorch.autograd.scoped import autocast_off
+from te_dispatch.pytorch.capture.functions import Replayable
+from te_dispatch.pytorch.capture.statistics import STATISTICS
+from te_dispatch.pytorch.fp8.autocast import thread
+from te_dispatch.pytorch.fp8.module_state import ScaledModule
+from te_dispatch.torch_private import dispatch_modes, function_modes, graph_task, saved_tensors_hooks
+
+if TYPE_CHECKING:
+    from te_dispatch.pytorch.fp8.casts import Plan
+
+#: Input signatures that a module keeps: more than the sequence lengths that a bucketing data loader has.
+MAX_SIGNATURES = 64
+#: Of so many calls that a full cache does not hold, one is captured: where there are more signatures than are kept,
+#: capturing each of them costs more than it saves.
+_MISSES_PER_CAPTURE = 8
+
+
+class SignatureCache(list[Any]):
+    """What a module knows of calls, the most recently used first; the least recently used is evicted.
+
+    To invalidate it, replace it by a new one. A thread that still uses the old one then changes nothing that others
+    see. Threads that change one at the same time may evict, or keep twice, an entry more; none gets a wrong one.
+    """
+
+    __slots__ = ("_misses",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._misses = 0
+
+    def admits(self) -> bool:
+        """Whether a call that it does not hold is to be captured."""
+        if len(self) < MAX_SIGNATURES:
+            return True
+        self._misses += 1
+        return self._misses % _MISSES_PER_CAPTURE == 0
+
+    def use(self, index: int, entry: Any) -> None:
+        """Say that the entry, found at an index, is in use."""
+        del self[index : index + 1]
+        self.insert(0, entry)
+
+    def add(self, entry: Any) -> None:
+        self.insert(0, entry)
+        if len(self) > MAX_SIGNATURES:
+            STATISTICS.evictions += 1
+            del self[MAX_SIGNATURES:]
+
+
+def unwatched() -> bool:
+    """Whether a forward that is called now records gradients, and nothing looks into it: no compiler, torch.autocast,
+    recomputation or hook on saved tensors."""
+    return autocast_off() and graph_task() == -1 and is_grad_enabled() and saved_tensors_hooks(True) is None
+
+
+def capturable() -> bool:
+    """`unwatched`, and neither a mode of PyTorch's nor an observer sees what a capture would see; calls are made."""
+    scope = scopes.capture()
+    return (
+        unwatched() and scope.observer is None and scope.makes_calls and not function_modes() and not dispatch_modes()
+    )
+
+
+def reason_of_miss() -> str:
+    """Why a call that is made now is not replayed, whatever was captured."""
+    if not is_grad_enabled():
+        return "no gradients"
+    if graph_task() != -1:
+        return "recomputation"
+    if not autocast_off():
+        return "torch.autocast"
+    return "hooks on saved tensors" if saved_tensors_hooks(True) is not None else "new signature"
+
+
+class Signature:
+    """Of captured calls of one module.
+
+    Attributes:
+        state: the autocast's, None outside any. scope: the bindings.
+        count, fits: whether tensors are as many, and look like those of the first such call.
+        group: forward scales that such a call records amaxes for, or None.
+        options: of the module's Function, with the program.
+    """
+
+    __slots__ = ("state", "scope", "count", "fits", "group", "options")
+
+    def __init__(self, state: Any, scope: Any, count: int, fits: Likeness, group: Any, options: Any) -> None:
+        self.state = state
+        self.scope = scope
+        self.count = count
+        self.fits = fits
+        self.group = group
+        self.options = options
+
+
+class ReplayingModule(ScaledModule):
+    """A module whose calls are captured."""
+
+    _plan: Plan | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: They rest on the plan: they go where it goes.
+        self._signatures = SignatureCache()
+
+    def _captured(self, *tensors: torch.Tensor) -> Any:
+        """The Function's options for a call with these tensors, the input first; None if no such call was captured.
+
+        Compared is what `_begin`, `_checked_input` and `check_alignment` look at: the tensors' metadata, the autocast,
+        the policy, and that nothing is compiled, recomputed, checkpointed, cast by torch.autocast or run without
+        gradients.
+        """
+        # The compiler must not see the cache: tracing may empty it, and guards on it would fail.
+        if is_dynamo_compiling():
+            return None
+        if self._signatures and unwatched():
+            state, scope, count = thread.state, scopes.capture(), len(tensors)
+            signatures = self._signatures
+            for index, found in enumerate(signatures):
+                if found.state is state and found.scope is scope and found.count == count and found.fits(*tensors):
+                    if index:
+                        signatures.use(index, found)
+                    if found.group is not None:
+                        found.group.dirty = True
+                    STATISTICS.hits += 1
+                    return found.options
+        STATISTICS.misses[reason_of_miss()] += 1
+        return None
+
+    def _capture(self, options: Replayable, plan: Plan | None, tensors: Sequence[torch.Tensor | None]) -> None:
+        """Have the call that the module is about to make with these options captured, for calls like it.
+
+        Args:
+            tensors: what `_captured` will be given, the input as it came; None for those that are absent.
+        """
+        if is_dynamo_compiling() or not capturable() or not self._signatures.admits():
+            return
+        state, scope = thread.state, scopes.capture()
+        outside = plan is None and state is None
+        inside = plan is not None and plan is self._plan and not plan.replay and state is not None and state.enabled
+        present = [x for x in tensors if x is not None]
+        if not (outside or inside) or any(x.__class__ not in PLAIN for x in present) or not present[0].is_contiguous():
+            return
+        fits, group = alike(present, [True] * len(present)), None if plan is None else plan.forward_group
+        count, signatures = len(present), self._signatures
+
+        # It refers to neither the options nor the tensors: a cycle would keep the module, and them, until a collection.
+        def keep(found: Replayable) -> None:
+            signatures.add(Signature(state, scope, count, fits, group, found))
+
+        options.capture = keep

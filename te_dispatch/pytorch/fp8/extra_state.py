@@ -1,0 +1,211 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""``_extra_state`` of checkpoints: delayed-scaling states as one tensor of bytes, and Transformer Engine's.
+
+A module's entry is a uint8 tensor of one dimension on the CPU: empty where there is nothing to save, else a document in
+the safetensors format (https://github.com/huggingface/safetensors#format): 8 bytes with the length of a JSON header,
+the header, padded with spaces, then the data of tensors, all little-endian. Every reader of that format reads it, and
+none has to run code of the file's. The header's ``__metadata__`` holds
+
+====================  ============================================================
+``format``            ``te_dispatch.extra_state``
+``version``           ``2``
+``<state>``           JSON: ``max_values`` and ``margin`` of a state
+====================  ============================================================
+
+and its tensors are ``<state>.amax_history`` (length, count), ``<state>.scale`` and ``<state>.scale_amax`` (count,), all
+float32, for each of the states ``forward``, ``backward``, ``output`` and ``input_grad`` that the module has
+(`DelayedScales`). Version 1 was a dict of the same tensors.
+
+Transformer Engine's entry is empty too where there is nothing to save, and with delayed scaling a pickle.
+`of_transformer_engine` reads it without running anything but the making of tensors.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from te_dispatch.pytorch.fp8.delayed_scales import StateError
+from te_dispatch.torch_private import rebuild_tensor
+
+#: By name, what `DelayedScales.as_data` gives.
+States = dict[str, dict[str, Any]]
+
+_FORMAT, _VERSION = "te_dispatch.extra_state", "2"
+_TENSORS = ("amax_history", "scale", "scale_amax")
+#: What the length of a header and the header are padded to a multiple of: states of equal shapes have equal sizes,
+#: whatever numbers are in them, so that an entry that was made for one can take the other's data.
+_ROOM = 2048
+#: More than a header can need: a length beyond it is that of something else.
+_LONGEST_HEADER = 1 << 20
+
+
+def empty() -> torch.Tensor:
+    """The entry of a module that has nothing to save."""
+    return torch.empty(0, dtype=torch.uint8)
+
+
+def encoded(states: States) -> torch.Tensor:
+    """States as bytes; equal states give equal bytes."""
+    if not states:
+        return empty()
+    header: dict[str, Any] = {"__metadata__": {"format": _FORMAT, "version": _VERSION}}
+    data: list[torch.Tensor] = []
+    start = 0
+    for state, parts in states.items():
+        options = {name: value for name, value in parts.items() if name not in _TENSORS}
+        header["__metadata__"][state] = json.dumps(options)
+        for name in _TENSORS:
+            tensor = parts[name].detach().to("cpu", torch.float32).contiguous()
+            data.append(tensor.flatten().view(torch.uint8))
+            stop = start + data[-1].numel()
+            header[f"{state}.{name}"] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [start, stop]}
+            start = stop
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-(len(text) + 8) % _ROOM)
+    front = torch.frombuffer(bytearray(len(text).to_bytes(8, "little") + text), dtype=torch.uint8)
+    return torch.cat((front, *data))
+
+
+def decoded(entry: torch.Tensor, where: str) -> States:
+    """The states in an entry of this project's.
+
+    Raises:
+        StateError: it is damaged, or of a later version; `where` starts the message.
+    """
+    entry = entry.detach().cpu()
+    length = _length(entry)
+    try:
+        header = json.loads(_bytes(entry[8 : 8 + length]))
+        metadata = header.pop("__metadata__")
+        version = metadata.pop("version")
+        known = metadata.pop("format") == _FORMAT
+    except (ValueError, KeyError, AttributeError, TypeError):
+        raise StateError(f"{where} is no {_FORMAT}: its header cannot be read") from None
+    if not known or version != _VERSION:
+        raise StateError(f"{where} must be {_FORMAT} of version {_VERSION}, got version {version!r}")
+    data, found = entry[8 + length :], {}
+    try:
+        for state, options in metadata.items():
+            found[state] = dict(json.loads(options))
+        for path, described in header.items():
+            state, _, name = path.rpartition(".")
+            found[state][name] = _tensor(described, data)
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise StateError(f"{where} is damaged: {type(error).__name__}: {error}") from None
+    return found
+
+
+def _tensor(described: Mapping[str, Any], data: torch.Tensor) -> torch.Tensor:
+    start, stop = described["data_offsets"]
+    if described["dtype"] != "F32" or not 0 <= start <= stop <= len(data):
+        raise ValueError(f"a tensor of {described['dtype']} at {start}..{stop} of {len(data)} bytes")
+    return data[start:stop].clone().view(torch.float32).reshape(described["shape"])
+
+
+def is_ours(entry: torch.Tensor) -> bool:
+    """Whether an entry is a document of this project's, damaged or not, rather than a pickle."""
+    return _bytes(entry[8:9]) == b"{" and _length(entry) <= _LONGEST_HEADER
+
+
+def _length(entry: torch.Tensor) -> int:
+    """Of the header."""
+    return int.from_bytes(_bytes(entry[:8]), "little")
+
+
+def _bytes(part: torch.Tensor) -> bytes:
+    # Not through NumPy, which PyTorch does without.
+    return bytes(part.tolist())
+
+
+# -- Transformer Engine's ----------------------------------------------------------------------------------------------
+
+
+class _Recipe:
+    """Stands for a class of Transformer Engine's: takes what is set, and runs nothing."""
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        parts = state if isinstance(state, tuple) else (state,)
+        for part in parts:
+            if isinstance(part, dict):
+                self.__dict__.update(part)
+
+
+def _storage(content: bytes) -> Any:
+    return torch.load(io.BytesIO(content), weights_only=True)
+
+
+_ALLOWED: dict[tuple[str, str], Callable[..., Any]] = {
+    ("collections", "OrderedDict"): OrderedDict,
+    ("torch._utils", "_rebuild_tensor_v2"): rebuild_tensor,
+    ("torch.storage", "_load_from_bytes"): _storage,
+}
+
+
+class _Reader(pickle.Unpickler):
+    """Knows the classes of Transformer Engine's recipes and what tensors are made with, and nothing else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "transformer_engine.common.recipe":
+            return _Recipe
+        found = _ALLOWED.get((module, name))
+        if found is None:
+            raise StateError(f"names {module}.{name}, which no state of delayed scaling needs; it is not loaded")
+        return found
+
+
+def of_transformer_engine(entry: torch.Tensor, gemms: int, where: str) -> States:
+    """The forward and backward states of a module of `gemms` products that Transformer Engine saved.
+
+    It keeps three tensors of a product in the forward (input, weight, output) and two in the backward (gradients of
+    the output and of the input). Those of what is multiplied are taken; of what made a scale it saves nothing.
+
+    Returns:
+        Empty for a recipe without state.
+
+    Raises:
+        StateError: it cannot be read, or not without running code of its own; `where` starts the message.
+    """
+    try:
+        state = _Reader(io.BytesIO(_bytes(entry))).load()
+    except StateError as error:
+        raise StateError(f"{where} is a pickle that {error}") from None
+    except Exception as error:
+        raise StateError(
+            f"{where} is neither {_FORMAT} nor Transformer Engine's: {type(error).__name__}: {error}"
+        ) from None
+    if not isinstance(state, dict):
+        raise StateError(f"{where} must be a dict of Transformer Engine's, got {type(state).__name__}")
+    if "scale_fwd" not in state:
+        return {}
+    options = state.get("extra_fp8_variables", {})
+    margin = getattr(state.get("recipe"), "margin", 0)
+    found: States = {}
+    for name, short, kept, of_each in (("forward", "fwd", (0, 1), 3), ("backward", "bwd", (0,), 2)):
+        scale, history = state.get(f"scale_{short}"), state.get(f"amax_history_{short}")
+        if not isinstance(scale, torch.Tensor) or not isinstance(history, torch.Tensor):
+            raise StateError(f"{where} lacks scale_{short} or amax_history_{short}")
+        if scale.shape != (of_each * gemms,) or history.dim() != 2 or history.shape[1] != of_each * gemms:
+            raise StateError(
+                f"{where}, scale_{short} must be ({of_each * gemms},), got shape {tuple(scale.shape)} with a history "
+                f"of shape {tuple(history.shape)}"
+            )
+        columns = [of_each * gemm + part for gemm in range(gemms) for part in kept]
+        largest = options.get(f"fp8_max_{short}")
+        found[name] = {
+            "amax_history": history[:, columns],
+            "scale": scale[columns],
+            "scale_amax": None,
+            "max_values": [float(largest)] * len(columns) if isinstance(largest, (int, float)) else [],
+            "margin": margin,
+        }
+    return found

@@ -1,0 +1,110 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""The norm at the head of a fused module: its step forward and backward, and its parameters."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from te_dispatch import ops
+from te_dispatch.numerics.quantizers import Quantizer
+from te_dispatch.ops.results import NormBackward, NormForward
+from te_dispatch.pytorch.arguments import require_choice
+from te_dispatch.pytorch.distributed.arguments import ParallelModule, mark_sequence_parallel
+from te_dispatch.pytorch.modules.parameters import parameter
+
+NORMALIZATIONS = ("LayerNorm", "RMSNorm")
+
+
+class NormOptions(NamedTuple):
+    """What the norm needs besides tensors."""
+
+    rms: bool
+    eps: float
+    zero_centered_gamma: bool
+
+
+def norm_forward(
+    x: torch.Tensor,
+    gamma: torch.Tensor,
+    beta: torch.Tensor | None,
+    options: NormOptions,
+    quantizer: Quantizer | None = None,
+    usage: str = "row",
+    with_y: bool = False,
+) -> NormForward:
+    """LayerNorm or RMSNorm of x, quantized too where there is a quantizer."""
+    if options.rms:
+        return ops.rmsnorm_fwd(
+            x,
+            gamma,
+            eps=options.eps,
+            zero_centered_gamma=options.zero_centered_gamma,
+            quantizer=quantizer,
+            usage=usage,
+            with_y=with_y,
+        )
+    return ops.layernorm_fwd(
+        x,
+        gamma,
+        beta,
+        eps=options.eps,
+        zero_centered_gamma=options.zero_centered_gamma,
+        quantizer=quantizer,
+        usage=usage,
+        with_y=with_y,
+    )
+
+
+def norm_backward(
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    gamma: torch.Tensor,
+    mean: torch.Tensor | None,
+    rstd: torch.Tensor,
+    options: NormOptions,
+    add: torch.Tensor | None = None,
+) -> NormBackward:
+    """Gradients of `norm_forward`; dbeta is None for RMSNorm. `add`, of x's shape and dtype, is added to dx."""
+    if options.rms:
+        return ops.rmsnorm_bwd(dy, x, gamma, rstd, zero_centered_gamma=options.zero_centered_gamma, add=add)
+    assert mean is not None
+    return ops.layernorm_bwd(dy, x, gamma, mean, rstd, zero_centered_gamma=options.zero_centered_gamma, add=add)
+
+
+def add_norm_parameters(module: torch.nn.Module, normalization: str, size: int, factory: dict[str, Any]) -> None:
+    """Register ``layer_norm_weight`` and, for LayerNorm, ``layer_norm_bias``.
+
+    Raises:
+        ValueError: a normalization that is neither of `NORMALIZATIONS`.
+    """
+    require_choice("normalization", normalization, NORMALIZATIONS)
+    module.register_parameter("layer_norm_weight", torch.nn.Parameter(torch.empty(size, **factory)))
+    if normalization == "LayerNorm":
+        module.register_parameter("layer_norm_bias", torch.nn.Parameter(torch.empty(size, **factory)))
+    else:
+        module.layer_norm_bias = None
+
+
+def reset_norm_parameters(module: ParallelModule, zero_centered_gamma: bool) -> None:
+    """Factor 1 (parameter 0 if it is zero-centered), shift 0."""
+    with torch.no_grad():
+        module.layer_norm_weight.fill_(0.0 if zero_centered_gamma else 1.0)
+        if module.layer_norm_bias is not None:
+            module.layer_norm_bias.zero_()
+    for one in (module.layer_norm_weight, module.layer_norm_bias):
+        if one is not None:
+            mark_sequence_parallel(one, module.sequence_parallel)
+
+
+def norm_parameters(module: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """``layer_norm_weight`` and ``layer_norm_bias``, or what a parametrization, pruning or FSDP has in their place."""
+    return parameter(module, "layer_norm_weight"), parameter(module, "layer_norm_bias")
+
+
+def norm_parameter(given: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor | None:
+    """A norm's parameter in a dtype that the operators take beside x: x's own or float32."""
+    if given is None or given.dtype in (x.dtype, torch.float32):
+        return given
+    return given.to(x.dtype)
