@@ -11,10 +11,12 @@ from te_dispatch.pytorch.tensor.quantized_tensor import plain
 
 __all__ = [
     "SplitAlongDim",
+    "ceil_div",
     "deinterleave_glu_tensor",
     "divide",
     "ensure_divisibility",
     "interleave_glu_tensor",
+    "round_up_to_nearest_multiple",
     "split_tensor_along_dim",
 ]
 
@@ -33,6 +35,26 @@ def divide(numerator: int, denominator: int) -> int:
     """
     ensure_divisibility(numerator, denominator)
     return numerator // denominator
+
+
+def ceil_div(numerator: int, denominator: int) -> int:
+    """The quotient of two integers, rounded up.
+
+    Raises:
+        ValueError: the denominator is 0.
+    """
+    if denominator == 0:
+        raise ValueError("denominator must not be 0")
+    return -(-numerator // denominator)
+
+
+def round_up_to_nearest_multiple(value: int, multiple: int) -> int:
+    """The smallest multiple of `multiple` that is not less than `value`.
+
+    Raises:
+        ValueError: `multiple` is 0.
+    """
+    return ceil_div(value, multiple) * multiple
 
 
 def split_tensor_along_dim(

@@ -282,19 +282,47 @@ def test_run_without_a_program_says_so(arguments):
     assert done.returncode == 2 and arguments[-1] in done.stderr and "Traceback" not in done.stderr
 
 
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory):
-    """A folder into which the distribution is installed."""
-    place = tmp_path_factory.mktemp("installed")
-    subprocess.run(
+def install(place, **variables):
+    """Install the distribution into a folder."""
+    return subprocess.run(
         [
             *(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation"),
             *("--no-compile", "--target", str(place), str(REPOSITORY / "compat" / "transformer_engine")),
         ],
-        check=True,
+        capture_output=True,
+        text=True,
         timeout=300,
+        env={**os.environ, **variables},
     )
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """A folder into which the distribution is installed."""
+    place = tmp_path_factory.mktemp("installed")
+    done = install(place)
+    assert done.returncode == 0, done.stderr
     return place
+
+
+@pytest.mark.parametrize("editable", [False, True])
+def test_the_distribution_does_not_install_beside_transformer_engine(tmp_path, editable):
+    real, place = tmp_path / "real", tmp_path / "place"
+    metadata = real / "transformer_engine-2.20.2.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: transformer-engine\nVersion: 2.20.2\n")
+    (metadata / "RECORD").write_text("")
+    if not editable:  # whose package lies elsewhere
+        (real / "transformer_engine").mkdir()
+        (real / "transformer_engine" / "__init__.py").write_text("")
+    done = install(place, PYTHONPATH=str(real))
+    assert done.returncode != 0 and not place.exists()
+    assert f"Transformer Engine is installed at {real}" in done.stderr and "Uninstall" in done.stderr
+    # Its own metadata, which says the same name, is no hindrance to installing it again.
+    again = tmp_path / "again"
+    for _ in range(2):
+        done = install(again, PYTHONPATH=str(again))
+        assert done.returncode == 0, done.stderr
 
 
 VERSIONS = """

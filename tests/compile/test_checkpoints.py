@@ -50,6 +50,26 @@ def without_reentry(function, x):
     return torch_checkpoint(function, x, use_reentrant=False)
 
 
+def recomputing():
+    """The module, which recomputes by itself."""
+    module = build(MODULE)
+    module.checkpoint = True
+    return module
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("recipe", ["none", "current", "delayed"])
+def test_a_module_that_recomputes_by_itself(recipe, order):
+    expected = train(build(MODULE), RECIPES[recipe], order=order)
+    assert_same(expected, train(recomputing(), RECIPES[recipe], order=order))
+    assert_same(expected, train(recomputing(), RECIPES[recipe], compiler(), order=order))
+
+
+def test_a_module_that_recomputes_by_itself_with_the_autocast_inside():
+    with pytest.raises(Exception, match="checkpoint: delayed scaling is not supported"):
+        train(recomputing(), RECIPES["delayed"], compiler(), inside=True)
+
+
 @pytest.mark.parametrize("recipe", ["none", "current"])
 @pytest.mark.parametrize("where", ["inside", "around"])
 def test_without_state(recipe, where):

@@ -152,6 +152,38 @@ def test_make_fx_with_fake_tensors(name, called):
     assert torch.equal(graph(parameters, x_of(1)), module(x_of(1)))
 
 
+@pytest.mark.parametrize("called", [False, True])
+@pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.parametrize("mode", ["fake", "symbolic", "real"])
+@pytest.mark.parametrize("recipe", ["delayed", "current", "mxfp8"])
+def test_make_fx_under_a_recipe_changes_no_state(recipe, mode, trains, called):
+    """Neither while the graph is made nor when it runs: it computes with the scales in force when it was made."""
+    module, how = build("LayerNormMLP gelu"), EVERY_RECIPE[recipe]
+    parameters = dict(module.named_parameters())
+
+    def run(parameters, x):
+        with autocast(how):
+            return torch.func.functional_call(module, parameters, (x,))
+
+    def states():
+        scales = [s for s in (module._forward_scales, module._backward_scales) if s is not None]
+        return [t.clone() for s in scales for t in (s.history, s.scale)]
+
+    for factor in (3.0, 5.0) if called else ():
+        with autocast(how):
+            module(x_of() * factor).sum().backward()
+    before = states()
+    with torch.set_grad_enabled(trains):
+        graph = make_fx(run, tracing_mode=mode, _allow_non_fake_inputs=True)(parameters, x_of())
+        after = states()
+        got = graph(parameters, x_of(1)).detach()
+    assert not before or all(map(torch.equal, before, after))
+    assert all(map(torch.equal, after, states()))
+    assert all(type(t) is torch.Tensor for t in after)
+    with torch.no_grad(), autocast(how):
+        assert torch.equal(got, module(x_of(1)))
+
+
 @pytest.mark.parametrize("name", ["Linear", "LayerNormMLP gelu", "MultiheadAttention"])
 def test_dynamic_rows(name):
     module, rows = build(name), torch.export.Dim("rows", min=2, max=64)

@@ -42,7 +42,9 @@ def test_a_misspelt_name_gets_the_nearest() -> None:
     assert "'NVTE_FLASH_ATTN'" in what
 
 
-@pytest.mark.parametrize("environ", [{"NVTE_FRAMEWORK": "pytorch"}, {"NVTE_MADE_UP": " "}, {}])
+@pytest.mark.parametrize(
+    "environ", [{"NVTE_FRAMEWORK": "pytorch"}, {"NVTE_CUDA_ARCHS": "90"}, {"NVTE_MADE_UP": " "}, {}]
+)
 def test_variables_of_builds_and_unset_ones_are_nobodys_concern(environ: dict[str, str]) -> None:
     assert ignored(environ) == {}
 

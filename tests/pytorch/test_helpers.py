@@ -11,7 +11,9 @@ import torch
 
 import te_dispatch.pytorch as te
 from te_dispatch.pytorch import constants, nvtx
-from te_dispatch.pytorch.attention.masks import attention_mask_func
+from te_dispatch.pytorch.attention.masks import attention_mask_func, get_cu_seqlens
+from te_dispatch.pytorch.fp8.module_state import has_te_modules
+from te_dispatch.pytorch.fp8.support import assert_dim_for_fp8_exec
 from te_dispatch.pytorch.modules.gemm_steps import cast_if_needed
 from te_dispatch.pytorch.modules.init_methods import (
     get_default_init_method,
@@ -21,10 +23,12 @@ from te_dispatch.pytorch.modules.init_methods import (
 )
 from te_dispatch.pytorch.splitting import (
     SplitAlongDim,
+    ceil_div,
     deinterleave_glu_tensor,
     divide,
     ensure_divisibility,
     interleave_glu_tensor,
+    round_up_to_nearest_multiple,
     split_tensor_along_dim,
 )
 
@@ -85,6 +89,14 @@ def test_sizes_divide_or_raise() -> None:
     for function in (divide, ensure_divisibility):
         with pytest.raises(ValueError, match="13 is not divisible by 4"):
             function(13, 4)
+
+
+def test_sizes_are_rounded_up() -> None:
+    assert [ceil_div(n, 4) for n in (0, 1, 4, 5)] == [0, 1, 1, 2]
+    assert [round_up_to_nearest_multiple(n, 16) for n in (0, 1, 16, 17)] == [0, 16, 16, 32]
+    for function in (ceil_div, round_up_to_nearest_multiple):
+        with pytest.raises(ValueError, match="must not be 0"):
+            function(1, 0)
 
 
 def test_a_tensor_is_split_into_views_or_copies() -> None:
@@ -243,3 +255,29 @@ def test_ranges_are_marked_where_the_variable_asks(recorder: Recorder, monkeypat
     monkeypatch.setenv("NVTE_NVTX_ENABLED", "yes")
     with pytest.raises(ValueError, match="NVTE_NVTX_ENABLED=yes: expected 0 or 1"):
         nvtx.nvtx_range_push("d")
+
+
+# -- modules, operands, masks -------------------------------------------------------------------------------------
+
+
+def test_modules_of_this_package_are_found() -> None:
+    plain = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4))
+    for module in (te.Linear(16, 16), te.RMSNorm(16), te.DotProductAttention(2, 16), te.TransformerLayer(16, 32, 2)):
+        assert has_te_modules(module) and has_te_modules(torch.nn.Sequential(plain, module))
+    assert not has_te_modules(plain)
+    assert has_te_modules(lambda x: x)
+
+
+def test_operands_of_fp8_products_are_checked() -> None:
+    assert_dim_for_fp8_exec(torch.empty(2, 4, 32), torch.empty(8, 16))
+    for shape in ((7, 16), (8, 24), (3, 4, 16)):
+        with pytest.raises(ValueError, match=r"divisible by 16 and the product of the others by 8, got shape"):
+            assert_dim_for_fp8_exec(torch.empty(8, 16), torch.empty(shape))
+
+
+def test_padding_masks_become_cumulative_lengths() -> None:
+    mask = torch.tensor([[False, False, True], [False, True, True], [True, True, True]]).view(3, 1, 1, 3)
+    found = get_cu_seqlens(mask)
+    assert found.dtype == torch.int32 and found.tolist() == [0, 2, 3, 3]
+    with pytest.raises(ValueError, match=r"\(b, 1, 1, s\)"):
+        get_cu_seqlens(mask.view(3, 3))

@@ -329,3 +329,33 @@ def test_checkpoint_refuses_what_it_cannot_do(kwargs: dict[str, Any], error: typ
     x = torch.randn(4, requires_grad=True)
     with pytest.raises(error, match=name):
         te.checkpoint(lambda v: v * 2, x, **kwargs)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("recipe", [None, RECIPE])
+@pytest.mark.parametrize("kind", ["Linear", "LayerNormLinear", "LayerNormMLP"])
+def test_a_bias_that_a_checkpointed_module_returns(kind: str, recipe: Recipe | None, use_reentrant: bool) -> None:
+    """A reentrant checkpoint made the parameter its own result: no leaf any more, and recomputed without end."""
+
+    def step(run: Callable[..., Any]) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        module = getattr(te, kind)(32, 32, return_bias=True, device="cpu")
+        calls = []
+
+        def function(x: torch.Tensor) -> Any:
+            calls.append(x)
+            assert len(calls) < 5
+            return module(x)
+
+        x = torch.randn(16, 32, generator=torch.Generator().manual_seed(1)).requires_grad_()
+        with te.autocast(enabled=recipe is not None, recipe=recipe):
+            out, bias = run(function, x)
+        (out + bias).square().sum().backward()
+        parameters = list(module.parameters())
+        assert all(parameter.is_leaf for parameter in parameters)
+        assert x.grad is not None
+        return [out.detach(), x.grad, *(p.grad for p in parameters if p.grad is not None)]
+
+    plain = step(lambda function, x: function(x))
+    checkpointed = step(lambda function, x: te.checkpoint(function, x, use_reentrant=use_reentrant))
+    assert len(plain) == len(checkpointed) and all(map(torch.equal, plain, checkpointed))

@@ -112,6 +112,23 @@ def mask_to_cu_seqlens(name: str, mask: torch.Tensor, batch: int, length: int) -
     return lengths_to_cu_seqlens(mask.reshape(batch, length).logical_not().sum(-1, dtype=torch.int32))
 
 
+def get_cu_seqlens(mask: torch.Tensor) -> torch.Tensor:
+    """The cumulative lengths that a padding mask stands for, under Transformer Engine's name.
+
+    Args:
+        mask: bool (b, 1, 1, s), True where a token is padding.
+
+    Returns:
+        int32 (b + 1,), on the mask's device.
+
+    Raises:
+        ValueError: another dtype or shape.
+    """
+    if mask.dim() != 4:
+        raise ValueError(f"mask must have shape (b, 1, 1, s), got {tuple(mask.shape)}")
+    return mask_to_cu_seqlens("mask", mask, mask.shape[0], mask.shape[-1])
+
+
 class Extent(NamedTuple):
     """The score matrix of a dense call.
 

@@ -69,16 +69,20 @@ class SignatureCache(list[Any]):
 
 def unwatched() -> bool:
     """Whether a forward that is called now records gradients, and nothing looks into it: no compiler, torch.autocast,
-    recomputation or hook on saved tensors."""
-    return autocast_off() and graph_task() == -1 and is_grad_enabled() and saved_tensors_hooks(True) is None
+    recomputation, hook on saved tensors or mode of ``__torch_dispatch__``."""
+    return (
+        autocast_off()
+        and graph_task() == -1
+        and is_grad_enabled()
+        and saved_tensors_hooks(True) is None
+        and not dispatch_modes()
+    )
 
 
 def capturable() -> bool:
     """`unwatched`, and neither a mode of PyTorch's nor an observer sees what a capture would see; calls are made."""
     scope = scopes.capture()
-    return (
-        unwatched() and scope.observer is None and scope.makes_calls and not function_modes() and not dispatch_modes()
-    )
+    return unwatched() and scope.observer is None and scope.makes_calls and not function_modes()
 
 
 def reason_of_miss() -> str:
@@ -89,6 +93,8 @@ def reason_of_miss() -> str:
         return "recomputation"
     if not autocast_off():
         return "torch.autocast"
+    if dispatch_modes():
+        return "a mode of __torch_dispatch__"
     return "hooks on saved tensors" if saved_tensors_hooks(True) is not None else "new signature"
 
 

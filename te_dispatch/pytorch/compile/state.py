@@ -16,7 +16,7 @@ import torch
 from te_dispatch.core.devices import is_traced
 from te_dispatch.numerics.quantizers import DelayedQuantizer
 from te_dispatch.pytorch.compile import hook
-from te_dispatch.torch_private import graph_task, outside_modes
+from te_dispatch.torch_private import dispatch_modes, graph_task, outside_modes
 
 _library = torch.library.Library("te_dispatch", "FRAGMENT")
 _library.define("snapshot(Tensor state, Tensor after, bool in_backward) -> Tensor")
@@ -44,12 +44,17 @@ tracing = _Tracing()
 
 @hook.constant
 def exporting() -> bool:
-    """Whether an exported program is being made, by `torch.export` in either mode.
+    """Whether an exported program is being made, by `torch.export` in either mode, or a graph by ``make_fx``.
 
     Called while dynamo traces, and not traced: to dynamo before PyTorch 2.12 `torch.compiler.is_exporting()` is True in
     every graph.
     """
-    return torch.compiler.is_exporting()
+    return torch.compiler.is_exporting() or is_traced()
+
+
+def making_graph() -> bool:
+    """Whether a graph is being made of what runs now: by torch.compile, `torch.export` or ``make_fx``."""
+    return torch.compiler.is_compiling() or (dispatch_modes() > 0 and is_traced())
 
 
 def graph_trains() -> bool:

@@ -77,6 +77,14 @@ class SavedModule(torch.nn.Module):
             missing_keys.remove(key)
 
 
+def has_te_modules(network: Any) -> bool:
+    """Whether a module is, or has in it, one of this package's that computes; True for anything but a module, which
+    cannot be looked into."""
+    if not isinstance(network, torch.nn.Module):
+        return True
+    return any(isinstance(part, SavedModule) for part in network.modules())
+
+
 class ScaledModule(SavedModule):
     """A module with delayed-scaling state.
 

@@ -7,6 +7,8 @@ and products under the policy in force, on matrix units or emulated: `te-dispatc
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from te_dispatch import ops
@@ -148,6 +150,20 @@ def is_bf16_compatible() -> bool:
 def get_align_size_for_quantization(recipe: Recipe) -> int:
     """What the rows of each part of a grouped input are padded to under a recipe."""
     return recipe.row_alignment()
+
+
+def assert_dim_for_fp8_exec(*tensors: torch.Tensor) -> None:
+    """Raise unless tensors can be operands of FP8 products of per-tensor scaling, as Transformer Engine has it.
+
+    Raises:
+        ValueError: the last dimension is not divisible by 16, or the product of the others not by 8.
+    """
+    for tensor in tensors:
+        if math.prod(tensor.shape[:-1]) % 8 or tensor.shape[-1] % 16:
+            raise ValueError(
+                "the last dimension of an FP8 operand must be divisible by 16 and the product of the others by 8, got "
+                f"shape {tuple(tensor.shape)}"
+            )
 
 
 def get_fp8_torch_dtype(fp8_recipe: Recipe, fprop_tensor: bool = True) -> torch.dtype:

@@ -21,6 +21,7 @@ from te_dispatch.pytorch.compile import (
     constant,
     exporting,
     graph_trains,
+    making_graph,
     real_tensors,
     refuse_recomputation,
     register_call,
@@ -97,7 +98,7 @@ class GemmModule(ReplayingModule, WeightGradModule, ParallelModule, AskingModule
         Raises:
             RuntimeError: a recomputation whose first forward is unknown.
         """
-        if torch.compiler.is_compiling():
+        if making_graph():
             return self._begin_traced(x, boundary), None
         if graph_task() != -1:
             return self._recomputed(x, boundary)
@@ -119,7 +120,7 @@ class GemmModule(ReplayingModule, WeightGradModule, ParallelModule, AskingModule
         return plan if plan.quantizes else None, record
 
     def _begin_traced(self, x: torch.Tensor, boundary: bool) -> Plan | None:
-        """`_begin` in a compiled or exported program, which knows no checkpoint regions."""
+        """`_begin` in a graph that is being made, which knows no checkpoint regions."""
         state = thread.state
         if state is None or not (state.enabled or state.calibrating):
             return None

@@ -33,6 +33,7 @@ from te_dispatch.pytorch.modules.parameters import (
     without_rows,
 )
 from te_dispatch.pytorch.modules.weight_grads import WeightSink
+from te_dispatch.pytorch.recompute.checkpoint import checkpoint, left_to_compiler
 
 
 def _activation_parameters(activation: str, given: Mapping[str, Any] | None) -> tuple[float, float] | None:
@@ -222,6 +223,7 @@ class LayerNormMLP(GemmModule):
                 )
             check_alignment(type(self).__name__, plan, x, self._sizes, fc1_weight, fc2_weight)
             weights = self._quantized_weights(plan, record, (fc1_weight, fc2_weight), is_first_microbatch)
+        by_compiler = self.checkpoint and left_to_compiler()
         options = LayerNormMLPOptions(
             plan,
             weights,
@@ -230,7 +232,7 @@ class LayerNormMLP(GemmModule):
             self.return_layernorm_output,
             self.activation,
             self._activation_params,
-            self.checkpoint,
+            self.checkpoint and not by_compiler,
             self._calibrate if plan is None and self._calibrating() else None,
             self.passes_input,
             self._sinks(is_first_microbatch),
@@ -242,6 +244,12 @@ class LayerNormMLP(GemmModule):
         own = gamma is given[0] and beta is given[1] and options.sinks is None
         if own and is_first_microbatch is None and not self.return_layernorm_output and not self.checkpoint:
             self._capture(options, plan, tensors)
+        if by_compiler:
+            return checkpoint(
+                lambda *given: self._run_function(run_layernorm_mlp, plan, *given, options),
+                *tensors,
+                use_reentrant=False,
+            )
         return self._run_function(run_layernorm_mlp, plan, *tensors, options)
 
     def _weights_of_call(self) -> tuple[torch.Tensor, ...]:

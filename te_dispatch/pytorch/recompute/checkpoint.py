@@ -12,7 +12,7 @@ import torch.utils.checkpoint as torch_checkpoint
 
 from te_dispatch.core import scopes
 from te_dispatch.pytorch.arguments import reject_unsupported
-from te_dispatch.pytorch.compile.state import tracing
+from te_dispatch.pytorch.compile.state import graph_trains, tracing
 from te_dispatch.pytorch.distributed.arguments import require_one_rank
 from te_dispatch.pytorch.fp8 import regions
 from te_dispatch.pytorch.fp8.autocast import current_state, restored, thread
@@ -44,7 +44,7 @@ class _Checkpointed:
         replaying = self._started
         self._started = True
         if not replaying:
-            return self.function(*args, **self.kwargs)
+            return _without_leaves(self.function(*args, **self.kwargs), args)
         # The engine may recompute in a thread of its own, which sees neither the autocast nor the policy scope.
         with restored(self._state), scopes.reenter(self._scope), self._replayed():
             return self.function(*args, **self.kwargs)
@@ -62,6 +62,24 @@ class _Checkpointed:
             yield
         finally:
             tracker.set_states(before)
+
+
+def _without_leaves(result: Any, args: tuple[Any, ...]) -> Any:
+    """What a first forward returned, with detached tensors in place of parameters, such as the bias of a module with
+    ``return_bias=True``.
+
+    A reentrant checkpoint is an autograd Function. One that returns a leaf makes the leaf a result of its own: it is no
+    leaf any more, and the recomputation, which reads it, would be recomputed in turn, without end.
+    """
+    if torch.is_grad_enabled():  # not reentrant
+        return result
+    found = [
+        x.detach()
+        if isinstance(x, torch.Tensor) and x.is_leaf and x.requires_grad and all(x is not a for a in args)
+        else x
+        for x in (result if isinstance(result, tuple) else (result,))
+    ]
+    return tuple(found) if isinstance(result, tuple) else found[0]
 
 
 def _copied(states: Any) -> dict[str, Any]:
@@ -116,6 +134,16 @@ def _traced(
         return torch_checkpoint.checkpoint(function, *args, **arguments)
     finally:
         tracing.checkpoint = False
+
+
+def left_to_compiler() -> bool:
+    """Whether a module that recomputes by itself must leave that to the compiler: where a graph for training is made
+    under delayed scaling, a Function cannot keep the scales that its forward saw."""
+    state = current_state()
+    return (
+        state is not None and (state.enabled or state.calibrating) and state.recipe.delayed()
+        and torch.compiler.is_compiling() and graph_trains()
+    )  # fmt: skip
 
 
 def _check_distribution(tp_group: Any, use_reentrant: bool) -> None:
