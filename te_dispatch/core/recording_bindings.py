@@ -24,9 +24,18 @@ class RecordingBindings(Bindings):
     def __init__(self, inner: Bindings, maker: Maker) -> None:
         # Not `super().__init__`, which would make tables of its own and register another token.
         self.__dict__.update(inner.__dict__)
+        for name in OPERATORS:
+            self.__dict__.pop(name, None)
         self.inner = inner
-        for operator in OPERATORS.values():
-            setattr(self, operator.name, _through(operator, inner, maker))
+        self._maker = maker
+
+    def __getattr__(self, name: str) -> Any:
+        """The function of an operator, made when it is first called."""
+        operator = OPERATORS.get(name)
+        if operator is None:
+            raise AttributeError(name)
+        found = self.__dict__[name] = _through(operator, self.inner, self._maker)
+        return found
 
     def dispatcher(self, operator: Operator) -> Dispatcher:
         return self.inner.dispatcher(operator)

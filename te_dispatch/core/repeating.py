@@ -15,11 +15,13 @@ function may raise `Declined` as the implementation may, before anything is writ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from te_dispatch.core import codegen
-from te_dispatch.core.operator import OPERATORS
+from te_dispatch.core.operator import OPERATORS, Operator
 from te_dispatch.core.policy import COMPOSITE
 
 if TYPE_CHECKING:
@@ -37,17 +39,36 @@ def repeating(bindings: Bindings, name: str, varying: Sequence[str], **arguments
     if bindings.observer is not None or bindings.policy.shadow is not None:
         return None
     operator = OPERATORS[name]
-    call = operator.signature.bind(**arguments)
-    call.apply_defaults()
+    call = _complete(operator, arguments)
     dispatcher = bindings.dispatcher(operator)
-    entry = dispatcher.entry(tuple(call.arguments.values()))
+    entry = dispatcher.entry(tuple(call.values()))
     if entry.memory:
         return None
-    fixed = {parameter: value for parameter, value in call.arguments.items() if parameter not in varying}
+    fixed = {parameter: value for parameter, value in call.items() if parameter not in varying}
     launch = None
     if not entry.chosen.id.startswith(f"{COMPOSITE}."):
         plan = bindings.manager.declared(entry.chosen.id, "plan")
-        launch = None if plan is None else plan(tuple(varying), **call.arguments)
+        launch = None if plan is None else plan(tuple(varying), **call)
     return codegen.repeating(
         operator, bindings.manager.namespace, varying, fixed, entry.bound, dispatcher.declined, launch
     )
+
+
+def _complete(operator: Operator, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """A call's arguments with the defaults of those that it leaves out, in the order of the signature.
+
+    Raises:
+        TypeError: an argument that the operator does not have, or lacks.
+    """
+    defaults = _defaults(operator)
+    call = {**defaults, **arguments}
+    missing = [name for name, value in call.items() if value is inspect.Parameter.empty]
+    if missing or len(call) != len(defaults):
+        operator.signature.bind(**arguments)  # says which
+    return call
+
+
+@functools.cache
+def _defaults(operator: Operator) -> dict[str, Any]:
+    """Parameter -> default, `inspect.Parameter.empty` where there is none."""
+    return {name: parameter.default for name, parameter in operator.signature.parameters.items()}

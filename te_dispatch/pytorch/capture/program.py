@@ -166,7 +166,7 @@ class Program:
         try:
             outputs = _outputs(recorder, result)
             reads = reads_of(*outputs)
-            used = reads.union(*(step.reads for step in recorder.steps))
+            used = reads.union(*[step.reads for step in recorder.steps])
             opening = []
             if saved:
                 names = [f"s{i}" if f"s{i}" in used else "_" for i in range(len(saved))]
@@ -222,7 +222,7 @@ def _outputs(recorder: Recorder, result: Any) -> list[Expression]:
 
 
 def _returned(result: Any, outputs: Sequence[Expression]) -> str:
-    text = "".join(f"{e.text}, " for e in outputs)
+    text = "".join([f"{e.text}, " for e in outputs])
     return f"return {text if isinstance(result, tuple) else outputs[0].text}"
 
 
@@ -269,7 +269,7 @@ def _compiled(
         lines.append(f"{variable} = {text}" if wanted else text)
         if last:
             lines.append(f"del {', '.join(last)}")
-    body = "".join(f"        {line}\n" for line in (*opening, *lines, *ending))
+    body = "".join([f"        {line}\n" for line in (*opening, *lines, *ending)])
     used = ", ".join(bound)
     source = f"def make({used}):\n    def {name}(ctx, {', '.join(parameters)}):\n{body}    return {name}\n"
     code = _codes.get(source)

@@ -9,8 +9,7 @@ are all that happened. Everything else is `NotRepeatable`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -74,7 +73,7 @@ _NONE = Expression("None")
 
 def reads_of(*expressions: Expression) -> frozenset[str]:
     """The variables in expressions."""
-    return frozenset().union(*(expression.reads for expression in expressions))
+    return frozenset().union(*[expression.reads for expression in expressions])
 
 
 class Recorder:
@@ -96,7 +95,9 @@ class Recorder:
         self._known: dict[int, Expression] = {}
         #: An id stays that of a value for as long as this is recorded.
         self._alive: list[Any] = []
+        #: Whether a step is being made, of which nothing is recorded. PyTorch's functions then go past the watch.
         self._busy = False
+        self.watch: _Watch | None = None
         self.failure: str | None = None
         #: The bindings that make the calls.
         self.scope = scopes.capture()
@@ -115,26 +116,27 @@ class Recorder:
         """Make the call of a step, an operator or a function, and note it."""
         if self._busy:
             return call(*args)
-        with self._undisturbed():
+        watch = self.watch
+        assert watch is not None
+        self._busy = True
+        watch.__exit__(None, None, None)
+        try:
             result = call(*args)
+        finally:
+            watch.__enter__()
+            self._busy = False
         self._note(target, args, {}, result, False)
         return result
-
-    @contextmanager
-    def _undisturbed(self) -> Iterator[None]:
-        """A block of which nothing is recorded."""
-        self._busy = True
-        try:
-            yield
-        finally:
-            self._busy = False
 
     def function(self, function: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Make a call of a function of PyTorch, and note it where it is to be repeated."""
         if self._busy:
             return function(*args, **keywords)
-        with self._undisturbed():
+        self._busy = True
+        try:
             result = function(*args, **keywords)
+        finally:
+            self._busy = False
         name = getattr(function, "__name__", str(function))
         if name in _PURE and "out" not in keywords:
             self._note(function, args, keywords, result, True)
@@ -159,14 +161,16 @@ class Recorder:
         if isinstance(target, Operator):
             given = args
             varying = tuple(
-                name
-                for name, value, e in zip(target.signature.parameters, args, passed)
-                if e.reads or value.__class__ is Saved  # of another call, if without tensors
+                [
+                    name
+                    for name, value, e in zip(target.signature.parameters, args, passed)
+                    if e.reads or value.__class__ is Saved  # of another call, if without tensors
+                ]
             )
         reads = reads_of(*passed, *named.values())
         keys = tuple(f"{name}={e.text}" for name, e in named.items())
         self._define(result, f"r{len(self.steps)}", "")
-        self.steps.append(Step(target, tuple(e.text for e in passed), reads, keys, varying, given, pure))
+        self.steps.append(Step(target, tuple([e.text for e in passed]), reads, keys, varying, given, pure))
 
     # -- values ---------------------------------------------------------------------------------------------------
 
@@ -223,7 +227,7 @@ class Recorder:
             reads = reads_of(*parts)
             if not reads:
                 return self.constant(value)
-            inner = "".join(f"{part.text}, " for part in parts)
+            inner = "".join([f"{part.text}, " for part in parts])
             return Expression(f"[{inner}]" if value.__class__ is list else f"({inner})", reads)
         if isinstance(value, _CONSTANT):
             return self.constant(value)
@@ -239,7 +243,9 @@ class Recorder:
 
     def _call(self, function: Any, values: Sequence[Any]) -> Expression:
         parts = [self.expression(value) for value in values]
-        return Expression(f"{self.constant(function).text}({', '.join(part.text for part in parts)})", reads_of(*parts))
+        return Expression(
+            f"{self.constant(function).text}({', '.join([part.text for part in parts])})", reads_of(*parts)
+        )
 
 
 class _Watch(TorchFunctionMode):
@@ -257,11 +263,13 @@ def recorded(recorder: Recorder, function: Callable[..., Any], *args: Any) -> An
     """`function` of the arguments, with its steps told to a recorder; `Recorder.failure` says what was no step."""
     outer = thread.recorder
     thread.recorder = recorder
+    recorder.watch = _Watch(recorder)
     try:
-        with _Watch(recorder), scopes.reenter(RecordingBindings(recorder.scope, recorder.make)):
+        with recorder.watch, scopes.reenter(RecordingBindings(recorder.scope, recorder.make)):
             return function(*args)
     finally:
         thread.recorder = outer
+        recorder.watch = None  # which knows it: a cycle would keep what was recorded
 
 
 def _name_of(target: Any) -> str:
