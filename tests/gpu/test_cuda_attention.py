@@ -56,7 +56,7 @@ def test_a_graph_is_built_once() -> None:
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_settled_modules_run_the_graphs_of_other_calls(packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_captured_modules_run_the_graphs_of_other_calls(packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the bits of calls that look for them, off alignment and on another stream too, and without looking."""
     from te_dispatch.pytorch.attention.dot_product import DotProductAttention
     from te_dispatch_cuda.attention import calls

@@ -18,8 +18,8 @@ from te_dispatch.common.recipe import DelayedScaling, Float8CurrentScaling, Reci
 from te_dispatch.pytorch.fp8 import scale_update
 from te_dispatch.pytorch.fp8.autocast import thread
 from te_dispatch.pytorch.graphs import graphs
+from tests.pytorch.capturing import MODULES, RECIPES, made, state_of
 from tests.pytorch.graphs_on_cpu import CpuGraphs
-from tests.pytorch.settling import MODULES, RECIPES, made, state_of
 
 DELAYED = DelayedScaling(amax_history_len=3)
 

@@ -13,7 +13,7 @@ import te_dispatch
 from te_dispatch import ops
 from te_dispatch.core import scopes
 
-from .settling import RECIPES, made, step
+from .capturing import RECIPES, made, step
 
 CPU = torch.device("cpu")
 GEMM = sys.modules["te_dispatch.ops.gemm"]  # the name in its package is the operator

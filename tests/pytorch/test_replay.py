@@ -19,8 +19,8 @@ from te_dispatch.pytorch.capture.functions import Replayable, replayed
 from te_dispatch.pytorch.capture.program import Program
 from te_dispatch.pytorch.step import step
 
-from .settling import RECIPES, made
-from .settling import step as train
+from .capturing import RECIPES, made
+from .capturing import step as train
 
 Compute = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 

@@ -14,7 +14,7 @@ from te_dispatch.common.recipe import Float8BlockScaling
 from te_dispatch.core import scopes
 from te_dispatch.ops.gemm import operand_format
 
-from .settling import made, step
+from .capturing import made, step
 
 RECIPE = Float8BlockScaling()
 Format = Callable[[str, str, str], tuple[str, str]]
@@ -77,7 +77,7 @@ def test_readers_that_differ_leave_the_cast_canonical(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("name", ["Linear", "LayerNormLinear", "LayerNormMLP"])
-def test_such_steps_settle(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_such_steps_are_captured(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     _as(_turned, monkeypatch)
     module = made(name)
     for seed in range(2):

@@ -15,7 +15,7 @@ from te_dispatch.pytorch.attention import function as attention_function
 from te_dispatch.pytorch.capture.signatures import MAX_SIGNATURES, SignatureCache
 from te_dispatch.pytorch.modules import layernorm_mlp, layernorm_mlp_function, linear_module, linear_steps
 
-from .settling import MODULES, RECIPES, made, step
+from .capturing import MODULES, RECIPES, made, step
 
 RECIPE = RECIPES["delayed"]
 
@@ -103,7 +103,7 @@ def test_more_lengths_than_are_kept_cost_no_memory() -> None:
     module = made("Linear")
     for rows in range(1, 2 * MAX_SIGNATURES):
         _rows(module, rows, None)
-    assert len(module._signatures) == len(module._looks) == MAX_SIGNATURES
+    assert len(module._signatures) == len(module._checked_inputs) == MAX_SIGNATURES
     for _ in range(20):  # one that comes again is kept in the end, and those that do not are evicted
         _rows(module, 1000, None)
     first = module._signatures[0]

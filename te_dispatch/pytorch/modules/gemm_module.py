@@ -72,7 +72,7 @@ class GemmModule(ReplayingModule, WeightGradModule, ParallelModule, AskingModule
     return_bias = False
     return_layernorm_output = False
     #: Of modules that begin with a norm: return the input last, for a residual connection around the module. Its
-    #: gradient then joins dx inside the norm's backward, which saves a pass. `settle_passing` sets it.
+    #: gradient then joins dx inside the norm's backward, which saves a pass. `update_passing` sets it.
     passes_input = False
 
     def __init__(self) -> None:
@@ -83,8 +83,8 @@ class GemmModule(ReplayingModule, WeightGradModule, ParallelModule, AskingModule
         self._cached_for: Plan | None = None
         self._cached_of: tuple[torch.Tensor, ...] = ()
         self._ran_unowned = False
-        #: What `_familiar` knows: comparisons, and the number of features each was checked for.
-        self._looks = SignatureCache()
+        #: (guard, features) of inputs that `_checked_input` returned unchanged.
+        self._checked_inputs = SignatureCache()
 
     # -- the plan of a call ---------------------------------------------------------------------------------------
 
@@ -312,19 +312,19 @@ class GemmModule(ReplayingModule, WeightGradModule, ParallelModule, AskingModule
 
     # -- checks ---------------------------------------------------------------------------------------------------
 
-    def _familiar(self, inp: Any, weight: torch.Tensor, features: int) -> bool:
-        """Whether `_checked_input` is known to give `inp` back as it is: a matrix like one that it gave back before.
+    def _input_was_checked(self, inp: Any, weight: torch.Tensor, features: int) -> bool:
+        """Whether `_checked_input` returned an input with this metadata unchanged before.
 
-        What is compared is all that it looks at: class, shape, strides, dtype and device, and those of the weight.
+        The guard compares all that it reads: class, shape, strides, dtype and device, and those of the weight.
         """
         if not isinstance(inp, torch.Tensor) or not autocast_off():
             return False
-        looks = self._looks
-        for index, look in enumerate(looks):
-            if look[0](inp, weight):
+        checked = self._checked_inputs
+        for index, entry in enumerate(checked):
+            if entry[0](inp, weight):
                 if index:
-                    looks.use(index, look)
-                return bool(look[1] == features)
+                    checked.use(index, entry)
+                return bool(entry[1] == features)
         return False
 
     def _checked_input(self, inp: torch.Tensor, weight: torch.Tensor, features: int) -> torch.Tensor:
@@ -350,8 +350,8 @@ class GemmModule(ReplayingModule, WeightGradModule, ParallelModule, AskingModule
         if not self.takes_quantized:
             inp = plain(inp)
         x = inp.contiguous()
-        if x is given and x.numel() and autocast_off() and type(x) is torch.Tensor and self._looks.admits():
-            self._looks.add((alike((x, weight), (True, False)), features))
+        if x is given and x.numel() and autocast_off() and type(x) is torch.Tensor and self._checked_inputs.admits():
+            self._checked_inputs.add((alike((x, weight), (True, False)), features))
         return x
 
     def _run_function(self, apply: Callable[..., Any], plan: Plan | None, *arguments: Any) -> Any:
@@ -406,14 +406,14 @@ class GemmModule(ReplayingModule, WeightGradModule, ParallelModule, AskingModule
             _cached_weights=None,
             _cached_for=None,
             _cached_of=(),
-            _looks=SignatureCache(),
+            _checked_inputs=SignatureCache(),
             _signatures=SignatureCache(),
             _answers=ModuleRoles(type(self).__name__),  # a recipe may not be picklable
         )
         return state
 
 
-def settle_passing(part: torch.nn.Module) -> None:
+def update_passing(part: torch.nn.Module) -> None:
     """Have a layer's part, which the layer is about to call, return its input beside its result if only the layer sees
     what the part returns: no hook on it, and no module in its place that calls it in turn, such as an adapter of peft.
     """

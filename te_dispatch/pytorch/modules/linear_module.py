@@ -123,7 +123,7 @@ class LinearModule(GemmModule):
             out = self._run_captured(inp, weight, bias, parameters)
             if out is not None:
                 return out
-        if self._familiar(inp, weight, self.in_features):
+        if self._input_was_checked(inp, weight, self.in_features):
             out = self._run(inp, weight, bias, parameters, is_first_microbatch, fp8_output, fp8_grad)
         elif isinstance(inp, torch.Tensor) and inp.dim() == 1:
             return without_rows(self.forward(inp[None], is_first_microbatch, fp8_output, fp8_grad))

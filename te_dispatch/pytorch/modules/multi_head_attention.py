@@ -24,7 +24,7 @@ from te_dispatch.pytorch.attention.lowering import AttentionMask
 from te_dispatch.pytorch.attention.rotary import apply_rotary_pos_emb
 from te_dispatch.pytorch.constants import AttnTypes
 from te_dispatch.pytorch.distributed.arguments import ContextParallelModule
-from te_dispatch.pytorch.modules.gemm_module import settle_passing
+from te_dispatch.pytorch.modules.gemm_module import update_passing
 from te_dispatch.pytorch.modules.layernorm_linear import LayerNormLinear
 from te_dispatch.pytorch.modules.linear import Linear
 from te_dispatch.pytorch.modules.normalization import L2Normalization, make_norm
@@ -327,7 +327,7 @@ class MultiheadAttention(ContextParallelModule):
         """A first projection and, where asked for, what its norm gave and its input."""
         projection = getattr(self, name)
         if self.passes_input:
-            settle_passing(projection)
+            update_passing(projection)
         out = projection(inp, is_first_microbatch=is_first_microbatch)
         return (out[0], out[1:]) if isinstance(out, tuple) else (out, ())
 

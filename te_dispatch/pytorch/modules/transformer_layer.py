@@ -24,7 +24,7 @@ from te_dispatch.pytorch.compile import constant
 from te_dispatch.pytorch.constants import LayerTypes
 from te_dispatch.pytorch.distributed.arguments import ContextParallelModule
 from te_dispatch.pytorch.modules.dropout_add import DropPath, dropout_add
-from te_dispatch.pytorch.modules.gemm_module import settle_passing
+from te_dispatch.pytorch.modules.gemm_module import update_passing
 from te_dispatch.pytorch.modules.layernorm_mlp import LayerNormMLP
 from te_dispatch.pytorch.modules.multi_head_attention import MultiheadAttention, RotaryEmbedding
 from te_dispatch.pytorch.modules.normalization import make_norm
@@ -276,7 +276,7 @@ class TransformerLayer(ContextParallelModule):
                 # The whole layer, its residual stream too, is in this dtype then, as its result is.
                 hidden_states = hidden_states.to(torch.get_autocast_dtype(kind))
         if self._passes_residuals:
-            settle_passing(self.layernorm_mlp)
+            update_passing(self.layernorm_mlp)
         decoder = self.layer_type == "decoder"
         keys = _key_bounds(cu_seqlens_kv, cu_seqlens_kv_padded, max_seqlen_kv)
         own_keys = _key_bounds(cu_seqlens_q, cu_seqlens_q_padded, max_seqlen_q) if decoder else keys

@@ -56,7 +56,7 @@ def equal(found: Tensors, expected: Tensors) -> bool:
     return all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
 
 
-def settled(form: str = "qkv, h3d", **options: Any) -> DotProductAttention:
+def captured(form: str = "qkv, h3d", **options: Any) -> DotProductAttention:
     module = made(**options)
     for seed in range(2):
         step(module, form, seed)
@@ -67,9 +67,9 @@ def settled(form: str = "qkv, h3d", **options: Any) -> DotProductAttention:
 
 @pytest.mark.parametrize("backend", ["torch", "reference"])
 @pytest.mark.parametrize("form", FORMS)
-def test_settled_calls_have_the_bits_of_others(form: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_captured_calls_have_the_bits_of_others(form: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with te_dispatch.using(attention=backend):
-        module = settled(form)
+        module = captured(form)
         found = [step(module, form, seed) for seed in range(3)]
         assert len(module._signatures) == 1
         monkeypatch.setattr(DotProductAttention, "_capturing", lambda self, call, *args: call)
@@ -88,7 +88,7 @@ def test_packed_gradients_are_the_tensor_that_their_parts_share(monkeypatch: pyt
 
     with te_dispatch.using(attention="reference"):
         expected = step(made(), "qkv, h3d", 5)
-        module = settled()
+        module = captured()
         monkeypatch.setattr(torch, "stack", counted)
         assert equal(step(module, "qkv, h3d", 5), expected)
     assert len(stacks) == 1
@@ -113,7 +113,7 @@ def test_parts_that_lie_in_another_order_are_joined_by_a_copy(monkeypatch: pytes
     monkeypatch.setattr(
         "te_dispatch.pytorch.attention.function.ops.attention_bwd", lambda *a, **k: turned(bwd(*a, **k))
     )
-    module = settled()
+    module = captured()
     found = [step(module, "qkv, h3d", seed) for seed in range(3)]
     monkeypatch.undo()
     assert all(equal(x, step(made(), "qkv, h3d", seed)) for seed, x in enumerate(found))
@@ -125,7 +125,7 @@ def test_parts_that_lie_in_another_order_are_joined_by_a_copy(monkeypatch: pytes
      ("softmax_type", "off-by-one"), ("qkv_format", "bshd")],
 )  # fmt: skip
 def test_an_attribute_that_is_set_ends_them(attribute: str, value: Any) -> None:
-    module, fresh = settled(), made()
+    module, fresh = captured(), made()
     setattr(module, attribute, value)
     setattr(fresh, attribute, value)
     for seed in range(3):
@@ -140,14 +140,14 @@ def test_an_attribute_that_is_set_ends_them(attribute: str, value: Any) -> None:
      {"core_attention_bias_type": "post_scale_bias", "core_attention_bias": torch.ones(1, H, S, S)}],
 )  # fmt: skip
 def test_other_arguments_are_another_kind(arguments: dict[str, Any]) -> None:
-    module = settled()
+    module = captured()
     for seed in range(3):
         assert equal(step(module, "qkv, h3d", seed, **arguments), step(made(), "qkv, h3d", seed, **arguments))
         assert equal(step(module, "qkv, h3d", seed), step(made(), "qkv, h3d", seed))
 
 
 def test_operands_that_look_otherwise_are_worked_out() -> None:
-    module = settled("apart")
+    module = captured("apart")
     assert equal(step(module, "three of one", 3), step(made(), "three of one", 3))
     for change in (
         lambda x: x.bfloat16(),
@@ -165,7 +165,7 @@ def test_operands_that_look_otherwise_are_worked_out() -> None:
             assert torch.equal(module(q, k, v), expected)
     q, k, v = torch.randn(3, S, B, H, D)
     with pytest.raises(ValueError, match="give query_layer"):
-        settled()(query_layer=torch.randn(S, B, H, 3, D, requires_grad=True))
+        captured()(query_layer=torch.randn(S, B, H, 3, D, requires_grad=True))
     v.requires_grad_()
     module(q, k, v).backward(torch.ones(S, B, H * D))
     grad, v.grad = v.grad, None
@@ -178,14 +178,14 @@ def test_operands_that_look_otherwise_are_worked_out() -> None:
     [lambda g: g.sum(0, keepdim=True).expand(S, -1, -1), lambda g: g.transpose(0, 1).clone().transpose(0, 1)],
 )
 def test_gradients_that_lie_otherwise_are_served(gradient: Any) -> None:
-    module = settled()
+    module = captured()
     expected = step(made(), "qkv, h3d", 1, lambda g: gradient(g).contiguous())
     assert equal(step(module, "qkv, h3d", 1, gradient), expected)
     assert equal(step(module, "qkv, h3d", 1), step(made(), "qkv, h3d", 1))
 
 
 def test_whoever_watches_sees_every_call() -> None:
-    module, seen = settled(), []
+    module, seen = captured(), []
     with scopes.observe(lambda operator, accepted, args, result: seen.append((operator.name, accepted.id))):
         step(module, "qkv, h3d", 0)
     with (
@@ -198,7 +198,7 @@ def test_whoever_watches_sees_every_call() -> None:
 
 
 def test_the_backward_runs_under_the_forwards_policy() -> None:
-    module, x = settled(), torch.randn(S, B, H, 3, D, requires_grad=True)
+    module, x = captured(), torch.randn(S, B, H, 3, D, requires_grad=True)
     with te_dispatch.using(attention="reference"):
         for _ in range(2):
             module(qkv_layer=x, qkv_interleave_dim=-2).backward(torch.ones(S, B, H * D))
@@ -246,7 +246,7 @@ def test_a_call_without_gradients_before_does_not_matter() -> None:
 
 
 def test_hooks_checkpoints_and_second_derivatives() -> None:
-    module, x = settled(), torch.randn(S, B, H, 3, D, requires_grad=True)
+    module, x = captured(), torch.randn(S, B, H, 3, D, requires_grad=True)
     kept: list[torch.Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
         expected = module(qkv_layer=x, qkv_interleave_dim=-2)
@@ -272,7 +272,7 @@ def test_hooks_checkpoints_and_second_derivatives() -> None:
 
 
 def test_copies_of_a_module_learn_for_themselves() -> None:
-    module = settled()
+    module = captured()
     for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
         assert not other._signatures
         assert equal(step(other, "qkv, h3d", 4), step(module, "qkv, h3d", 4))

@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""Whatever a settled call depends on may change: the module then gives what it would have given unsettled."""
+"""Whatever a captured call depends on may change: the module then gives what it would have given without a capture."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ import te_dispatch.pytorch as te
 from te_dispatch.common.recipe import DelayedScaling
 from te_dispatch.ops.checks import likeness
 
-from .settling import RECIPE, RECIPES, made, settled, state_of, step, trained, without_short_way
+from .capturing import RECIPE, RECIPES, captured, made, state_of, step, trained, without_capture
 
 
-def same_as_unsettled(
+def same_as_plain(
     module: te.Linear, call: Callable[[te.Linear], list[torch.Tensor]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`call` gives what it gives with a copy that has settled nothing and does not."""
+    """`call` gives what it gives with a copy that has captured nothing and does not."""
     module.zero_grad()
     twin = copy.deepcopy(module)
     assert not twin._signatures and module._signatures
     found = call(module)
     with monkeypatch.context() as patch:
-        without_short_way(patch)
+        without_capture(patch)
         expected = call(twin)
     for a, b in zip(found, expected, strict=True):
         assert torch.equal(a, b)
@@ -241,12 +241,12 @@ def nested(module: te.Linear) -> list[torch.Tensor]:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("natively", [True, False], ids=["", "likeness in Python"])
-def test_a_settled_module_follows_what_changes(
+def test_a_captured_module_follows_what_changes(
     natively: bool, call: Callable[[te.Linear], list[torch.Tensor]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not natively:
         monkeypatch.setattr(likeness, "TensorGuards", None)
-    same_as_unsettled(trained(), call, monkeypatch)
+    same_as_plain(trained(), call, monkeypatch)
 
 
 def test_an_input_that_takes_a_gradient_later_gets_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,5 +254,5 @@ def test_an_input_that_takes_a_gradient_later_gets_one(monkeypatch: pytest.Monke
     module = made("Linear")
     for seed in range(2):
         step(module, RECIPE, seed, False)
-    assert settled(module)
-    same_as_unsettled(module, lambda module: step(module, RECIPE, 3), monkeypatch)
+    assert captured(module)
+    same_as_plain(module, lambda module: step(module, RECIPE, 3), monkeypatch)

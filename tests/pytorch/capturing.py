@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""Modules whose calls are settled, and steps that tell whether they do what others would."""
+"""Modules whose calls are captured, and steps that tell whether they do what others would."""
 
 from __future__ import annotations
 
@@ -85,12 +85,12 @@ def state_of(module: torch.nn.Module) -> list[torch.Tensor]:
     return found
 
 
-def without_short_way(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+def without_capture(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.setattr(GemmModule, "_capture", lambda *args: None)
     return monkeypatch
 
 
-def settled(module: torch.nn.Module) -> bool:
+def captured(module: torch.nn.Module) -> bool:
     """Whether a backward's steps are known, too."""
     return any(
         known.options.program is not None and bool(known.options.program.backwards)
@@ -104,11 +104,11 @@ RECIPE = RECIPES["delayed"]
 
 
 def trained() -> te.Linear:
-    """A Linear whose call with a (32, 1, 64) is settled."""
+    """A Linear whose call with a (32, 1, 64) is captured."""
     module = made("Linear")
     for seed in range(2):
         step(module, RECIPE, seed)
-    assert settled(module)
+    assert captured(module)
     return module
 
 

@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""A settled `LayerNormMLP` gives the bits of one that has settled nothing, whatever changes between its calls."""
+"""A `LayerNormMLP` whose calls are captured gives the bits of one without, whatever changes between its calls."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_a_frozen_parameter(frozen: str, monkeypatch: pytest.MonkeyPatch) -> Non
         getattr(module, frozen).requires_grad_(False)
         return [*step(module), *step(module)]
 
-    same_as_unsettled(trained(), call, monkeypatch)
+    same_as_plain(trained(), call, monkeypatch)
 
 
 def other_shapes(module: te.LayerNormMLP) -> Results:
@@ -192,10 +192,10 @@ def moved_state(module: te.LayerNormMLP) -> Results:
     return step(module)
 
 
-def same_as_unsettled(
+def same_as_plain(
     module: te.LayerNormMLP, call: Callable[[te.LayerNormMLP], Results], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`call` gives what it gives with a copy that has settled nothing and does not."""
+    """`call` gives what it gives with a copy that has captured nothing and does not."""
     module.zero_grad()
     twin = copy.deepcopy(module)
     assert module._signatures and not twin._signatures
@@ -224,14 +224,14 @@ def states(module: te.LayerNormMLP) -> Results:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("quantized", [True, False], ids=["quantized", "plain"])
-def test_a_settled_mlp_follows_what_changes(
+def test_a_captured_mlp_follows_what_changes(
     quantized: bool, call: Callable[[te.LayerNormMLP], Results], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not quantized:
         for function in (region, forward, step):
             given = [None if each is RECIPE else each for each in function.__defaults__]
             monkeypatch.setattr(function, "__defaults__", tuple(given))
-    same_as_unsettled(trained(), call, monkeypatch)
+    same_as_plain(trained(), call, monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_a_settled_mlp_follows_what_changes(
 @pytest.mark.parametrize(
     "recipe", [RECIPE, Float8CurrentScaling(), Float8BlockScaling(), None], ids=["delayed", "current", "block", "none"]
 )
-def test_every_kind_of_mlp_settles(arguments: dict[str, Any], recipe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_kind_of_mlp_is_captured(arguments: dict[str, Any], recipe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     module = made(**arguments)
 
     def train(module: te.LayerNormMLP) -> Results:
@@ -259,10 +259,10 @@ def test_every_kind_of_mlp_settles(arguments: dict[str, Any], recipe: Any, monke
 
     train(module)
     assert module._signatures[0].options.program.backwards
-    same_as_unsettled(module, train, monkeypatch)
+    same_as_plain(module, train, monkeypatch)
 
 
-def test_an_observer_sees_every_operator_of_a_settled_mlp() -> None:
+def test_an_observer_sees_every_operator_of_a_captured_mlp() -> None:
     module, calls = trained(), []
     with scopes.observe(lambda operator, accepted, args, result: calls.append(operator.name)):
         step(module)
@@ -272,7 +272,7 @@ def test_an_observer_sees_every_operator_of_a_settled_mlp() -> None:
     )  # fmt: skip
 
 
-def test_a_settled_mlp_keeps_no_tensor_of_a_call() -> None:
+def test_a_captured_mlp_keeps_no_tensor_of_a_call() -> None:
     module = trained()
     x, out = forward(module)
     dy = torch.ones_like(out)
@@ -283,7 +283,7 @@ def test_a_settled_mlp_keeps_no_tensor_of_a_call() -> None:
     assert all(ref() is None for ref in watched)
 
 
-def test_a_settled_mlp_saves_what_it_frees_as_it_goes() -> None:
+def test_a_captured_mlp_saves_what_it_frees_as_it_goes() -> None:
     """The second product's input, the widest, is gone when the gradients of the norm's output are made."""
     module = trained()
     _, out = forward(module)

@@ -20,21 +20,21 @@ from te_dispatch.ops.checks import likeness
 from te_dispatch.pytorch.fp8.autocast import current_state
 from te_dispatch.pytorch.modules.gemm_module import GemmModule
 
-from .settling import MODULES, RECIPE, RECIPES, made, operators, settled, state_of, step, trained, without_short_way
+from .capturing import MODULES, RECIPE, RECIPES, captured, made, operators, state_of, step, trained, without_capture
 
 
 @pytest.mark.parametrize("trains_x", [True, False])
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("name", MODULES)
-def test_a_settled_call_has_the_bits_of_any_other(
+def test_a_captured_call_has_the_bits_of_any_other(
     name: str, recipe: str, trains_x: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = made(name)
     found = [step(module, RECIPES[recipe], seed, trains_x) for seed in range(4)]
     scales = state_of(module)
     if "returning" not in name and recipe in ("delayed", "current", "block"):
-        assert settled(module)
-    without_short_way(monkeypatch)
+        assert captured(module)
+    without_capture(monkeypatch)
     twin = made(name)
     expected = [step(twin, RECIPES[recipe], seed, trains_x) for seed in range(4)]
     assert all(not part._signatures for part in twin.modules() if isinstance(part, GemmModule))
@@ -45,7 +45,7 @@ def test_a_settled_call_has_the_bits_of_any_other(
         assert torch.equal(a.nan_to_num(-1), b.nan_to_num(-1))
 
 
-def test_an_observer_sees_every_operator_of_a_settled_call() -> None:
+def test_an_observer_sees_every_operator_of_a_captured_call() -> None:
     module = trained()
     assert operators(lambda: step(module, RECIPE, 3)) == [
         "quantize", "quantize", "gemm", "update_delayed_scales", "quantize_dbias", "gemm", "gemm",
@@ -58,7 +58,7 @@ def test_an_observer_sees_every_operator_of_a_settled_call() -> None:
     assert operators(lambda: out.sum().backward()) == []
 
 
-def test_a_policy_is_followed_by_a_settled_module() -> None:
+def test_a_policy_is_followed_by_a_captured_module() -> None:
     module, seen = trained(), []
 
     def watch(operator: Any, accepted: Any, args: Any, result: Any) -> None:
@@ -81,13 +81,15 @@ def test_a_policy_is_followed_by_a_settled_module() -> None:
 
 @pytest.mark.parametrize("name", ["Linear", "LayerNormLinear"])
 @pytest.mark.parametrize("natively", [True, False], ids=["", "likeness in Python"])
-def test_bad_inputs_are_refused_by_a_settled_module(natively: bool, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_inputs_are_refused_by_a_captured_module(
+    natively: bool, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if not natively:
         monkeypatch.setattr(likeness, "TensorGuards", None)
     module = made(name)
     for seed in range(2):
         step(module, RECIPE, seed)
-    assert settled(module)
+    assert captured(module)
     x = torch.randn(32, 1, 64)
     with te.autocast(recipe=RECIPE):
         for bad, message in ((x.double(), "inp must be"), (x[..., :60], "inp must be"), (x[:8], "divisible by 16")):
@@ -100,7 +102,7 @@ def test_bad_inputs_are_refused_by_a_settled_module(natively: bool, name: str, m
             module(x.requires_grad_()).sum().backward(create_graph=True)
 
 
-def test_copies_settle_for_themselves() -> None:
+def test_copies_are_captured_for_themselves() -> None:
     module = trained()
     for twin in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
         assert not twin._signatures
@@ -108,7 +110,7 @@ def test_copies_settle_for_themselves() -> None:
         assert twin._signatures and twin._signatures[0].options.plan is not module._signatures[0].options.plan
 
 
-def test_what_is_settled_keeps_no_tensor_of_a_call_and_no_module() -> None:
+def test_what_is_captured_keeps_no_tensor_of_a_call_and_no_module() -> None:
     module, watched = made("Linear"), []
     for _ in range(3):
         x = torch.randn(32, 1, 64, requires_grad=True)
@@ -118,7 +120,7 @@ def test_what_is_settled_keeps_no_tensor_of_a_call_and_no_module() -> None:
         out.backward(dy)
         watched += [weakref.ref(tensor) for tensor in (x, out, dy)]
         del x, out, dy
-    assert settled(module)
+    assert captured(module)
     gc.collect()
     assert all(ref() is None for ref in watched)
     gone = weakref.ref(module)
@@ -127,7 +129,7 @@ def test_what_is_settled_keeps_no_tensor_of_a_call_and_no_module() -> None:
     assert gone() is None
 
 
-def test_a_settled_call_saves_what_hooks_of_its_graph_can_see_and_free() -> None:
+def test_a_captured_call_saves_what_hooks_of_its_graph_can_see_and_free() -> None:
     module = trained()
     x = torch.randn(32, 1, 64, requires_grad=True)
     with te.autocast(recipe=RECIPE):
