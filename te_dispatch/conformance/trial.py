@@ -20,6 +20,9 @@ from te_dispatch.conformance.space import Arguments, Judged, Space, Values, find
 from te_dispatch.conformance.subject import Claim, Subject
 from te_dispatch.conformance.world import World
 
+#: Of an argument that another call's arguments do not have.
+_ABSENT = object()
+
 
 class Failure(AssertionError):
     """A check failed: the message says in words what is wrong.
@@ -133,31 +136,25 @@ class Trial:
         """
         # What an import changes is not the call's.
         self.subject.manager.bound(self.subject.operator, self.subject.id)
-        world, before = World(self.device), self._described(arguments)
+        world, before = World(self.device), dict(transfer.described(arguments))
         try:
             return self.subject.call(arguments)
         finally:
             changed = world.changes()
             if changed:
                 raise Failure(f"a call changed global state and left it so: {'; '.join(changed)}")
-            after = self._described(arguments)
+            after = dict(transfer.described(arguments))
             for path in {**before, **after}:  # in the arguments' order
-                if path not in before or path not in after or before[path] != after[path]:
-                    raise Failure(
-                        f"{path} is another list, tensor or number than the caller gave, who sees nothing of what is "
-                        "written there"
-                    )
-
-    def _described(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """What the arguments are made of. Whether what the operator writes requires a gradient is left out where
-        gradients are recorded: operators of PyTorch that write there record it."""
-        found = dict(transfer.described(arguments))
-        if torch.is_grad_enabled():
-            written = {name.partition(".")[0] for name in self.subject.operator.mutates}
-            for path, value in found.items():
-                if path.partition(".")[0] in written and isinstance(value, tuple):
-                    found[path] = value[:-1]
-        return found
+                old, new = before.get(path, _ABSENT), after.get(path, _ABSENT)
+                if old == new:
+                    continue
+                if isinstance(old, tuple) and isinstance(new, tuple) and old[:-1] == new[:-1]:
+                    now = "requires" if new[-1] else "does not require"
+                    raise Failure(f"{path} {now} a gradient after the call: operators are below autograd")
+                raise Failure(
+                    f"{path} is another list, tensor or number than the caller gave, who sees nothing of what is "
+                    "written there"
+                )
 
     def results(self, result: Any, arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """What a call made and wrote, by path, on the device."""

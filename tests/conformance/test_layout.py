@@ -191,8 +191,15 @@ def test_operands_that_require_gradients() -> None:
             made = right.call(given)
             return made._replace(out=made.out + 0 * given["a"].sum().to(made.out.dtype))
 
+    def recorded_in_out(right: Subject, given: Given) -> Any:
+        made = right.call(given)
+        given["out"].add_(0 * given["a"].sum().to(given["out"].dtype))  # outside of no_grad, in the caller's mode
+        return made
+
     with pytest.raises(RuntimeError, match="requires grad"):
         _run("tracked", GEMM, as_numpy, dtype="fp32")
+    with pytest.raises(Failure, match="out requires a gradient after the call"):
+        _run("tracked", GEMM, recorded_in_out, dtype="fp32", out="given", values="normal")
     with pytest.raises(Failure, match="requires a gradient"):
         _run("tracked", GEMM, recorded)
 

@@ -149,7 +149,6 @@ def test_a_device_that_is_lost_fails_the_unit_and_not_the_run(monkeypatch: pytes
     [
         (lambda given: given["splits"].pop(), "splits"),
         (lambda given: given["splits"].append(0), "splits"),
-        (lambda given: given["x"].requires_grad_(), "x"),
         (lambda given: given["x"].resize_(0), "x"),
     ],
 )
@@ -162,6 +161,16 @@ def test_a_call_that_changes_what_its_arguments_are_made_of_fails(change: Any, p
     case = case_of("pad_rows", "plain")
     with pytest.raises(Failure, match=rf"{path}(\.\d+)? is another list, tensor or number"):
         find("values").run(trial_of(case, "torch.pad_rows", changing))
+
+
+def test_a_call_that_changes_whether_an_argument_requires_a_gradient_fails() -> None:
+    def changing(right: Any, arguments: Any) -> Any:
+        result = right.call(arguments)
+        arguments["x"].requires_grad_()
+        return result
+
+    with pytest.raises(Failure, match="x requires a gradient after the call"):
+        find("values").run(trial_of(case_of("pad_rows", "plain"), "torch.pad_rows", changing))
 
 
 def test_memory_under_a_result_s_role_that_is_no_result_fails() -> None:
