@@ -3,8 +3,9 @@
 
 ``import te_dispatch.pytorch as te`` where a script had ``import transformer_engine.pytorch as te``.
 
-Start with `modules.linear`, a whole module, and "One step of an FP8 Linear" in docs/architecture.md. May import: torch,
-`te_dispatch.ops`, `te_dispatch.core`, `te_dispatch.numerics`, `te_dispatch.common` and `te_dispatch.torch_private`.
+Start with `modules.linear`, a whole module, and "One step of an FP8 Linear" in docs/architecture.md, which also says
+what each folder holds. May import: torch, `te_dispatch.ops`, `te_dispatch.core`, `te_dispatch.numerics`,
+`te_dispatch.common` and `te_dispatch.torch_private`.
 """
 
 from te_dispatch.pytorch.attention.dot_product import DotProductAttention
