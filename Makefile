@@ -22,8 +22,12 @@ VENV_INTEGRATIONS ?= .venv-integrations
 STAMP_INTEGRATIONS = $(VENV_INTEGRATIONS)/.installed
 
 # The CUDA backend is built where nvcc is found (`make test-all`) or a GPU is (`make demo`, for that GPU's chip alone), and
-# anywhere on demand (`make cuda`), with PyPI's compiler where the machine has none.
+# anywhere on demand (`make cuda`), with PyPI's compiler where the machine has none. `COMPILER_CACHE=sccache` keeps what is
+# compiled between checkouts, in sccache's own folder (SCCACHE_DIR).
 CUDA = backends/cuda
+COMPILER_CACHE ?=
+compiler_cache = $(if $(COMPILER_CACHE),SCCACHE_BASEDIRS="$(CURDIR)" CMAKE_CUDA_COMPILER_LAUNCHER="$(CURDIR)/$(BIN)/sccache" \
+	CMAKE_CXX_COMPILER_LAUNCHER="$(CURDIR)/$(BIN)/sccache")
 ARCHS ?=
 ALL_ARCHS = 80,89,90a,100a
 NVCC := $(shell $(PYTHON) $(CUDA)/cmake/toolkit.py 2>/dev/null)
@@ -80,9 +84,9 @@ $(STAMP): pyproject.toml backends/reference/pyproject.toml backends/torch/pyproj
 # Not isolated: the build folder then stays good, and a change to one kernel compiles that one.
 $(VENV)/.cuda-%: $(STAMP) $(CUDA_SOURCES)
 	$(BIN)/python -m pip install "scikit-build-core>=0.10" "pybind11>=2.12" "cmake>=3.24" ninja \
-		$(if $(NVCC),,`$(PYTHON) $(CUDA)/cmake/toolkit.py --packages`)
+		$(if $(NVCC),,`$(PYTHON) $(CUDA)/cmake/toolkit.py --packages`) $(COMPILER_CACHE)
 	$(BIN)/python -m pip install --no-deps "nvidia-cudnn-frontend>=1.14"  # what it asks for beside is for its own kernels
-	TE_DISPATCH_CUDA_ARCHS=$* $(BIN)/python -m pip install -v --no-deps --no-build-isolation -e $(CUDA)
+	TE_DISPATCH_CUDA_ARCHS=$* $(compiler_cache) $(BIN)/python -m pip install -v --no-deps --no-build-isolation -e $(CUDA)
 	rm -f $(VENV)/.cuda-*
 	touch $@
 
@@ -126,8 +130,8 @@ $(GPU_SITE)/.installed: $(CUDA_SOURCES) \
 test-gpu: $(GPU_SITE)/.installed
 	$(GPU_PYTHON) -m pytest -q -p no:cacheprovider $(or $(TESTS),tests/gpu)
 
-# The conformance kit on wrong and on legal implementations, at every level. `make test` leaves level full of the legal
-# ones out.
+# The conformance kit on wrong and on legal implementations, at every level. `make test-all` leaves level
+# full of the legal ones out, and runs a quarter of their units at smoke.
 test-kit: $(STAMP)
 	TE_DISPATCH_TEST_KIT=1 $(BIN)/python -m pytest -n 2 -q tests/conformance/test_faults.py tests/conformance/test_variations.py
 

@@ -16,8 +16,10 @@ from .faulty_site import FAULTS, VARIATIONS, Site, site  # noqa: F401  # the las
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
-#: Level full takes some 20 minutes of one core: it is asked for by the variable, as ``make test-kit`` does.
-LEVELS = ("smoke", "full") if os.environ.get("TE_DISPATCH_TEST_KIT") == "1" else ("smoke",)
+#: Level full takes some 20 minutes of one core, smoke some 10: they are asked for by the variable, as ``make test-kit``
+#: does. Without it each variation gets a quarter of its units at smoke.
+WHOLE = os.environ.get("TE_DISPATCH_TEST_KIT") == "1"
+LEVELS, PART = (("smoke", "full"), "1/1") if WHOLE else (("smoke",), "1/4")
 
 
 @pytest.fixture(scope="session")
@@ -26,7 +28,7 @@ def accepted(site: Site) -> Mapping[tuple[str, str], dict[str, Any]]:  # noqa: F
     found = [
         told
         for level in LEVELS
-        for told in site.once(f"accepted-{level}", "-m", "te_dispatch_faulty.accept", "--level", level)
+        for told in site.once(f"accepted-{level}", "-m", "te_dispatch_faulty.accept", "--level", level, "--part", PART)
     ]
     return {(told["variation"], told["level"]): told for told in found if "variation" in told}
 

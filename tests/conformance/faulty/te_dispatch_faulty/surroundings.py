@@ -43,7 +43,7 @@ def _positions_by_default(call: Call) -> Any:
     made, offsets = call.sound(), call["offsets"]
     if offsets is not None and made.numel():
         with torch.no_grad():
-            torch.arange(call["x"].shape[0], device=made.device)[:, None] + offsets.detach()
+            torch.arange(call["x"].shape[0])[:, None] + offsets.detach()
     return made
 
 
