@@ -23,11 +23,10 @@ STAMP_INTEGRATIONS = $(VENV_INTEGRATIONS)/.installed
 
 # The CUDA backend is built where nvcc is found (`make test-all`) or a GPU is (`make demo`, for that GPU's chip alone), and
 # anywhere on demand (`make cuda`), with PyPI's compiler where the machine has none. `COMPILER_CACHE=sccache` keeps what is
-# compiled between checkouts, in sccache's own folder (SCCACHE_DIR).
+# compiled in sccache's own folder (SCCACHE_DIR), for a later checkout in the same place.
 CUDA = backends/cuda
 COMPILER_CACHE ?=
-compiler_cache = $(if $(COMPILER_CACHE),SCCACHE_BASEDIRS="$(CURDIR)" CMAKE_CUDA_COMPILER_LAUNCHER="$(CURDIR)/$(BIN)/sccache" \
-	CMAKE_CXX_COMPILER_LAUNCHER="$(CURDIR)/$(BIN)/sccache")
+compiler_cache = $(if $(COMPILER_CACHE),$(foreach language,CUDA CXX,CMAKE_$(language)_COMPILER_LAUNCHER=$(CURDIR)/$(BIN)/sccache))
 ARCHS ?=
 ALL_ARCHS = 80,89,90a,100a
 NVCC := $(shell $(PYTHON) $(CUDA)/cmake/toolkit.py 2>/dev/null)
