@@ -226,7 +226,7 @@ FACE: dict[str, dict[str, str]] = {
         **_REGIONS,
         **_GLOBAL,
         **_of("pytorch.distributed.rng_tracker", "get_all_rng_states", "set_all_rng_states"),
-        **_of("pytorch.fp8.module_state", "has_te_modules"),
+        **_of("pytorch.fp8.saved_module", "has_te_modules"),
     },
     "transformer_engine.pytorch.export": {
         **_ONNX,

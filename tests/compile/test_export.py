@@ -116,7 +116,7 @@ def test_an_exported_program_computes_with_the_scales_in_force_when_it_was_made(
         expected = module(x_of(1))
     with autocast(recipe):  # with gradients enabled, as most programs have them
         program = torch.export.export(module, (x_of(),), strict=strict)
-    scales = module._forward_scales
+    scales = module.fp8_state.scales.forward
     history, scale = scales.history.clone(), scales.scale.clone()
     assert torch.equal(program.module()(x_of(1)), expected)
     assert torch.equal(scales.history, history) and torch.equal(scales.scale, scale)
@@ -132,8 +132,8 @@ def test_export_leaves_a_module_that_trains():
     with autocast(recipe):
         torch.export.export(module, (x_of(),), strict=False)
         module(x_of()).sum().backward()
-    assert type(module._forward_scales.scale) is torch.Tensor
-    assert bool((module._forward_scales.scale != 1).any())
+    assert type(module.fp8_state.scales.forward.scale) is torch.Tensor
+    assert bool((module.fp8_state.scales.forward.scale != 1).any())
 
 
 @pytest.mark.parametrize("called", [False, True])
@@ -166,7 +166,7 @@ def test_make_fx_under_a_recipe_changes_no_state(recipe, mode, trains, called):
             return torch.func.functional_call(module, parameters, (x,))
 
     def states():
-        scales = [s for s in (module._forward_scales, module._backward_scales) if s is not None]
+        scales = [s for s in (module.fp8_state.scales.forward, module.fp8_state.scales.backward) if s is not None]
         return [t.clone() for s in scales for t in (s.history, s.scale)]
 
     for factor in (3.0, 5.0) if called else ():

@@ -68,7 +68,9 @@ def test_the_state_of_the_edges_is_updated():
     eager, compiled = Edges(), Edges()
     train(eager, RECIPES["delayed"])
     train(compiled, RECIPES["delayed"], compiler())
-    for a, b in ((getattr(m, n)._output_scales for m in (eager, compiled)) for n in ("first", "second", "third")):
+    for a, b in (
+        (getattr(m, n).fp8_state.scales.output for m in (eager, compiled)) for n in ("first", "second", "third")
+    ):
         assert a.scale.item() != 1
         assert torch.equal(a.scale, b.scale) and torch.equal(a.history, b.history)
 

@@ -11,6 +11,7 @@ import torch
 
 import te_dispatch.pytorch as te
 from te_dispatch.common.recipe import DelayedScaling, Float8BlockScaling, Float8CurrentScaling
+from te_dispatch.pytorch.modules.gemm_module import GemmModule
 
 DEVICE = torch.device(os.environ.get("TE_DISPATCH_TEST_DEVICE", "cpu"))
 
@@ -90,9 +91,8 @@ def states(module):
     """History and scales of every delayed-scaling state."""
     found = []
     for part in module.modules():
-        for name in ("_forward_scales", "_backward_scales"):
-            scales = getattr(part, name, None)
-            if scales is not None:
+        if isinstance(part, GemmModule):
+            for scales in part.fp8_state.scales.live().values():
                 found += [scales.history.clone(), scales.scale.clone(), scales.scale_amax.clone()]
     return found
 

@@ -83,7 +83,7 @@ def test_exporting_leaves_a_module_that_trains():
             module(x_of()).sum().backward()
             between(module)
             module(x_of(1)).sum().backward()
-        scales = module._forward_scales
+        scales = module.fp8_state.scales.forward
         return module.weight.grad, scales.scale.clone(), scales.history.clone()
 
     recipe, results = DelayedScaling(amax_history_len=4), []

@@ -48,14 +48,14 @@ def test_modules_compute_the_same_bits_with_scales_laid_out_by_casts(
     from te_dispatch_cuda import gemm
 
     module, found = _steps(name)
-    casts = module._plan.gemms[0]
+    casts = module.fp8_state.plan.gemms[0]
     assert (casts.input.scale_layout, casts.weight.scale_layout, casts.grad.scale_layout, casts.relays) == (
         "gemm_1d", "gemm_2d", "gemm_1d", False,
     )  # fmt: skip
     monkeypatch.setattr(gemm, "operand_format", default_format)
     with te_dispatch.using(gemm="cuda"):  # the format is looked up once under one policy
         module, expected = _steps(name)
-    assert module._plan.gemms[0].input.scale_layout == "canonical"
+    assert module.fp8_state.plan.gemms[0].input.scale_layout == "canonical"
     for a, b in zip(found, expected, strict=True):
         assert torch.equal(a, b)
 
@@ -99,7 +99,7 @@ def test_casts_of_another_backend_write_what_the_product_reads(tmp_path: Path) -
         module, found = _steps("Linear")
     finally:
         te_dispatch.set_policy(None)
-    assert module._plan.gemms[0].input.scale_layout == "gemm_1d"
+    assert module.fp8_state.plan.gemms[0].input.scale_layout == "gemm_1d"
     for a, b in zip(found, expected, strict=True):
         assert torch.equal(a, b)
 

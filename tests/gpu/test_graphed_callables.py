@@ -71,7 +71,7 @@ def graphed(module: torch.nn.Module, recipe: Recipe | None, **kwargs: Any) -> An
 
 def state_of(module: torch.nn.Module) -> list[torch.Tensor]:
     parts = [part for part in module.modules() if isinstance(part, GemmModule)]
-    return [tensor for part in parts for scales in part._live().values() for tensor in scales.values()]
+    return [tensor for part in parts for scales in part.fp8_state.scales.live().values() for tensor in scales.values()]
 
 
 def trained(

@@ -63,8 +63,8 @@ def test_scales_of_a_checkpoint_that_was_read_to_the_cpu_are_on_the_gpu_at_once(
         _step(saved, x, delayed)
     torch.save(saved.state_dict(), tmp_path / "checkpoint")
     loaded.load_state_dict(torch.load(tmp_path / "checkpoint", map_location="cpu"))
-    for direction in ("_forward_scales", "_backward_scales"):
-        state, expected = getattr(loaded, direction), getattr(saved, direction)
+    for direction in ("forward", "backward"):
+        state, expected = (getattr(one.fp8_state.scales, direction) for one in (loaded, saved))
         assert torch.equal(state.history, expected.history) and torch.equal(state.scale, expected.scale)
     _step(other, x, delayed)  # updates every state of the recipe
     assert torch.equal(_step(loaded, x, delayed), _step(saved, x, delayed))
@@ -77,12 +77,12 @@ def test_a_model_that_went_to_the_cpu_does_not_stop_the_training_of_another():
     _step(gone, x, delayed)
     _step(stays, x, delayed)
     gone.to("cpu")
-    before = stays._forward_scales.scale.clone()
+    before = stays.fp8_state.scales.forward.scale.clone()
     _step(stays, 2 * x, delayed)
-    assert not torch.equal(stays._forward_scales.scale, before)
+    assert not torch.equal(stays.fp8_state.scales.forward.scale, before)
     gone.to("cuda")
     _step(gone, x, delayed)
-    assert gone._forward_scales.group is stays._forward_scales.group
+    assert gone.fp8_state.scales.forward.group is stays.fp8_state.scales.forward.group
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

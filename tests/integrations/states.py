@@ -33,7 +33,7 @@ def scales(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 def _parts(model: torch.nn.Module) -> Iterator[tuple[str, str, torch.Tensor]]:
     for name, module in gemm_modules(model):
         for direction in ("forward", "backward"):
-            state = getattr(module, f"_{direction}_scales")
+            state = getattr(module.fp8_state.scales, direction)
             if state is not None:
                 for part in PARTS:
                     yield f"{name}.{direction}", part, getattr(state, part)

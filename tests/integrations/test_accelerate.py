@@ -65,7 +65,7 @@ def _step(accelerator: Accelerator, model: torch.nn.Module, optimizer: Any, step
 
 
 def _forward_scales(model: torch.nn.Module) -> Any:
-    return model[0]._forward_scales
+    return model[0].fp8_state.scales.forward
 
 
 def test_training_is_te_dispatch_in_the_precision_asked_for() -> None:
@@ -187,7 +187,7 @@ def test_field_fp8_format() -> None:
         accelerator, model, optimizer = _prepared(TERecipeKwargs(fp8_format=name))
         _step(accelerator, model, optimizer, 0)
         assert _forward_scales(model).max_values == (448.0, 448.0)
-        gradient_maxima[name] = model[0]._backward_scales.max_values
+        gradient_maxima[name] = model[0].fp8_state.scales.backward.max_values
     assert gradient_maxima == {"HYBRID": (57344.0,), "E4M3": (448.0,)}
     AcceleratorState._reset_state(reset_partial_state=True)
     with pytest.raises(ValueError, match=r"fp8_format must be one of Format.E4M3, Format.HYBRID, got Format.E5M2"):
@@ -267,7 +267,7 @@ def test_recipe_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert accelerator.mixed_precision == "fp8"
     assert _forward_scales(model).history.shape[0] == 3
     assert _forward_scales(model).margin == 1
-    assert model[0]._backward_scales.max_values == (448.0,)
+    assert model[0].fp8_state.scales.backward.max_values == (448.0,)
 
 
 # -- what a training loop does besides --------------------------------------------------------------------------------
@@ -393,7 +393,7 @@ def data_parallel(rank: int) -> None:
         first, second = accelerator.gather(tensor[None])
         assert torch.equal(first, second), name
     largest = (_batch(1)[0] * 4).bfloat16().abs().max()
-    assert model.module[0]._forward_scales.history[-1, 0] == largest  # of the other rank, on rank 0
+    assert model.module[0].fp8_state.scales.forward.history[-1, 0] == largest  # of the other rank, on rank 0
 
 
 def test_data_parallel(tmp_path: Path) -> None:

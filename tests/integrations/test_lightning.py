@@ -109,7 +109,7 @@ def test_fabric(recipe: Any) -> None:
     losses = [_step(fabric, model, optimizer) for _ in range(10)]
     assert_falls(losses)
     assert_filled(model.module)
-    assert model.module[0]._forward_scales.history.shape[0] == 4
+    assert model.module[0].fp8_state.scales.forward.history.shape[0] == 4
     assert losses == _by_hand(AS_OBJECT)
     assert losses != _by_hand(AS_OBJECT, enabled=False)
 
@@ -233,7 +233,7 @@ def test_trainer(recipe: Any, tmp_path: Path) -> None:
     assert [type(layer) for layer in model.net] == [te.Linear, torch.nn.GELU, te.LayerNorm, te.Linear]
     assert_falls(model.losses)
     assert_filled(model)
-    assert model.net[0]._forward_scales.history.shape[0] == (1024 if recipe is None else 4)
+    assert model.net[0].fp8_state.scales.forward.history.shape[0] == (1024 if recipe is None else 4)
 
 
 @pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")

@@ -102,7 +102,7 @@ def test_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not [name for name, module in trainer.model.named_modules() if type(module) is torch.nn.Linear]
     assert_falls(_losses(trainer))
     assert_filled(trainer.model)
-    assert trainer.model.lm_head._forward_scales.history.shape[0] == 4
+    assert trainer.model.lm_head.fp8_state.scales.forward.history.shape[0] == 4
 
     AcceleratorState._reset_state(reset_partial_state=True)
     monkeypatch.delenv("ACCELERATE_MIXED_PRECISION")

@@ -18,6 +18,7 @@ from te_dispatch.common.recipe import (
     NVFP4BlockScaling,
 )
 from te_dispatch.core import scopes
+from te_dispatch.pytorch.capture.signatures import CapturedCalls
 from te_dispatch.pytorch.modules.gemm_module import GemmModule
 
 RECIPES = {
@@ -80,13 +81,13 @@ def state_of(module: torch.nn.Module) -> list[torch.Tensor]:
     found = []
     for part in module.modules():
         if isinstance(part, GemmModule):
-            for scales in part._live().values():
+            for scales in part.fp8_state.scales.live().values():
                 found += [scales.history, scales.scale, scales.scale_amax]
     return found
 
 
 def without_capture(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    monkeypatch.setattr(GemmModule, "_capture", lambda *args: None)
+    monkeypatch.setattr(CapturedCalls, "capture", lambda *args: None)
     return monkeypatch
 
 
@@ -96,7 +97,7 @@ def captured(module: torch.nn.Module) -> bool:
         known.options.program is not None and bool(known.options.program.backwards)
         for part in module.modules()
         if isinstance(part, GemmModule)
-        for known in part._signatures
+        for known in part.captured_calls.signatures
     )
 
 

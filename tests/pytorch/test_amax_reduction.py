@@ -38,12 +38,12 @@ def step(*runs: tuple[torch.nn.Module, float], recipe: DelayedScaling = RECIPE) 
 
 
 def input_scale(module: Any) -> float:
-    return float(module._forward_scales.scale[0])
+    return float(module.fp8_state.scales.forward.scale[0])
 
 
 def same_on_all_ranks(*modules: Any) -> None:
     for module in modules:
-        for state in (module._forward_scales, module._backward_scales):
+        for state in (module.fp8_state.scales.forward, module.fp8_state.scales.backward):
             parts = [torch.empty_like(state.scale) for _ in range(ranks.WORLD)]
             dist.all_gather(parts, state.scale)
             assert torch.equal(parts[0], parts[1])

@@ -54,8 +54,8 @@ def test_restored_after_an_exception_without_updating() -> None:
         with te.autocast(enabled=False):
             raise KeyError
     assert current_state() is None
-    assert layer._forward_scales.scale.eq(1).all()
-    assert layer._forward_scales.history[0].gt(0).all()
+    assert layer.fp8_state.scales.forward.scale.eq(1).all()
+    assert layer.fp8_state.scales.forward.history[0].gt(0).all()
 
 
 def test_one_object_can_be_entered_again() -> None:
@@ -72,7 +72,7 @@ def test_equal_recipes_share_a_plan() -> None:
     for _ in range(2):
         with te.autocast(recipe=DelayedScaling(amax_history_len=3)):
             layer(torch.randn(16, 32))
-        plans.append(layer._plan)
+        plans.append(layer.fp8_state.plan)
     assert plans[0] is plans[1]
 
 
@@ -109,7 +109,7 @@ def test_leaving_an_autocast_of_a_graph_updates_nothing() -> None:
         assert FP8GlobalStateManager.fp8_graph_capturing()
         layer(torch.randn(16, 32))
     assert not FP8GlobalStateManager.fp8_graph_capturing()
-    forward = layer._forward_scales
+    forward = layer.fp8_state.scales.forward
     recorded = forward.history[0].clone()
     assert bool((recorded > 0).all()) and forward.scale.tolist() == [1.0, 1.0]
     with te.autocast(recipe=recipe):
@@ -138,9 +138,9 @@ def test_scales_follow_the_formula_over_steps() -> None:
             y = layer(x)
         y.backward(dy)
         # The largest of the three newest amaxes: row 0 holds one of the three until it rolls.
-        assert torch.equal(layer._forward_scales.scale[0], _expected_scale(max(amaxes[-3:]), 448.0, 1))
-        assert torch.equal(layer._forward_scales.scale[1], _expected_scale(layer.weight.abs().max(), 448.0, 1))
-        assert torch.equal(layer._backward_scales.scale[0], _expected_scale(max(grad_amaxes[-3:]), 57344.0, 1))
+        assert torch.equal(layer.fp8_state.scales.forward.scale[0], _expected_scale(max(amaxes[-3:]), 448.0, 1))
+        assert torch.equal(layer.fp8_state.scales.forward.scale[1], _expected_scale(layer.weight.abs().max(), 448.0, 1))
+        assert torch.equal(layer.fp8_state.scales.backward.scale[0], _expected_scale(max(grad_amaxes[-3:]), 57344.0, 1))
 
 
 def test_most_recent_forgets_at_once() -> None:
@@ -149,7 +149,7 @@ def test_most_recent_forgets_at_once() -> None:
         x = torch.randn(16, 32) * factor
         with te.autocast(recipe=DelayedScaling(amax_history_len=4, amax_compute_algo="most_recent")):
             layer(x)
-    assert torch.equal(layer._forward_scales.scale[0], _expected_scale(x.abs().max(), 448.0))
+    assert torch.equal(layer.fp8_state.scales.forward.scale[0], _expected_scale(x.abs().max(), 448.0))
 
 
 def test_forward_updates_once_at_the_outermost_exit() -> None:
@@ -158,10 +158,10 @@ def test_forward_updates_once_at_the_outermost_exit() -> None:
         for factor in (1, 3, 2):
             with te.autocast(recipe=RECIPE):
                 layer(torch.full((16, 32), float(factor)))
-            assert layer._forward_scales.scale[0] == 1
-    history = layer._forward_scales.history
+            assert layer.fp8_state.scales.forward.scale[0] == 1
+    history = layer.fp8_state.scales.forward.history
     assert history[:, 0].tolist() == [0, 0, 3]
-    assert layer._forward_scales.scale[0] == _expected_scale(torch.tensor(3.0), 448.0)
+    assert layer.fp8_state.scales.forward.scale[0] == _expected_scale(torch.tensor(3.0), 448.0)
 
 
 @pytest.mark.parametrize("without", [torch.no_grad, torch.inference_mode])
@@ -178,7 +178,13 @@ def test_an_evaluation_leaves_no_trace_in_the_training(without: Any) -> None:
             with te.autocast(recipe=RECIPE):
                 y = layer(x, is_first_microbatch=False if step else None)
             y.square().sum().backward()
-            results.append([y.detach(), layer._forward_scales.history.clone(), layer._backward_scales.scale.clone()])
+            results.append(
+                [
+                    y.detach(),
+                    layer.fp8_state.scales.forward.history.clone(),
+                    layer.fp8_state.scales.backward.scale.clone(),
+                ]
+            )
         assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
@@ -204,22 +210,22 @@ def test_native_reentrant_checkpoint_under_no_grad_is_inference() -> None:
 
     with torch.no_grad():
         checkpoint(run, torch.randn(16, 32), use_reentrant=True)
-    assert layer._forward_scales.scale.eq(1).all()
+    assert layer.fp8_state.scales.forward.scale.eq(1).all()
     checkpoint(run, torch.randn(16, 32, requires_grad=True), use_reentrant=True)
-    assert layer._forward_scales.scale.ne(1).all()
+    assert layer.fp8_state.scales.forward.scale.ne(1).all()
 
 
 def test_untouched_modules_keep_their_history_and_scale() -> None:
     used, idle = _linear(), _linear()
     with te.autocast(recipe=RECIPE):
         used(torch.randn(16, 32)), idle(torch.randn(16, 32))
-    history, scale = idle._forward_scales.history.clone(), idle._forward_scales.scale.clone()
-    before = used._forward_scales.history.clone()
+    history, scale = idle.fp8_state.scales.forward.history.clone(), idle.fp8_state.scales.forward.scale.clone()
+    before = used.fp8_state.scales.forward.history.clone()
     with te.autocast(recipe=RECIPE):
         used(torch.randn(16, 32))
-    assert torch.equal(idle._forward_scales.history, history)
-    assert torch.equal(idle._forward_scales.scale, scale)
-    assert not torch.equal(used._forward_scales.history, before)
+    assert torch.equal(idle.fp8_state.scales.forward.history, history)
+    assert torch.equal(idle.fp8_state.scales.forward.scale, scale)
+    assert not torch.equal(used.fp8_state.scales.forward.history, before)
 
 
 def test_all_modules_update_in_one_call() -> None:
@@ -246,13 +252,13 @@ def test_backward_updates_once_per_backward_not_per_module() -> None:
         a, b = model(x), model(x)
     (a.sum() + b.sum()).backward()
     for layer in model:
-        assert (layer._backward_scales.history != 0).sum() == 1
+        assert (layer.fp8_state.scales.backward.history != 0).sum() == 1
     with te.autocast(recipe=RECIPE):
         a, b = model(x), model(x)
     a.sum().backward()
     b.sum().backward()
     for layer in model:
-        assert (layer._backward_scales.history != 0).sum() == 2  # length 3: rows 1 and 2
+        assert (layer.fp8_state.scales.backward.history != 0).sum() == 2  # length 3: rows 1 and 2
 
 
 def test_callables_replace_both_formulas() -> None:
@@ -269,8 +275,8 @@ def test_callables_replace_both_formulas() -> None:
     layer = _linear()
     with te.autocast(recipe=recipe):
         layer(torch.full((16, 32), 4.0))
-    assert layer._forward_scales.scale[0] == 448 / 2.0 / 2
-    assert layer._forward_scales.history[:, 0].tolist() == [0, 4]
+    assert layer.fp8_state.scales.forward.scale[0] == 448 / 2.0 / 2
+    assert layer.fp8_state.scales.forward.history[:, 0].tolist() == [0, 4]
     assert seen[0][0].eq(1).all() and seen[0][1].tolist() == [448, 448] and seen[0][2] == recipe
 
 
@@ -285,8 +291,8 @@ def test_the_slow_path_equals_the_operator(algorithm: str) -> None:
     for amax_algo in (algorithm, default):
         recipe = DelayedScaling(amax_history_len=3, margin=1, amax_compute_algo=amax_algo)
         layer = _linear()
-        layer._build_plan(recipe, torch.device("cpu"), None).join()
-        state = layer._forward_scales
+        layer.fp8_state._build(layer, recipe, torch.device("cpu"), None).join()
+        state = layer.fp8_state.scales.forward
         for row in ((2.0, 3.0), (torch.inf, 1e-38), (0.0, 5.0)):
             state.history[0].copy_(torch.tensor(row))
             state.group.update()
@@ -331,12 +337,12 @@ def test_calibrating_records_amaxes_in_high_precision(make: Any, hidden: int | N
     plain = layer(x)
     with te.autocast(enabled=False, calibrating=True, recipe=RECIPE):
         assert torch.equal(layer(x), plain)
-    calibrated = layer._forward_scales.scale.clone()
+    calibrated = layer.fp8_state.scales.forward.scale.clone()
     assert calibrated.ne(1).all()
     with te.autocast(recipe=RECIPE):
         layer(x)
     # What calibration saw is what the casts see, up to the rounding of what lies behind the first cast.
-    scale = layer._forward_scales.scale
+    scale = layer.fp8_state.scales.forward.scale
     seen = [i for i in range(scale.numel()) if i != hidden]
     assert torch.equal(scale[seen], calibrated[seen])
     if hidden is not None:
@@ -351,9 +357,9 @@ def test_a_module_dropped_between_steps_leaves_the_group() -> None:
     kept, dropped = _linear(), _linear()
     with te.autocast(recipe=recipe):
         kept(torch.randn(16, 32)), dropped(torch.randn(16, 32))
-    group = kept._plan.forward_group
+    group = kept.fp8_state.plan.forward_group
     assert len(group.states()) == 2
     del dropped
     gc.collect()
     assert len(group.states()) == 1
-    assert scale_update.trainer().group(kept._plan.recipe, None, torch.device("cpu"), True) is group
+    assert scale_update.trainer().group(kept.fp8_state.plan.recipe, None, torch.device("cpu"), True) is group

@@ -76,7 +76,7 @@ def test_dequantized_gradients_are_those_of_the_quantized_values(recipe: str, dt
     module, (x, dy) = built("Linear", dtype), data(dtype)
     overridden = run(module, RECIPES[recipe](backward_override="dequantized"), x, dy)
     assert torch.equal(overridden[0], run(module, RECIPES[recipe](), x, dy)[0])
-    casts = module._plan.gemms[0]  # type: ignore[union-attr]
+    casts = module.fp8_state.plan.gemms[0]  # type: ignore[union-attr]
     values = built("Linear", dtype)
     with torch.no_grad():
         weight = ops.dequantize(ops.quantize(module.weight.detach(), casts.weight, usage="row"), dtype=dtype)

@@ -37,7 +37,7 @@ def test_a_captured_call_has_the_bits_of_any_other(
     without_capture(monkeypatch)
     twin = made(name)
     expected = [step(twin, RECIPES[recipe], seed, trains_x) for seed in range(4)]
-    assert all(not part._signatures for part in twin.modules() if isinstance(part, GemmModule))
+    assert all(not part.captured_calls.signatures for part in twin.modules() if isinstance(part, GemmModule))
     for ours, theirs in zip(found, expected, strict=True):
         for a, b in zip(ours, theirs, strict=True):
             assert torch.equal(a, b)
@@ -70,11 +70,11 @@ def test_a_policy_is_followed_by_a_captured_module() -> None:
             step(module, RECIPE, 3)
     assert "reference" in seen and len(out) == 2
     step(module, RECIPE, 3)
-    known = module._signatures
+    known = module.captured_calls.signatures
     te_dispatch.set_policy("deterministic")
     try:
         step(module, RECIPE, 3)
-        assert module._signatures and module._signatures[0] is not known[0]
+        assert module.captured_calls.signatures and module.captured_calls.signatures[0] is not known[0]
     finally:
         te_dispatch.set_policy(None)
 
@@ -105,9 +105,12 @@ def test_bad_inputs_are_refused_by_a_captured_module(
 def test_copies_are_captured_for_themselves() -> None:
     module = trained()
     for twin in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
-        assert not twin._signatures
+        assert not twin.captured_calls.signatures
         step(twin, RECIPE, 1)
-        assert twin._signatures and twin._signatures[0].options.plan is not module._signatures[0].options.plan
+        assert (
+            twin.captured_calls.signatures
+            and twin.captured_calls.signatures[0].options.plan is not module.captured_calls.signatures[0].options.plan
+        )
 
 
 def test_what_is_captured_keeps_no_tensor_of_a_call_and_no_module() -> None:

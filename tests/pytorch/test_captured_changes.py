@@ -23,7 +23,7 @@ def same_as_plain(
     """`call` gives what it gives with a copy that has captured nothing and does not."""
     module.zero_grad()
     twin = copy.deepcopy(module)
-    assert not twin._signatures and module._signatures
+    assert not twin.captured_calls.signatures and module.captured_calls.signatures
     found = call(module)
     with monkeypatch.context() as patch:
         without_capture(patch)

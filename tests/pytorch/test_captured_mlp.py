@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import te_dispatch.pytorch as te
 from te_dispatch.common.recipe import DelayedScaling, Float8BlockScaling, Float8CurrentScaling
 from te_dispatch.core import scopes
-from te_dispatch.pytorch.modules.gemm_module import GemmModule
+from te_dispatch.pytorch.capture.signatures import CapturedCalls
 
 RECIPE = DelayedScaling(amax_history_len=3)
 Results = list[torch.Tensor]
@@ -54,7 +54,7 @@ def trained(**arguments: Any) -> te.LayerNormMLP:
     module = made(**arguments)
     for seed in range(2):
         step(module, seed)
-    assert module._signatures and module._signatures[0].options.program.backwards
+    assert module.captured_calls.signatures and module.captured_calls.signatures[0].options.program.backwards
     return module
 
 
@@ -198,21 +198,25 @@ def same_as_plain(
     """`call` gives what it gives with a copy that has captured nothing and does not."""
     module.zero_grad()
     twin = copy.deepcopy(module)
-    assert module._signatures and not twin._signatures
+    assert module.captured_calls.signatures and not twin.captured_calls.signatures
     found, expected = [], []
     torch.manual_seed(3)
     found = call(module)
     with monkeypatch.context() as patch:
-        patch.setattr(GemmModule, "_capture", lambda *args: None)
+        patch.setattr(CapturedCalls, "capture", lambda *args: None)
         torch.manual_seed(3)
         expected = call(twin)
-    assert not twin._signatures
+    assert not twin.captured_calls.signatures
     for a, b in zip([*found, *states(module)], [*expected, *states(twin)], strict=True):
         assert torch.equal(a.nan_to_num(-1), b.nan_to_num(-1))
 
 
 def states(module: te.LayerNormMLP) -> Results:
-    return [t for scales in module._live().values() for t in (scales.history, scales.scale, scales.scale_amax)]
+    return [
+        t
+        for scales in module.fp8_state.scales.live().values()
+        for t in (scales.history, scales.scale, scales.scale_amax)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -258,7 +262,7 @@ def test_every_kind_of_mlp_is_captured(arguments: dict[str, Any], recipe: Any, m
         return found
 
     train(module)
-    assert module._signatures[0].options.program.backwards
+    assert module.captured_calls.signatures[0].options.program.backwards
     same_as_plain(module, train, monkeypatch)
 
 
@@ -293,7 +297,7 @@ def test_a_captured_mlp_saves_what_it_frees_as_it_goes() -> None:
     del saved
     assert wide() is not None
     alive = []
-    (backward,) = module._signatures[0].options.program.backwards
+    (backward,) = module.captured_calls.signatures[0].options.program.backwards
     # The last two products are of the first layer: its input's gradient, then its weight's.
     gradients = [cell for cell in backward.run.__closure__ if "gemm" in getattr(cell.cell_contents, "__name__", "")]
     first = gradients[2].cell_contents

@@ -221,7 +221,7 @@ def test_many_recipes_leave_no_trace() -> None:
     layer, expected = made("Linear"), seen(made("Linear"), Float8CurrentScaling())
     for _ in range(40):
         assert same(seen(layer, CustomRecipe(Counting())), expected)
-    assert len(layer._answers.known) <= 64
+    assert len(layer.fp8_state.roles.known) <= 64
 
 
 # -- what else modules do -----------------------------------------------------------------------------------------
@@ -330,7 +330,9 @@ def test_the_pages_example() -> None:
     x = torch.randn(32, 64)
     with te.autocast(recipe=recipe):
         assert torch.equal(head(x), torch.nn.functional.linear(x, head.weight, head.bias))
-    plans = {name: module._plan for name, module in layer.named_modules() if getattr(module, "_plan", None)}
+    plans = {
+        name: module.fp8_state.plan for name, module in layer.named_modules() if getattr(module, "fp8_state", None)
+    }
     kinds = {name: [casts.input.kind for casts in plan.gemms] for name, plan in plans.items()}
     attention = {"self_attention.layernorm_qkv": ["mxfp8"], "self_attention.proj": ["mxfp8"]}
     assert kinds == {**attention, "layernorm_mlp": ["current", "current"]}

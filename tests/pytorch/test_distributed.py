@@ -14,6 +14,7 @@ import torch.distributed as dist
 import te_dispatch.pytorch as te
 from te_dispatch.common.recipe import DelayedScaling
 from te_dispatch.core import scopes
+from te_dispatch.pytorch.modules.gemm_module import GemmModule
 
 from . import ranks
 from .ranks import WORLD
@@ -43,9 +44,8 @@ def _step(model: torch.nn.Module, x: torch.Tensor, **autocast: Any) -> torch.Ten
 def _states(model: torch.nn.Module) -> list[torch.Tensor]:
     found = []
     for module in model.modules():
-        for name in ("_forward_scales", "_backward_scales"):
-            state = getattr(module, name, None)
-            if state is not None:
+        if isinstance(module, GemmModule):
+            for state in module.fp8_state.scales.live().values():
                 found += [state.history.clone(), state.scale.clone(), state.scale_amax.clone()]
     assert found
     return found
@@ -73,13 +73,13 @@ def reduced_amaxes(rank: int) -> None:
         with te.autocast(recipe=DelayedScaling(amax_history_len=3, reduce_amax=False)):
             for each in range(WORLD):
                 whole[0](_batch(step, each))
-    assert torch.equal(whole[0]._forward_scales.history, model[0]._forward_scales.history)
+    assert torch.equal(whole[0].fp8_state.scales.forward.history, model[0].fp8_state.scales.forward.history)
 
 
 def unreduced_amaxes(rank: int) -> None:
     model = _model()
     _step(model, _batch(0, rank), recipe=DelayedScaling(amax_history_len=3, reduce_amax=False))
-    parts = _gathered(model[0]._forward_scales.scale)
+    parts = _gathered(model[0].fp8_state.scales.forward.scale)
     assert not torch.equal(parts[0], parts[1])
 
 
@@ -87,11 +87,11 @@ def group_decides_who_reduces(rank: int) -> None:
     groups = [dist.new_group([0]), dist.new_group([1])]
     model = _model()
     _step(model, _batch(0, rank), amax_reduction_group=groups[rank])
-    parts = _gathered(model[0]._forward_scales.scale)
+    parts = _gathered(model[0].fp8_state.scales.forward.scale)
     assert not torch.equal(parts[0], parts[1])
     model = _model()
     _step(model, _batch(0, rank), amax_reduction_group=dist.group.WORLD)
-    parts = _gathered(model[0]._forward_scales.scale)
+    parts = _gathered(model[0].fp8_state.scales.forward.scale)
     assert torch.equal(parts[0], parts[1])
 
 
@@ -124,7 +124,7 @@ def data_parallel(rank: int) -> None:
     for step in range(1, 4):  # as many as the history is long: the step that was not reduced is forgotten
         ddp.zero_grad()
         _step(ddp, _batch(step, rank))
-    for tensor in [p.grad for p in model.parameters()] + [m._forward_scales.scale for m in model]:
+    for tensor in [p.grad for p in model.parameters()] + [m.fp8_state.scales.forward.scale for m in model]:
         parts = _gathered(tensor)
         assert torch.equal(parts[0], parts[1])
 

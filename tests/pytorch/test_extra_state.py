@@ -84,7 +84,7 @@ def test_entries_are_safetensors_documents() -> None:
     assert (8 + length) % 8 == 0
     start, stop = header["forward.scale"]["data_offsets"]
     found = torch.frombuffer(bytearray(content[8 + length :][start:stop]), dtype=torch.float32)
-    assert torch.equal(found, layer._forward_scales.scale)
+    assert torch.equal(found, layer.fp8_state.scales.forward.scale)
     assert header["__metadata__"]["format"] == "te_dispatch.extra_state"
     assert stop <= len(content) - 8 - length
 
@@ -126,7 +126,7 @@ def test_reading_a_state_under_an_autocast_changes_none_that_there_is() -> None:
 def test_transformer_engine_s_delayed_scaling_loads(record: dict[str, Any]) -> None:
     layer = te.Linear(32, 48, device="cpu") if record["class"] == "Linear" else te.LayerNormMLP(32, 64, device="cpu")
     layer.load_state_dict({**layer.state_dict(), "_extra_state": _bytes(base64.b64decode(record["bytes"]))})
-    ways = (layer._forward_scales, "fwd", (0, 1), 3), (layer._backward_scales, "bwd", (0,), 2)
+    ways = (layer.fp8_state.scales.forward, "fwd", (0, 1), 3), (layer.fp8_state.scales.backward, "bwd", (0,), 2)
     for scales, way, kept, of_each in ways:
         columns = [of_each * gemm + part for gemm in range(layer.gemm_count) for part in kept]
         assert torch.equal(scales.history, torch.tensor(record[way]["amax_history"])[:, columns])
@@ -166,7 +166,7 @@ def test_what_is_no_state_is_refused(name: str, capsys: pytest.CaptureFixture[st
     with pytest.raises(RuntimeError) as caught:
         layer.load_state_dict({**layer.state_dict(), "_extra_state": entry})
     assert words in str(caught.value) and "Linear: extra state" in str(caught.value)
-    assert layer._forward_scales is None and capsys.readouterr().out == ""
+    assert layer.fp8_state.scales.forward is None and capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize("cut", [1, 8, 20, 200, -4])
@@ -183,7 +183,7 @@ def test_a_later_version_is_refused_by_its_number() -> None:
 
 
 def test_encoding_and_decoding_are_inverse() -> None:
-    states = {key: scales.as_data() for key, scales in _trained().layernorm_mlp._live().items()}
+    states = {key: scales.as_data() for key, scales in _trained().layernorm_mlp.fp8_state.scales.live().items()}
     found = extra_state.decoded(extra_state.encoded(states), "state")
     assert found.keys() == states.keys()
     for key, parts in states.items():

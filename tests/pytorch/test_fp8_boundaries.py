@@ -59,7 +59,7 @@ def test_the_output_is_the_cast_of_the_products_float32_sums(name: str, bias: bo
         with te.autocast(recipe=RECIPES[name]):
             with torch.no_grad():
                 layer(x, fp8_output=True)
-            casts, cast = layer._plan.gemms[0], frozen(layer._plan.boundary.output)
+            casts, cast = layer.fp8_state.plan.gemms[0], frozen(layer.fp8_state.plan.boundary.output)
             a, b = (
                 ops.quantize(t.detach(), frozen(q), usage="both")
                 for t, q in ((x, casts.input), (layer.weight, casts.weight))
@@ -83,7 +83,7 @@ def test_the_next_module_takes_it_without_another_cast(name: str) -> None:
     recipe = RECIPES[name]
     with te.autocast(recipe=recipe), torch.no_grad():
         second(torch.randn(ROWS, WIDE))
-    casts = second._plan.gemms[0]
+    casts = second.fp8_state.plan.gemms[0]
     q_w, q_g = frozen(casts.weight), frozen(casts.grad)
     x = torch.randn(ROWS, WIDE, requires_grad=True)
     with te.autocast(recipe=recipe):
@@ -151,7 +151,7 @@ def test_a_block_scaled_row_alone_serves_inference_and_is_cast_again_for_trainin
             layer(given)  # builds the plan
             assert _called(lambda: layer(given)).count("quantize") == 1
         calls = _called(lambda: layer(given).sum().backward())
-    reads_column = layer._plan.gemms[0].input_usage[1] != "row"
+    reads_column = layer.fp8_state.plan.gemms[0].input_usage[1] != "row"
     assert calls.count("dequantize") == int(reads_column)
 
 
@@ -171,7 +171,9 @@ def test_the_gradient_leaves_quantized_and_is_taken_as_it_is(name: str) -> None:
                 hidden = first(x)
                 hidden.register_hook(seen.append)
                 y = second(hidden, fp8_grad=True)
-                casts.extend(frozen(q) for q in (second._plan.gemms[0].grad, second._plan.boundary.input_grad))
+                casts.extend(
+                    frozen(q) for q in (second.fp8_state.plan.gemms[0].grad, second.fp8_state.plan.boundary.input_grad)
+                )
             y.backward(dy)
 
         dy = torch.randn(ROWS, WIDE)
@@ -179,7 +181,7 @@ def test_the_gradient_leaves_quantized_and_is_taken_as_it_is(name: str) -> None:
         g_cast, cast = casts
         (grad,) = seen
         assert isinstance(grad, te.QuantizedTensor) and grad.shape == x.shape
-        gemms = second._plan.gemms[0]
+        gemms = second.fp8_state.plan.gemms[0]
         g = ops.quantize(dy, g_cast, usage="both")
         w = ops.quantize(second.weight.detach(), frozen(gemms.weight), usage="both")
         if name != "delayed":  # whose weight scale has moved on since
@@ -188,7 +190,7 @@ def test_the_gradient_leaves_quantized_and_is_taken_as_it_is(name: str) -> None:
         # The second module's own gradient is cast; the first's comes cast, and only its column sums are taken.
         assert calls.count("quantize_dbias") == 1 and calls.count("dequantize") == 1
         record = grad.record if grad.record.col_data is not None else ops.transpose_quantized(grad.record)
-        plan = first._plan.gemms[0]
+        plan = first.fp8_state.plan.gemms[0]
         w1 = ops.quantize(first.weight.detach(), frozen(plan.weight), usage="both")
         if name != "delayed":
             dx = ops.gemm(record, w1, layout="NN", split_accumulator=plan.dgrad_split).out
@@ -371,16 +373,16 @@ def test_the_state_of_the_edges_is_made_when_asked_for_saved_and_restored() -> N
     assert set(decoded(plain.get_extra_state(), "state")) == {"forward", "backward"}
     for _ in range(2):
         step(layer, fp8_output=True, fp8_grad=True)
-    assert layer._output_scales.scale.item() != 1 and layer._input_grad_scales.scale.item() != 1
+    assert layer.fp8_state.scales.output.scale.item() != 1 and layer.fp8_state.scales.input_grad.scale.item() != 1
     saved = layer.state_dict()
     other = _linear()
     other.load_state_dict(saved)
-    assert torch.equal(other._output_scales.history, layer._output_scales.history)
+    assert torch.equal(other.fp8_state.scales.output.history, layer.fp8_state.scales.output.history)
     for module in (layer, other, copy.deepcopy(layer)):
         module.zero_grad()
     a, b = step(layer, fp8_output=True, fp8_grad=True), step(other, fp8_output=True, fp8_grad=True)
     assert _same_record(a.record, b.record)
-    assert torch.equal(layer._input_grad_scales.scale, other._input_grad_scales.scale)
+    assert torch.equal(layer.fp8_state.scales.input_grad.scale, other.fp8_state.scales.input_grad.scale)
     plain.load_state_dict(layer.state_dict())  # into a module that has not asked yet
     assert _same_record(step(plain, fp8_output=True).record, step(layer, fp8_output=True).record)
 
@@ -402,7 +404,7 @@ def test_recomputation_is_bitwise(recipe: Any, reentrant: bool) -> None:
             y.square().sum().backward()
             found += [y.detach(), x.grad, layers[0].weight.grad.clone(), layers[1].weight.grad.clone()]
         for layer in layers:
-            for scales in layer._live().values():
+            for scales in layer.fp8_state.scales.live().values():
                 found += [scales.history, scales.scale]
         return found
 

@@ -210,7 +210,7 @@ def test_a_checkpoint_inside() -> None:
             return te.checkpoint(self.part, x, use_reentrant=False)
 
     module = graphed(Checkpointed(), DELAYED)
-    assert all(scales._frozen is None for scales in module.part._live().values())
+    assert all(scales._frozen is None for scales in module.part.fp8_state.scales.live().values())
     assert same(trained(module, DELAYED), trained(made("LayerNormMLP"), DELAYED))
 
 

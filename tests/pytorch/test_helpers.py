@@ -12,7 +12,7 @@ import torch
 import te_dispatch.pytorch as te
 from te_dispatch.pytorch import constants, nvtx
 from te_dispatch.pytorch.attention.masks import attention_mask_func, get_cu_seqlens
-from te_dispatch.pytorch.fp8.module_state import has_te_modules
+from te_dispatch.pytorch.fp8.saved_module import has_te_modules
 from te_dispatch.pytorch.fp8.support import assert_dim_for_fp8_exec
 from te_dispatch.pytorch.modules.gemm_steps import cast_if_needed
 from te_dispatch.pytorch.modules.init_methods import (

@@ -182,16 +182,15 @@ def test_scales_of_a_group_follow_their_members() -> None:
     def step(layer: te.Linear, peak: float) -> float:
         with te.autocast(recipe=recipe):
             layer(torch.full((16, 16), peak))
-        return float(layer._forward_scales.scale[0])
+        return float(layer.fp8_state.scales.forward.scale[0])
 
     assert step(first, 7.0) == 448 / 8 / 7
     assert step(second, 14.0) == 448 / 8 / 14  # a new member
-    first._forward_scales._adopt(*(t.clone() for t in (
-        first._forward_scales.history, first._forward_scales.scale, first._forward_scales.scale_amax
-    )))  # fmt: skip
+    scales = first.fp8_state.scales.forward
+    scales._adopt(*(t.clone() for t in (scales.history, scales.scale, scales.scale_amax)))
     first._forget_plan()
     assert step(first, 28.0) == 448 / 8 / 28  # other memory
-    first._forward_scales.max_values = (224.0, 224.0)
+    first.fp8_state.scales.forward.max_values = (224.0, 224.0)
     assert step(first, 56.0) == 224 / 8 / 56  # other maxima, whoever set them
     second.load_state_dict(copy.deepcopy(first.state_dict()))
     assert step(second, 112.0) == 448 / 8 / 112  # other values in the same memory, and maxima that a new plan set back

@@ -83,7 +83,7 @@ def test_quantized_against_float64_of_the_same_operands(name: str, normalization
         with te.autocast(recipe=recipe):
             with torch.no_grad():
                 layer(x)
-            casts = layer._plan.gemms[0]
+            casts = layer.fp8_state.plan.gemms[0]
             q_x, q_w, q_g = (frozen(q) for q in (casts.input, casts.weight, casts.grad))
             y, normed = layer(x)
         dy = torch.randn(y.shape)

@@ -107,8 +107,8 @@ def test_quantized_is_the_composition_of_quantized_parts(name: str, kind: str) -
         assert_same_sum(layer.fc1_bias.grad, first.bias.grad, z.grad, "fc1_bias")
         assert torch.equal(layer.fc2_bias.grad, second.bias.grad)
     if name == "delayed":
-        scales = torch.cat([first._forward_scales.scale, second._forward_scales.scale])
-        assert torch.equal(layer._forward_scales.scale, scales) and scales.ne(1).all()
+        scales = torch.cat([first.fp8_state.scales.forward.scale, second.fp8_state.scales.forward.scale])
+        assert torch.equal(layer.fp8_state.scales.forward.scale, scales) and scales.ne(1).all()
 
 
 class _Activation(torch.autograd.Function):

@@ -59,7 +59,7 @@ def test_quantized_against_float64_of_the_same_operands(name: str, dtype: torch.
         with te.autocast(recipe=recipe):
             with torch.no_grad():
                 layer(x)  # builds the plan
-            casts = layer._plan.gemms[0]
+            casts = layer.fp8_state.plan.gemms[0]
             q_x, q_w, q_g = (frozen(q) for q in (casts.input, casts.weight, casts.grad))
             y = layer(x)
         dy = torch.randn(y.shape).to(dtype)
@@ -117,7 +117,7 @@ def test_only_the_copies_that_are_read_are_made() -> None:
     with scopes.observe(watch), te.autocast(recipe=Float8CurrentScaling()):
         with torch.no_grad():
             layer(x)
-        casts = layer._plan.gemms[0]
+        casts = layer.fp8_state.plan.gemms[0]
         assert usages == [casts.fprop[0][0], casts.fprop[1][0]]
         usages.clear()
         layer(x)  # the input needs no gradient: the weight needs no second copy
@@ -142,7 +142,7 @@ def test_weight_is_quantized_once_per_step() -> None:
     # Every element of an e4m3 operand is off by at most 2^-4 of itself; the weight was halved.
     assert differs(run(False), fresh) < 0.125
     assert differs(run(None), 0.5 * fresh) < 0.125
-    history = layer._forward_scales.history
+    history = layer.fp8_state.scales.forward.history
     assert (history[:, 1] != 0).sum() == 2 and (history[:, 0] != 0).sum() == 3
     assert differs(run(True), 0.5 * fresh) < 0.125
 
@@ -243,7 +243,7 @@ def test_special_values_stay_in_their_row(value: float) -> None:
     # The cast keeps NaN and saturates Inf.
     assert y[3].isnan().all() == (value != value)
     assert y[:3].isfinite().all() and y[4:].isfinite().all()
-    assert layer._forward_scales.scale[0].isfinite()
+    assert layer.fp8_state.scales.forward.scale[0].isfinite()
 
 
 @pytest.mark.parametrize(
@@ -261,10 +261,10 @@ def test_bad_inputs_are_refused_before_anything_is_written(inp: Any, error: type
     layer = _linear(16, 16)
     with te.autocast(recipe=DelayedScaling()):
         layer(torch.randn(16, 16))
-        before = layer._forward_scales.history.clone()
+        before = layer.fp8_state.scales.forward.history.clone()
         with pytest.raises(error, match=words):
             layer(inp)
-        assert torch.equal(layer._forward_scales.history, before)
+        assert torch.equal(layer.fp8_state.scales.forward.history, before)
 
 
 @pytest.mark.parametrize(
@@ -381,7 +381,7 @@ def test_operators_are_called_as_declared() -> None:
     x = torch.randn(16, 32)
     with te.autocast(recipe=Float8CurrentScaling()):
         y = layer(x)
-        casts = layer._plan.gemms[0]
+        casts = layer.fp8_state.plan.gemms[0]
     a, b = (ops.quantize(t.detach(), q, usage="both") for t, q in ((x, casts.input), (layer.weight, casts.weight)))
     out = ops.gemm(a, b, layout="NT", bias=layer.bias.detach(), out_dtype=x.dtype, split_accumulator=False).out
     assert torch.equal(y, out)

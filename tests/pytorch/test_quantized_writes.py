@@ -105,13 +105,13 @@ def test_what_leaves_a_module_has_the_scale_of_the_module() -> None:
     for _ in range(2):
         with te.autocast(recipe=recipe):
             hidden = layer(torch.randn(16, 32), fp8_output=True)
-    scale = layer._output_scales.scale.clone()
+    scale = layer.fp8_state.scales.output.scale.clone()
     new = torch.randn(16, 32) * 100
     with torch.no_grad():
         hidden.copy_(new)
     expected = te.QuantizedTensor.quantize(new, DelayedQuantizer(scale=scale), "row")
     assert scale.item() != 1 and torch.equal(hidden.dequantize(), expected.dequantize())
-    assert layer._output_scales.history[0].item() == new.abs().max().item()
+    assert layer.fp8_state.scales.output.history[0].item() == new.abs().max().item()
 
 
 def test_what_leaves_a_module_is_written_with_the_options_of_the_recipe() -> None:

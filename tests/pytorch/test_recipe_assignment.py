@@ -210,9 +210,11 @@ def test_a_change_between_steps_is_a_step_of_another_recipe() -> None:
             with te.autocast(recipe=given):
                 y = layer(x)
             y.sum().backward()
-            results.append([y, layer._forward_scales.scale.clone(), layer._backward_scales.history.clone()])
+            results.append(
+                [y, layer.fp8_state.scales.forward.scale.clone(), layer.fp8_state.scales.backward.history.clone()]
+            )
         assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
-        assert changed._forward_scales.group is plain._forward_scales.group
+        assert changed.fp8_state.scales.forward.group is plain.fp8_state.scales.forward.group
 
 
 def test_a_key_is_found_again_after_the_change_is_undone() -> None:
@@ -280,7 +282,7 @@ def test_recipes_that_nothing_uses_are_forgotten(monkeypatch: pytest.MonkeyPatch
     layer, kept = _linear(), Float8CurrentScaling(fp8_format=Format.E4M3, use_power_2_scales=True)
     with te.autocast(recipe=kept):
         layer(torch.randn(16, 32))
-    plan, made = layer._plan, []
+    plan, made = layer.fp8_state.plan, []
     for _ in range(400):
         made.append(DelayedScaling(amax_compute_algo=lambda history: history.amax(0)))
         with te.autocast(recipe=made[-1]):
@@ -291,7 +293,7 @@ def test_recipes_that_nothing_uses_are_forgotten(monkeypatch: pytest.MonkeyPatch
             assert current_state().recipe == recipe
     with te.autocast(recipe=kept):
         layer(torch.randn(16, 32))
-    assert layer._plan is plan
+    assert layer.fp8_state.plan is plan
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -179,12 +179,12 @@ def test_retained_graph_recomputes_alike(kind: str) -> None:
         z = model(x * 2)  # another forward, so that scales move on at the exit
     del z
     (first,) = torch.autograd.grad(y.sum(), x, retain_graph=True)
-    scales = [m._backward_scales.scale.clone() for m in (model.first, model.mlp)]
+    scales = [m.fp8_state.scales.backward.scale.clone() for m in (model.first, model.mlp)]
     with torch.no_grad():  # the gradients' scales moved on after the first backward: put them back
         for m, scale in zip((model.first, model.mlp), scales):
-            m._backward_scales.scale.fill_(1.0)
-            m._backward_scales.updated()
-            assert not torch.equal(scale, m._backward_scales.scale)
+            m.fp8_state.scales.backward.scale.fill_(1.0)
+            m.fp8_state.scales.backward.updated()
+            assert not torch.equal(scale, m.fp8_state.scales.backward.scale)
     (second,) = torch.autograd.grad(y.sum(), x)
     assert torch.equal(first, second)
 
@@ -216,11 +216,11 @@ def test_recompute_writes_no_amax() -> None:
     x = torch.randn(16, 32, requires_grad=True)
     with te.autocast(recipe=RECIPE):
         y = te.checkpoint(model, x, use_reentrant=False)
-    history, scale = model._forward_scales.history.clone(), model._forward_scales.scale.clone()
+    history, scale = model.fp8_state.scales.forward.history.clone(), model.fp8_state.scales.forward.scale.clone()
     assert history[0].eq(0).all() and history[-1].gt(0).all()
     y.sum().backward()
-    assert torch.equal(model._forward_scales.history, history)
-    assert torch.equal(model._forward_scales.scale, scale)
+    assert torch.equal(model.fp8_state.scales.forward.history, history)
+    assert torch.equal(model.fp8_state.scales.forward.scale, scale)
 
 
 class _Foreign(torch.autograd.Function):
@@ -273,8 +273,8 @@ def test_interrupted_backward_does_not_block_later_updates() -> None:
         with te.autocast(recipe=RECIPE):
             y = model(x)
         y.sum().backward()
-    assert model._backward_scales.history[0].eq(0).all()
-    assert model._backward_scales.scale.ne(1).all()
+    assert model.fp8_state.scales.backward.history[0].eq(0).all()
+    assert model.fp8_state.scales.backward.scale.ne(1).all()
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False])

@@ -192,8 +192,8 @@ def _train(layer: te.Linear, recipe: DelayedScaling, steps: range) -> None:
 
 
 def _layer_bits(layer: te.Linear) -> list[list[list[int]]]:
-    assert layer._forward_scales is not None and layer._backward_scales is not None
-    return [_bits(layer._forward_scales), _bits(layer._backward_scales)]
+    assert layer.fp8_state.scales.forward is not None and layer.fp8_state.scales.backward is not None
+    return [_bits(layer.fp8_state.scales.forward), _bits(layer.fp8_state.scales.backward)]
 
 
 @pytest.fixture
@@ -218,7 +218,7 @@ def test_a_checkpoint_from_the_other_encoding(on: Any, source: Any, target: Any,
         _train(native, recipe, range(3))
         moved.load_state_dict(torch.load(file, weights_only=True))
         assert _layer_bits(moved) != _layer_bits(native)  # nothing has run since: scales are still the source's
-        moved._build_plan(recipe, CPU, None)
+        moved.fp8_state._build(moved, recipe, CPU, None)
         assert _layer_bits(moved) == _layer_bits(native)
         _train(moved, recipe, range(3, 5))
         _train(native, recipe, range(3, 5))
@@ -232,5 +232,5 @@ def test_another_margin_in_the_middle_of_training() -> None:
     _train(settled, DelayedScaling(amax_history_len=4, margin=3), range(4))
     _train(changed, DelayedScaling(amax_history_len=4, margin=3), range(3, 4))
     assert _layer_bits(changed) == _layer_bits(settled)
-    changed._build_plan(DelayedScaling(amax_history_len=4), CPU, None)
-    assert torch.equal(changed._forward_scales.scale, 8 * settled._forward_scales.scale)
+    changed.fp8_state._build(changed, DelayedScaling(amax_history_len=4), CPU, None)
+    assert torch.equal(changed.fp8_state.scales.forward.scale, 8 * settled.fp8_state.scales.forward.scale)

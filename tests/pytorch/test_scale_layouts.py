@@ -72,7 +72,7 @@ def test_readers_that_differ_leave_the_cast_canonical(monkeypatch: pytest.Monkey
     _as(_turned_in_wgrad, monkeypatch)
     module = made("Linear")
     step(module, RECIPE, 0)
-    casts = module._plan.gemms[0]
+    casts = module.fp8_state.plan.gemms[0]
     assert casts.relays and {q.scale_layout for q in (casts.input, casts.weight, casts.grad)} == {"canonical"}
 
 
@@ -82,7 +82,7 @@ def test_such_steps_are_captured(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     module = made(name)
     for seed in range(2):
         step(module, RECIPE, seed)
-    assert module._signatures and module._signatures[0].options.program.backwards
+    assert module.captured_calls.signatures and module.captured_calls.signatures[0].options.program.backwards
 
 
 def test_what_leaves_a_module_is_canonical(monkeypatch: pytest.MonkeyPatch) -> None:

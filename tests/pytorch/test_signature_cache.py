@@ -35,7 +35,7 @@ def slow_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         monkeypatch.setattr(owner, name, call)
 
     watched(linear_module.LinearModule, "_prepared", "forward")
-    watched(layernorm_mlp.LayerNormMLP, "_begin", "forward")
+    watched(layernorm_mlp.LayerNormMLP, "_run", "forward")
     watched(te.DotProductAttention, "_attend", "forward")
     watched(linear_steps, "product_gradients", "backward")
     watched(layernorm_mlp_function, "_gradients", "backward")
@@ -80,7 +80,7 @@ def test_every_length_takes_the_fast_path_once_it_was_seen(name: str, recipe: st
     for rows in (*lengths, *reversed(lengths)):
         _rows(module, rows, RECIPES[recipe])
     assert slow_calls == []
-    assert len(module._signatures) == len(lengths)
+    assert len(module.captured_calls.signatures) == len(lengths)
 
 
 def test_every_length_of_attention_takes_the_fast_path(slow_calls: list[str]) -> None:
@@ -103,12 +103,12 @@ def test_more_lengths_than_are_kept_cost_no_memory() -> None:
     module = made("Linear")
     for rows in range(1, 2 * MAX_SIGNATURES):
         _rows(module, rows, None)
-    assert len(module._signatures) == len(module._checked_inputs) == MAX_SIGNATURES
+    assert len(module.captured_calls.signatures) == len(module._checked_inputs) == MAX_SIGNATURES
     for _ in range(20):  # one that comes again is kept in the end, and those that do not are evicted
         _rows(module, 1000, None)
-    first = module._signatures[0]
+    first = module.captured_calls.signatures[0]
     _rows(module, 1000, None)
-    assert module._signatures[0] is first
+    assert module.captured_calls.signatures[0] is first
 
 
 def _expanded(out: torch.Tensor) -> torch.Tensor:
@@ -158,7 +158,7 @@ def test_a_cache_that_was_replaced_is_not_written_to() -> None:
     """A thread may capture a call while another invalidates the cache."""
     module = made("Linear")
     step(module, RECIPE, 0)
-    old = module._signatures
+    old = module.captured_calls.signatures
     assert old
     module.save_original_input = True
-    assert module._signatures == [] and module._signatures is not old
+    assert module.captured_calls.signatures == [] and module.captured_calls.signatures is not old

@@ -16,6 +16,7 @@ import torch
 import te_dispatch.pytorch as te
 from te_dispatch.common.recipe import DelayedScaling
 from te_dispatch.pytorch.fp8.extra_state import decoded
+from te_dispatch.pytorch.fp8.module_scales import ModuleScales
 
 RECIPE = DelayedScaling(amax_history_len=4)
 
@@ -37,13 +38,14 @@ def _step(model: torch.nn.Module, recipe: DelayedScaling = RECIPE, seed: int = 1
 
 
 def _tensors(model: torch.nn.Module) -> list[torch.Tensor]:
-    states = [s for m in model for s in (m._forward_scales, m._backward_scales)]
+    states = [s for m in model for s in (m.fp8_state.scales.forward, m.fp8_state.scales.backward)]
     return [t for s in states for t in (s.history, s.scale, s.scale_amax)]
 
 
 def _as_dict(layer: Any) -> dict[str, Any]:
     """The state as it was saved before it was a tensor of bytes."""
-    return {"format": 1, "recipe": "delayed", **{key: scales.as_data() for key, scales in layer._live().items()}}
+    states = layer.fp8_state.scales.live()
+    return {"format": 1, "recipe": "delayed", **{key: scales.as_data() for key, scales in states.items()}}
 
 
 def _with_dicts(model: torch.nn.Module) -> dict[str, Any]:
@@ -117,7 +119,7 @@ def test_a_state_that_moves_leaves_its_group() -> None:
     gone, stays = _model(), _model()
     _step(gone)
     _step(stays)
-    states = [scales for module in gone for scales in module._live().values()]
+    states = [scales for module in gone for scales in module.fp8_state.scales.live().values()]
     groups = [scales.group for scales in states]
     assert all(scales in group.states() for scales, group in zip(states, groups))
     for scales in states:
@@ -191,7 +193,7 @@ def test_a_checkpoint_without_extra_state_changes_no_scale_of_a_model_that_ran()
     _step(model)
     before = [tensor.clone() for tensor in _tensors(model)]
     model.load_state_dict(made_before, strict=True)
-    assert _same(_tensors(model), before) and any((m._forward_scales.scale != 1).any() for m in model)
+    assert _same(_tensors(model), before) and any((m.fp8_state.scales.forward.scale != 1).any() for m in model)
 
 
 @pytest.mark.parametrize("length", [1, 2, 4, 9])
@@ -204,7 +206,7 @@ def test_another_history_length_keeps_the_newest_steps(length: int) -> None:
     old = [t.clone() for t in _tensors(other)]
     recipe = DelayedScaling(amax_history_len=length)
     for layer in other:
-        layer._build_plan(DelayedScaling(amax_history_len=length), torch.device("cpu"), None)
+        layer.fp8_state._build(layer, DelayedScaling(amax_history_len=length), torch.device("cpu"), None)
     kept = min(length, 4) - 1
     for new, before in zip(_tensors(other), old):
         if new.dim() == 1:
@@ -214,8 +216,8 @@ def test_another_history_length_keeps_the_newest_steps(length: int) -> None:
         assert torch.equal(new[length - kept :], before[4 - kept :])
         assert new[: length - kept].eq(0).all()
     _step(other, recipe)
-    assert other[0]._forward_scales.history.shape[0] == length
-    assert other[0]._forward_scales.history[0].eq(0).all()
+    assert other[0].fp8_state.scales.forward.history.shape[0] == length
+    assert other[0].fp8_state.scales.forward.history[0].eq(0).all()
 
 
 def test_extra_state_says_what_made_each_scale() -> None:
@@ -241,8 +243,8 @@ def test_a_state_from_before_amaxes_were_saved_loads() -> None:
             del old[key][direction]["scale_amax"], old[key][direction]["margin"]
     other.load_state_dict(old)
     for module, theirs in zip(other, model):
-        for name in ("_forward_scales", "_backward_scales"):
-            mine, old_state = getattr(module, name), getattr(theirs, name)
+        for name in ("forward", "backward"):
+            mine, old_state = (getattr(one.fp8_state.scales, name) for one in (module, theirs))
             assert torch.equal(mine.scale, old_state.scale) and mine.scale_amax.isnan().all()
     model.zero_grad()
     assert torch.equal(_step(model, seed=2), _step(other, seed=2))
@@ -277,7 +279,7 @@ def test_state_made_in_inference_mode_can_train() -> None:
         model(torch.randn(16, 32))
     _step(model)
     assert all(not t.is_inference() for t in _tensors(model))
-    assert all(m._forward_scales.scale.ne(1).all() for m in model)
+    assert all(m.fp8_state.scales.forward.scale.ne(1).all() for m in model)
 
 
 def _changed(path: str, value: Any) -> Any:
@@ -373,10 +375,11 @@ def test_what_training_leaves_in_a_history_loads() -> None:
     x[0, 0], x[1, 1] = INF, NAN
     with te.autocast(recipe=RECIPE):
         layer(x)
-    assert layer._forward_scales.history[:, 0].isinf().any() and not layer._forward_scales.history.isnan().any()
+    history = layer.fp8_state.scales.forward.history
+    assert history[:, 0].isinf().any() and not history.isnan().any()
     loaded = te.Linear(32, 32, device="cpu")
     loaded.load_state_dict(layer.state_dict())
-    assert torch.equal(loaded._forward_scales.history, layer._forward_scales.history)
+    assert torch.equal(loaded.fp8_state.scales.forward.history, layer.fp8_state.scales.forward.history)
 
 
 def test_a_state_in_another_floating_dtype_loads_in_float32() -> None:
@@ -385,34 +388,24 @@ def test_a_state_in_another_floating_dtype_loads_in_float32() -> None:
     state = _with_dicts(layer)
     state["_extra_state"]["forward"]["amax_history"] = state["_extra_state"]["forward"]["amax_history"].double()
     other.load_state_dict(state)
-    assert other._forward_scales.history.dtype == torch.float32
-    assert torch.equal(other._forward_scales.history, layer._forward_scales.history)
+    assert other.fp8_state.scales.forward.history.dtype == torch.float32
+    assert torch.equal(other.fp8_state.scales.forward.history, layer.fp8_state.scales.forward.history)
 
 
 def test_a_step_that_was_interrupted_leaves_a_state_that_can_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = te.Linear(32, 32, device="cpu")
-    fitted = te.Linear._fitted
+    fitted = ModuleScales._fitted
 
-    def interrupted(self: Any, key: str, *args: Any) -> Any:
+    def interrupted(self: ModuleScales, key: str, *args: Any) -> Any:
         if key == "backward":
             raise KeyboardInterrupt
         return fitted(self, key, *args)
 
-    monkeypatch.setattr(te.Linear, "_fitted", interrupted)
+    monkeypatch.setattr(ModuleScales, "_fitted", interrupted)
     with pytest.raises(KeyboardInterrupt):
         _step(torch.nn.Sequential(layer))
     monkeypatch.undo()
-    assert layer._forward_scales is not None
+    assert layer.fp8_state.scales.forward is not None
     te.Linear(32, 32, device="cpu").load_state_dict(layer.state_dict())
     _step(torch.nn.Sequential(layer))
     assert layer.get_extra_state().numel()
-
-
-def test_a_module_that_was_pickled_before_origins_trains() -> None:
-    layer = te.Linear(32, 32, device="cpu")
-    state = layer.__getstate__()
-    del state["_origin"]
-    restored = te.Linear.__new__(te.Linear)
-    restored.__setstate__(state)
-    assert torch.equal(_step(torch.nn.Sequential(restored)), _step(torch.nn.Sequential(layer)))
-    assert restored._forward_scales.label != layer._forward_scales.label

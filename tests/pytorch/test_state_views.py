@@ -192,7 +192,7 @@ def test_quantizers_cast_as_the_module_does(module: Any, kind: str) -> None:
         "scaling_fwd": 3 * module.gemm_count, "scaling_bwd": 2 * module.gemm_count
     }  # fmt: skip
     encodings = ("e4m3fn", "e5m2")
-    for i, casts in enumerate(module._plan.gemms):
+    for i, casts in enumerate(module.fp8_state.plan.gemms):
         told = (*found["scaling_fwd"][3 * i : 3 * i + 2], found["scaling_bwd"][2 * i])
         for quantizer, used in zip(told, (casts.input, casts.weight, casts.grad), strict=True):
             record = quantizer.cast(encodings, False)
@@ -209,7 +209,7 @@ def test_quantizers_of_what_leaves_a_module() -> None:
     step(module, torch.randn(16, 32, requires_grad=True), Float8CurrentScaling(), fp8_output=True, fp8_grad=True)
     found = module.quantizers
     encodings = ("e4m3fn", "e5m2")
-    assert found["scaling_fwd"][2].cast(encodings, False) == module._plan.boundary.output
-    assert found["scaling_bwd"][1].cast(encodings, False) == module._plan.boundary.input_grad
+    assert found["scaling_fwd"][2].cast(encodings, False) == module.fp8_state.plan.boundary.output
+    assert found["scaling_bwd"][1].cast(encodings, False) == module.fp8_state.plan.boundary.input_grad
     step(module, torch.randn(32, 32), CustomRecipe(lambda role: None))
     assert module.quantizers == {"scaling_fwd": [None] * 3, "scaling_bwd": [None] * 2}

@@ -29,7 +29,9 @@ def _forward(model: torch.nn.Module, step: int) -> torch.Tensor:
 
 
 def _states(model: torch.nn.Module) -> list[torch.Tensor]:
-    states = [scales for module in model for scales in (module._forward_scales, module._backward_scales)]
+    states = [
+        scales for module in model for scales in (module.fp8_state.scales.forward, module.fp8_state.scales.backward)
+    ]
     return [tensor.clone() for state in states for tensor in (state.history, state.scale)]
 
 
@@ -136,7 +138,7 @@ def test_an_interrupted_registration_is_made_good() -> None:
     layer = te.Linear(32, 32, device="cpu")
     with te.autocast(recipe=RECIPE):
         layer(torch.ones(16, 32))
-    state = layer._forward_scales
+    state = layer.fp8_state.scales.forward
     group = Interrupted(RECIPE, None, torch.device("cpu"), True)
     group.interrupts = True
     with contextlib.suppress(KeyboardInterrupt):

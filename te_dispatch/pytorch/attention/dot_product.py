@@ -44,7 +44,7 @@ from te_dispatch.pytorch.attention.signature import AttentionSignature, Given
 from te_dispatch.pytorch.capture.signatures import SignatureCache, capturable, reason_of_miss, unwatched
 from te_dispatch.pytorch.capture.statistics import STATISTICS
 from te_dispatch.pytorch.distributed.arguments import ContextParallelModule, forked, require_one_context_rank
-from te_dispatch.pytorch.fp8.module_state import SavedModule
+from te_dispatch.pytorch.fp8.saved_module import SavedModule
 from te_dispatch.pytorch.randomness import draw_rng_state
 
 _UNSUPPORTED_CALL: dict[str, Any] = {

@@ -10,6 +10,6 @@ Start with `functions`:
     program     code generated from that, for the forward and for each kind of backward
     statistics  `te_dispatch.pytorch.capture_stats`
 
-A module makes its Function `replayed` and asks for a capture (`ReplayingModule._capture`); nothing else in it knows of
+A module makes its Function `replayed` and asks for a capture (`CapturedCalls.capture`); nothing else in it knows of
 this room. May import what `te_dispatch.pytorch` may, and of its rooms `autograd` and `fp8`.
 """

@@ -22,7 +22,6 @@ from te_dispatch.pytorch.autograd.scoped import autocast_off
 from te_dispatch.pytorch.capture.functions import Replayable
 from te_dispatch.pytorch.capture.statistics import STATISTICS
 from te_dispatch.pytorch.fp8.autocast import thread
-from te_dispatch.pytorch.fp8.module_state import ScaledModule
 from te_dispatch.torch_private import dispatch_modes, function_modes, graph_task, saved_tensors_hooks
 
 if TYPE_CHECKING:
@@ -119,29 +118,34 @@ class Signature:
         self.options = options
 
 
-class ReplayingModule(ScaledModule):
-    """A module whose calls are captured."""
+class CapturedCalls:
+    """The calls of one GEMM module that are replayed."""
 
-    _plan: Plan | None
+    __slots__ = ("signatures",)
 
     def __init__(self) -> None:
-        super().__init__()
-        #: They rest on the plan: they go where it goes.
-        self._signatures = SignatureCache()
+        self.forget()
 
-    def _captured(self, *tensors: torch.Tensor) -> Any:
+    def forget(self) -> None:
+        """Forget all: what they were captured with is out of date."""
+        self.signatures = SignatureCache()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CapturedCalls, ()  # copies of a module capture for themselves
+
+    def find(self, *tensors: torch.Tensor) -> Any:
         """The Function's options for a call with these tensors, the input first; None if no such call was captured.
 
-        Compared is what `_begin`, `_checked_input` and `check_alignment` look at: the tensors' metadata, the autocast,
-        the policy, and that nothing is compiled, recomputed, checkpointed, cast by torch.autocast or run without
-        gradients.
+        Compared is what `Fp8State.begin`, `GemmModule._checked_input` and `check_alignment` look at: the tensors'
+        metadata, the autocast, the policy, and that nothing is compiled, recomputed, checkpointed, cast by
+        torch.autocast or run without gradients.
         """
         # The compiler must not see the cache: tracing may empty it, and guards on it would fail.
         if is_dynamo_compiling():
             return None
-        if self._signatures and unwatched():
+        signatures = self.signatures
+        if signatures and unwatched():
             state, scope, count = thread.state, scopes.capture(), len(tensors)
-            signatures = self._signatures
             for index, found in enumerate(signatures):
                 if found.state is state and found.scope is scope and found.count == count and found.fits(*tensors):
                     if index:
@@ -153,22 +157,25 @@ class ReplayingModule(ScaledModule):
         STATISTICS.misses[reason_of_miss()] += 1
         return None
 
-    def _capture(self, options: Replayable, plan: Plan | None, tensors: Sequence[torch.Tensor | None]) -> None:
+    def capture(
+        self, options: Replayable, plan: Plan | None, current: Plan | None, tensors: Sequence[torch.Tensor | None]
+    ) -> None:
         """Have the call that the module is about to make with these options captured, for calls like it.
 
         Args:
-            tensors: what `_captured` will be given, the input as it came; None for those that are absent.
+            plan: the call's. current: the one in the module's state.
+            tensors: what `find` will be given, the input as it came; None for those that are absent.
         """
-        if is_dynamo_compiling() or not capturable() or not self._signatures.admits():
+        if is_dynamo_compiling() or not capturable() or not self.signatures.admits():
             return
         state, scope = thread.state, scopes.capture()
         outside = plan is None and state is None
-        inside = plan is not None and plan is self._plan and not plan.replay and state is not None and state.enabled
+        inside = plan is not None and plan is current and not plan.replay and state is not None and state.enabled
         present = [x for x in tensors if x is not None]
         if not (outside or inside) or any(x.__class__ not in PLAIN for x in present) or not present[0].is_contiguous():
             return
         fits, group = alike(present, [True] * len(present)), None if plan is None else plan.forward_group
-        count, signatures = len(present), self._signatures
+        count, signatures = len(present), self.signatures
 
         # It refers to neither the options nor the tensors: a cycle would keep the module, and them, until a collection.
         def keep(found: Replayable) -> None:

@@ -9,8 +9,10 @@ Start with `autocast`, then `casts`. The modules by what they are about:
                      what a recipe asks for; `quantizer_role` for which tensors; `quantized_io` casts at its edges
     delayed scaling  `delayed_scales`: histories and scales of one module; `scale_group` and `scale_update` update those
                      of many at once; `amax_reduction` over ranks
-    a module's part  `module_state` holds, moves and saves the state; `extra_state` is its format in checkpoints;
-                     `state_views` shows it under Transformer Engine's names
+    a module's part  `module_state`: `Fp8State`, all that quantized calls of one module need and leave, and how a call
+                     begins; it holds `module_scales` (delayed scaling) and `weight_cache`. `extra_state` is the format
+                     in checkpoints, `saved_module` and `asking_module` are what modules have of it, `state_views` shows
+                     it under Transformer Engine's names
     recomputation    `regions`: what a checkpointed forward leaves for its recomputation
 
 May import `te_dispatch.common`, `te_dispatch.ops`, `te_dispatch.core`, `te_dispatch.numerics`, and of

@@ -1,223 +1,283 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""The delayed-scaling state of a GEMM module: where it is kept, how it moves, how it is saved."""
+"""The FP8 state of one GEMM module, and how it begins a call."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
 
-from te_dispatch.common.recipe import DelayedScaling
-from te_dispatch.pytorch.fp8 import extra_state
-from te_dispatch.pytorch.fp8.amax_reduction import Origin
-from te_dispatch.pytorch.fp8.autocast import current_state
-from te_dispatch.pytorch.fp8.delayed_scales import DelayedScales, StateError
+from te_dispatch.common.recipe import DelayedScaling, Recipe
+from te_dispatch.core import scopes
+from te_dispatch.pytorch.compile import (
+    call_outside_graph,
+    exporting,
+    graph_trains,
+    making_graph,
+    real_tensors,
+    refuse_recomputation,
+    register_call,
+)
+from te_dispatch.pytorch.compile.recipes import group_numbered, recipe_named
+from te_dispatch.pytorch.fp8 import regions, scale_update
+from te_dispatch.pytorch.fp8.autocast import AutocastState, thread, trains
+from te_dispatch.pytorch.fp8.casts import Plan, build_plan
+from te_dispatch.pytorch.fp8.delayed_scales import DelayedScales
+from te_dispatch.pytorch.fp8.module_scales import ModuleScales
+from te_dispatch.pytorch.fp8.quantizer_role import ModuleRoles
+from te_dispatch.pytorch.fp8.weight_cache import WeightCache
+from te_dispatch.torch_private import graph_task
 
-_log = logging.getLogger("te_dispatch")
+_NO_STATE = (
+    "the state of the first forward cannot be found: this forward runs inside a backward pass, so it is the "
+    "recomputation of a checkpoint, but not of one that is known here; use te_dispatch.pytorch.checkpoint"
+)
 
-#: Of states that were saved as dicts.
-_DICT_FORMAT = 1
+_DELAYED_FORWARD = "delayed_forward"
 
+register_call(_DELAYED_FORWARD, refuse_recomputation)
 
-def _states(state: Any, gemms: int, where: str) -> extra_state.States:
-    """What a checkpoint holds for a module, in whichever of the known formats."""
-    if state is None:
-        return {}
-    if isinstance(state, torch.Tensor):
-        if not state.numel():
-            return {}
-        if state.dtype != torch.uint8 or state.dim() != 1:
-            raise StateError(f"{where} must be a vector of uint8, got {state.dtype} of shape {tuple(state.shape)}")
-        if extra_state.is_ours(state):
-            return extra_state.decoded(state, where)
-        return extra_state.of_transformer_engine(state, gemms, where)
-    if not isinstance(state, dict) or state.get("format") != _DICT_FORMAT:
-        found = state.get("format") if isinstance(state, dict) else type(state).__name__
-        raise StateError(f"{where} must be a tensor of bytes, or a dict of format {_DICT_FORMAT}, got {found!r}")
-    return {key: data for key, data in state.items() if key not in ("format", "recipe")}
+#: Tokens of bindings, numbered: part of attribute names.
+_policy_numbers: dict[str, int] = {}
 
 
-class SavedModule(torch.nn.Module):
-    """A module with ``_extra_state`` in its state_dict, as Transformer Engine's modules have; here an empty one.
+class TracedPlans:
+    """A module's plans as compiled graphs find them, by name.
 
-    Checkpoints without it load: those of `torch.nn` modules, and of high-precision training.
+    Replaced as a whole when state moves to other memory or is scaled for other maxima: graphs that hold the old plans
+    are then traced anew.
     """
 
-    def get_extra_state(self) -> torch.Tensor:
-        """Nothing, as an empty tensor of bytes."""
-        return extra_state.empty()
 
-    def set_extra_state(self, state: Any) -> None:
-        """Take what `get_extra_state` gives; warn of what Transformer Engine saves for FP8 attention."""
-        if isinstance(state, torch.Tensor) and state.numel():
-            _log.warning(
-                "%s has no delayed-scaling state; the one in the checkpoint has no effect", type(self).__name__
-            )
+class Dependent(Protocol):
+    """What rests on a module's plan."""
 
-    def _load_from_state_dict(
-        self,
-        state_dict: Mapping[str, Any],
-        prefix: str,
-        local_metadata: Mapping[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        key = f"{prefix}_extra_state"
-        try:
-            super()._load_from_state_dict(
-                state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-            )
-        except StateError as error:
-            error_msgs.append(f"{key}: {error}")
-        if key in missing_keys:
-            missing_keys.remove(key)
+    def forget(self) -> None:
+        """The plan, or what updates its scales, is another one from now on."""
 
 
-def has_te_modules(network: Any) -> bool:
-    """Whether a module is, or has in it, one of this package's that computes; True for anything but a module, which
-    cannot be looked into."""
-    if not isinstance(network, torch.nn.Module):
-        return True
-    return any(isinstance(part, SavedModule) for part in network.modules())
+class Owner(Protocol):
+    """What the state asks of the module that it is the state of; `te_dispatch.pytorch.modules.gemm_module` is it."""
+
+    training: bool
+
+    def asked_roles(self) -> ModuleRoles:
+        """How the factory of a `CustomRecipe` is to be asked for the module's quantizers."""
+
+    def traced_plan_name(
+        self, recipe: str, group: int, policy: str, device_type: str, index: int | None, boundary: bool, trains: bool
+    ) -> str:
+        """`Fp8State.prepare_traced`, as a function that dynamo calls while tracing."""
 
 
-class ScaledModule(SavedModule):
-    """A module with delayed-scaling state.
+class Fp8State:
+    """What the quantized calls of one module need, and what they leave for the next.
 
-    The state is kept as plain attributes: dtype casts leave it alone, DDP and FSDP do not see it, device moves take it
-    along, and `get_extra_state` saves it. Each is None until something needs it: those of the GEMMs until the first
-    use of delayed scaling, those of the boundary until something is to leave the module quantized.
+    Args:
+        module: the class of the module, for messages.
+        gemm_count: how many weights it has.
+        dependent: is told to forget when what rests on the plan is out of date.
+
+    Attributes:
+        plan: the recipe of the last call made concrete; None before the first, and after `forget`.
+        scales: the states of delayed scaling.
+        weights: quantized weights kept between microbatches.
+        roles: what the factory of a `CustomRecipe` has answered.
     """
 
-    #: How many weights the module has; each has an input, a weight and a gradient that are cast.
-    gemm_count = 1
+    def __init__(self, module: str, gemm_count: int, dependent: Dependent) -> None:
+        self.module = module
+        self.gemm_count = gemm_count
+        self.scales = ModuleScales(module, gemm_count)
+        self.roles = ModuleRoles(module)
+        self._dependent = dependent
+        self._unbound()
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._origin = Origin(type(self).__name__)
-        self._forward_scales: DelayedScales | None = None
-        self._backward_scales: DelayedScales | None = None
-        self._output_scales: DelayedScales | None = None
-        self._input_grad_scales: DelayedScales | None = None
+    def _unbound(self) -> None:
+        self.plan: Plan | None = None
+        self.weights = WeightCache()
+        self._traced = TracedPlans()
+        #: Whether a forward ran that may have been a checkpoint's, and no region was found for it.
+        self._ran_unowned = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles bind anew: a plan refers to a policy and a process group of this process."""
+        kept = ("module", "gemm_count", "scales", "_dependent")
+        return {name: self.__dict__[name] for name in kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        if "_origin" not in self.__dict__:  # pickled by a version without
-            self._origin = Origin(type(self).__name__)
+        self.__dict__.update(state)
+        self.roles = ModuleRoles(self.module)  # a recipe, which its answers are kept by, may not be picklable
+        self._unbound()
 
-    def _states(self) -> dict[str, tuple[str, int]]:
-        """(attribute, number of tensors) of each state, by its name in the extra state."""
-        return {
-            "forward": ("_forward_scales", 2 * self.gemm_count),
-            "backward": ("_backward_scales", self.gemm_count),
-            "output": ("_output_scales", 1),
-            "input_grad": ("_input_grad_scales", 1),
-        }
+    def forget(self) -> None:
+        """Let go of all that was made for the state as it was."""
+        self.plan = None
+        self._dependent.forget()
+        self._traced = TracedPlans()
+        self.weights.clear()
 
-    def _live(self) -> dict[str, DelayedScales]:
-        """The states that there are."""
-        found = {key: getattr(self, attribute) for key, (attribute, _) in self._states().items()}
-        return {key: scales for key, scales in found.items() if scales is not None}
+    # -- the plan of a call ---------------------------------------------------------------------------------------
 
-    def _scales_identity(self) -> list[Any]:
-        """What a plan of delayed scaling depends on and cannot follow: memory and maxima."""
-        return [
-            None if scales is None else (scales.history.data_ptr(), scales.max_values, scales.group)
-            for scales in (self._forward_scales, self._backward_scales)
-        ]
+    def begin(self, module: Owner, x: torch.Tensor, boundary: bool = False) -> tuple[Plan | None, Plan | None]:
+        """(plan, record) of this call: how to quantize, None for high precision; and, inside a checkpoint's first
+        forward, the entry kept for its recomputation.
 
-    def _scales_for(self, recipe: DelayedScaling, device: torch.device) -> tuple[DelayedScales, DelayedScales]:
-        """The states of the GEMMs."""
-        return self._fitted("forward", recipe, device), self._fitted("backward", recipe, device)
-
-    def _boundary_scales_for(self, recipe: DelayedScaling, device: torch.device) -> tuple[DelayedScales, DelayedScales]:
-        """The states of what leaves the module quantized: its output, its input's gradient."""
-        return self._fitted("output", recipe, device), self._fitted("input_grad", recipe, device)
-
-    def _fitted(self, key: str, recipe: DelayedScaling, device: torch.device) -> DelayedScales:
-        attribute, count = self._states()[key]
-        scales: DelayedScales | None = getattr(self, attribute)
-        if scales is None:
-            scales = DelayedScales.fresh(recipe.amax_history_len, count, device)
-            setattr(self, attribute, scales)
-        scales.label = f"{self._origin.name}/{key}"
-        scales.move(device)
-        scales.resize(recipe.amax_history_len)
-        return scales
-
-    def _forget_plan(self) -> None:
-        """Let go of what was made for the state as it was."""
-        raise NotImplementedError
-
-    def _forget_weights(self) -> None:
-        """Let go of quantized weights."""
-        raise NotImplementedError
-
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> ScaledModule:
-        super()._apply(fn, recurse)
-        for scales in self._live().values():
-            # Only where fn moves tensors is of interest: a float32 probe tells, whatever it does to dtypes.
-            with torch.no_grad():
-                device = fn(torch.zeros((), dtype=torch.float32, device=scales.device)).device
-            if device.type != "meta":
-                scales.move(device)
-        self._forget_plan()
-        return self
-
-    def get_extra_state(self) -> torch.Tensor:
-        """The delayed-scaling state as bytes (`te_dispatch.pytorch.fp8.extra_state`), empty before its first use.
-
-        Under an `autocast` with delayed scaling the state is made where there is none yet, so that what reads a
-        checkpoint into the tensors of a state_dict finds room for it.
-        """
-        live, state = self._live(), current_state()
-        if not live and state is not None and state.enabled and isinstance(state.recipe, DelayedScaling):
-            parameter = next(self.parameters(), None)  # none where a wrapper holds them
-            if parameter is not None and not parameter.is_meta:
-                self._scales_for(state.recipe, parameter.device)
-                live = self._live()
-        if "forward" not in live or "backward" not in live:
-            live = {}  # before the first use, or in the middle of one that was interrupted
-        return extra_state.encoded({key: scales.as_data() for key, scales in live.items()})
-
-    def set_extra_state(self, state: Any) -> None:
-        """Take the state of `get_extra_state`, or Transformer Engine's; an empty one, and None, change nothing.
-
-        Another history length than the recipe's is adapted at the next use: the newest steps are kept.
+        Args:
+            boundary: whether something leaves the module quantized, so that the plan must have a `Boundary`.
 
         Raises:
-            RuntimeError: a state that is not one of this module's, or with values that no training leaves, such as a
-                scale of 0. Nothing is changed then.
+            RuntimeError: a recomputation whose first forward is unknown.
         """
-        where = f"{type(self).__name__}: extra state"
-        saved = _states(state, self.gemm_count, where)
-        if not saved:
-            return
-        known = self._states()
-        unknown = [key for key in saved if key not in known]
-        if unknown:
-            raise StateError(f"{where} has no {unknown[0]!r}, only {', '.join(known)}")
-        loaded = {}
-        for key, (attribute, count) in known.items():
-            if key in saved:
-                loaded[attribute] = DelayedScales.from_data(saved[key], count, f"{where}, {key}")
-            elif key in ("forward", "backward"):  # the others are there where something left the module quantized
-                raise StateError(f"{where} must have {key!r}, got {', '.join(map(str, saved))}")
-        parameter = next(self.parameters(), None)  # none where a wrapper holds them
-        for attribute, scales in loaded.items():
-            live = getattr(self, attribute)
-            if live is None:
-                if parameter is not None and not parameter.is_meta:
-                    scales.move(parameter.device)
-                setattr(self, attribute, scales)
+        if making_graph():
+            return self._begin_traced(module, x, boundary), None
+        if graph_task() != -1:
+            return self._recomputed(module, x, boundary)
+        state = thread.state
+        if state is None or not (state.enabled or state.calibrating):
+            return None, None
+        plan = self.plan_for(module, state, x.device, boundary)
+        if plan.forward is not None:
+            if trains() and (module.training or not regions.phase.declared):
+                self.join(plan)
+                plan.forward_group.dirty = True  # type: ignore[union-attr]
+                if thread.recording is not None:
+                    thread.recording.note(module, plan)
             else:
-                live.load(scales)
-        self._forget_plan()
+                plan = plan.evaluation()
+        if not state.enabled:
+            return None, None
+        record = self._record(module, plan, regions.find()[0]) if regions.maybe_checkpointed() else None
+        return plan if plan.quantizes else None, record
 
-    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *others: Any) -> None:
-        super()._load_from_state_dict(state_dict, prefix, *others)
-        self._forget_weights()
+    def plan_for(self, module: Owner, state: AutocastState, device: torch.device, boundary: bool) -> Plan:
+        """The plan of a call under an autocast, which stays the state's plan."""
+        plan = self.plan
+        if plan is None or not plan.fits(state.recipe, scopes.capture(), device, state.process_group):
+            plan = self._build(module, state.recipe, device, state.process_group)
+        if boundary:
+            self._add_boundary(plan)
+        return plan
+
+    def join(self, plan: Plan) -> None:
+        """Have this thread's groups update the plan's states; what was made for others is forgotten."""
+        if plan.join():
+            self._dependent.forget()
+            self._traced = TracedPlans()
+
+    def _add_boundary(self, plan: Plan) -> None:
+        """Have casts for what leaves the module quantized."""
+        if plan.boundary is not None or not plan.quantizes:
+            return
+
+        def states() -> tuple[DelayedScales, DelayedScales]:
+            assert isinstance(plan.recipe, DelayedScaling)
+            return self.scales.of_boundary(plan.recipe, plan.device)
+
+        plan.add_boundary(plan.casts.boundary(plan.sole(), states))
+
+    def _build(self, module: Owner, recipe: Recipe, device: torch.device, process_group: Any) -> Plan:
+        forward = backward = None
+        before = self.scales.identity()
+        if isinstance(recipe, DelayedScaling):
+            forward, backward = self.scales.of_gemms(recipe, device)
+        self._dependent.forget()
+        roles = module.asked_roles() if recipe.custom() else None
+        self.plan = plan = build_plan(recipe, device, process_group, self.gemm_count, forward, backward, roles)
+        if self.scales.identity() != before:
+            self._traced = TracedPlans()
+        return plan
+
+    def _record(self, module: Owner, plan: Plan, targets: Sequence[regions.Region]) -> Plan | None:
+        if not targets:
+            self._ran_unowned = True
+            return None
+        entry = plan.as_replay()
+        for region in targets:
+            region.root = plan.root
+            region.record(module, entry)
+        return entry
+
+    def _recomputed(self, module: Owner, x: torch.Tensor, boundary: bool) -> tuple[Plan | None, Plan | None]:
+        """The plan of a forward that runs inside a backward: that of the first forward."""
+        task = graph_task()
+        targets, source = regions.find()
+        plan = None if source is None else source.replay(module, task)
+        state = thread.state
+        if plan is None:
+            if state is None or not state.enabled:
+                # Nothing recorded and no autocast: high precision then and now, unless an unknown kind of checkpoint
+                # ran the first forward where no region was seen.
+                if source is None and self._ran_unowned:
+                    raise RuntimeError(f"{self.module}: {_NO_STATE}")
+                return None, None
+            if isinstance(state.recipe, DelayedScaling):
+                raise RuntimeError(f"{self.module}: {_NO_STATE}")
+            plan = self.plan_for(module, state, x.device, boundary)
+        elif plan.forward is not None:
+            assert source is not None
+            if source.root is None:
+                plan.root = task
+                scale_update.open_task(task)
+            else:
+                plan.root = source.root
+        record = self._record(module, plan, targets) if targets else None
+        return plan if plan.quantizes else None, record
+
+    # -- in a graph that is being made ----------------------------------------------------------------------------
+
+    def _begin_traced(self, module: Owner, x: torch.Tensor, boundary: bool) -> Plan | None:
+        """`begin` in a graph that is being made, which knows no checkpoint regions."""
+        state = thread.state
+        if state is None or not (state.enabled or state.calibrating):
+            return None
+        plan = self.traced_plan(module, state, x.device, boundary)
+        if plan.forward is not None and graph_trains():
+            if thread.traced is None:
+                call_outside_graph(plan.forward_group.cast_call)  # type: ignore[union-attr, arg-type]
+            else:
+                call_outside_graph(_DELAYED_FORWARD)
+                thread.traced.append(plan)
+        return plan if state.enabled and plan.quantizes else None
+
+    def traced_plan(self, module: Owner, state: AutocastState, device: torch.device, boundary: bool = False) -> Plan:
+        """The plan of a call in a compiled program; made outside of it, because a graph cannot make state."""
+        trains = graph_trains()
+        name = module.traced_plan_name(
+            *state.names, scopes.capture().token, device.type, device.index, boundary, trains
+        )
+        return getattr(self._traced, name)  # type: ignore[no-any-return]
+
+    def prepare_traced(
+        self,
+        module: Owner,
+        recipe: str,
+        group: int,
+        policy: str,
+        device_type: str,
+        index: int | None,
+        boundary: bool,
+        trains: bool,
+    ) -> str:
+        """Have a plan under the bindings with the token `policy`, and return the name that `traced_plan` reads."""
+        with real_tensors():
+            bindings = scopes.MANAGER.tokens[policy]
+            device = torch.device(device_type) if index is None else torch.device(device_type, index)
+            found, plan = (recipe_named(recipe), bindings, device, group_numbered(group)), self.plan
+            if plan is None or not plan.fits(*found):
+                with scopes.reenter(bindings):
+                    plan = self._build(module, found[0], device, found[3])
+            if boundary:
+                self._add_boundary(plan)
+            if plan.forward is not None and trains:
+                self.join(plan)
+                for found_group in (plan.forward_group, plan.backward_group):
+                    scale_update.prepare_compiled(found_group)  # type: ignore[arg-type]
+            where = _policy_numbers.setdefault(policy, len(_policy_numbers))
+            purpose = "trains" if trains else "evaluates"
+            if exporting():
+                purpose, plan = "exported", plan.as_replay()
+            name = f"{recipe}_{group + 1}_{device_type}_{index}_{where}_{purpose}"
+            setattr(self._traced, name, plan if trains else plan.evaluation())
+            return name

@@ -1,13 +1,11 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""For which tensor of which module a factory of `CustomRecipe` is asked: roles, and the modules that have them."""
+"""For which tensor of which module a factory of `CustomRecipe` is asked: roles."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
-
-import torch
 
 from te_dispatch.common.recipe import Recipe
 
@@ -33,7 +31,7 @@ class QuantizerRole:
 
 
 #: Roles of a weight in the lists of `AskingModule.get_quantizer_roles`.
-_FORWARD, _BACKWARD = 3, 2
+FORWARD, BACKWARD = 3, 2
 
 Roles = Sequence["QuantizerRole | None"]
 
@@ -57,23 +55,23 @@ class ModuleRoles:
     @classmethod
     def unnamed(cls, weights: int) -> ModuleRoles:
         names = ("",) * weights
-        return cls("module", _roles(names, True, None), _roles(names, False, None))
+        return cls("module", default_roles(names, True, None), default_roles(names, False, None))
 
     @property
     def weights(self) -> int:
-        return len(self.forward) // _FORWARD
+        return len(self.forward) // FORWARD
 
     def of(self, tensor: str, weight: int) -> QuantizerRole | None:
         """The role of ``input``, ``weight``, ``output``, ``grad_output`` or ``grad_input`` of a weight."""
         if tensor in _OF_FORWARD:
-            return self.forward[_FORWARD * weight + _OF_FORWARD.index(tensor)]
-        return self.backward[_BACKWARD * weight + _OF_BACKWARD.index(tensor)]
+            return self.forward[FORWARD * weight + _OF_FORWARD.index(tensor)]
+        return self.backward[BACKWARD * weight + _OF_BACKWARD.index(tensor)]
 
 
 _OF_FORWARD, _OF_BACKWARD = ("input", "weight", "output"), ("grad_output", "grad_input")
 
 
-def _roles(names: Sequence[str], forward: bool, leaving: QuantizerRole | None) -> list[QuantizerRole | None]:
+def default_roles(names: Sequence[str], forward: bool, leaving: QuantizerRole | None) -> list[QuantizerRole | None]:
     """The roles of a module's weights in order. What one product hands to the next has the next one's role.
 
     Args:
@@ -89,86 +87,3 @@ def _roles(names: Sequence[str], forward: bool, leaving: QuantizerRole | None) -
             found.append(QuantizerRole("linear", "grad_output", name))
             found.append(leaving if i == 0 else QuantizerRole("linear", "grad_output", names[i - 1]))
     return found
-
-
-class AskingModule(torch.nn.Module):
-    """A module for whose tensors a factory is asked for quantizers."""
-
-    gemm_count: int
-    name: str | None = None
-    #: What tells a module's weights from each other in roles, behind the module's name.
-    part_names: tuple[str, ...] = ("",)
-    _output_role: QuantizerRole | None = None
-    _grad_input_role: QuantizerRole | None = None
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._answers = ModuleRoles(type(self).__name__)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
-        if "_answers" not in self.__dict__:  # pickled by a version without
-            self._answers = ModuleRoles(type(self).__name__)
-
-    def get_quantizer_roles(self, *, fwd: bool, num_quantizers: int) -> Roles | None:
-        """What a factory is told of the module's tensors. A class of one's own may say something else.
-
-        Args:
-            fwd: whether of the forward, input, weight and output of each weight, or of the backward, gradients of the
-                output and of the input.
-            num_quantizers: the length of the list: 3 for each weight, or 2.
-
-        Returns:
-            Roles, None for a tensor of which nothing is known; or None for `QuantizerRole()` of every tensor.
-        """
-        names = [".".join(filter(None, (self.name, part))) for part in self.part_names]
-        roles = _roles(names, fwd, self._output_role if fwd else self._grad_input_role)
-        return [roles[i % len(roles)] for i in range(num_quantizers)]
-
-    def _asked_roles(self) -> ModuleRoles:
-        """How a factory is to be asked now.
-
-        Raises:
-            ValueError: `get_quantizer_roles` of a class of one's own returns another number of roles.
-        """
-        for fwd, each in ((True, _FORWARD), (False, _BACKWARD)):
-            count = each * self.gemm_count
-            roles = self.get_quantizer_roles(fwd=fwd, num_quantizers=count)
-            if roles is None:
-                roles = [QuantizerRole()] * count
-            if len(roles) != count:
-                raise ValueError(
-                    f"{type(self).__name__}.get_quantizer_roles(fwd={fwd}) must return {count} roles, got {len(roles)}"
-                )
-            setattr(self._answers, "forward" if fwd else "backward", tuple(roles))
-        return self._answers
-
-    @property
-    def output_quantizer_role(self) -> QuantizerRole | None:
-        """What a factory is told of the output, where it leaves the module quantized: whoever reads it; None for
-        nobody that is known."""
-        return self._output_role
-
-    @output_quantizer_role.setter
-    def output_quantizer_role(self, role: QuantizerRole | None) -> None:
-        self._output_role = _required_role("output_quantizer_role", role)
-        self._forget_plan()
-
-    @property
-    def grad_input_quantizer_role(self) -> QuantizerRole | None:
-        """The same of the input's gradient."""
-        return self._grad_input_role
-
-    @grad_input_quantizer_role.setter
-    def grad_input_quantizer_role(self, role: QuantizerRole | None) -> None:
-        self._grad_input_role = _required_role("grad_input_quantizer_role", role)
-        self._forget_plan()
-
-    def _forget_plan(self) -> None:
-        raise NotImplementedError
-
-
-def _required_role(name: str, role: QuantizerRole | None) -> QuantizerRole | None:
-    if role is not None and not isinstance(role, QuantizerRole):
-        raise TypeError(f"{name} must be a QuantizerRole or None, got {role!r}")
-    return role

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from te_dispatch.pytorch.fp8.autocast import AutocastState, current_state
+from te_dispatch.pytorch.fp8.autocast import current_state
 from te_dispatch.pytorch.fp8.delayed_scales import DelayedScales
 from te_dispatch.pytorch.tensor.quantized_tensor import QuantizedTensor
 from te_dispatch.pytorch.tensor.quantizers import Quantizer, as_quantizer
 
 if TYPE_CHECKING:
     from te_dispatch.pytorch.fp8.casts import Plan
+    from te_dispatch.pytorch.fp8.module_state import Fp8State
 
 #: Names of the states of delayed scaling in `get_fp8_meta_tensors`, by their names in the extra state.
 _KEYS = {"forward": "scaling_fwd", "backward": "scaling_bwd", "output": "output", "input_grad": "input_grad"}
@@ -56,7 +57,7 @@ class StateViews(torch.nn.Module):
     """The attributes and methods of Transformer Engine's base module that its users touch."""
 
     gemm_count: int
-    _plan: Plan | None
+    fp8_state: Fp8State
 
     @property
     def fp8_initialized(self) -> bool:
@@ -64,19 +65,19 @@ class StateViews(torch.nn.Module):
 
         Scales and histories of delayed scaling stay; `reset_fp8_meta_tensors` begins those anew.
         """
-        return self._plan is not None
+        return self.fp8_state.plan is not None
 
     @fp8_initialized.setter
     def fp8_initialized(self, value: bool) -> None:
         if not value:
             self._forget_plan()
-        elif self._plan is None:
+        elif self.fp8_state.plan is None:
             raise ValueError(f"{type(self).__name__}.fp8_initialized becomes True by a call or init_fp8_metadata()")
 
     @property
     def fp8_meta(self) -> Fp8Meta:
         """What the last quantized call ran under."""
-        return Fp8Meta(self._plan, self.gemm_count)
+        return Fp8Meta(self.fp8_state.plan, self.gemm_count)
 
     @property
     def fp8(self) -> bool:
@@ -108,7 +109,7 @@ class StateViews(torch.nn.Module):
         """
         forward: list[Quantizer | None] = []
         backward: list[Quantizer | None] = []
-        plan = self._plan
+        plan = self.fp8_state.plan
         for casts in () if plan is None else plan.gemms:
             boundary = None if plan is None else plan.boundary
             forward += [None, None, None]
@@ -144,7 +145,7 @@ class StateViews(torch.nn.Module):
             )
         state, parameter = current_state(), next(self.parameters(), None)
         if state is not None and (state.enabled or state.calibrating) and parameter is not None:
-            self._current_plan(state, parameter.device, False)
+            self.fp8_state.plan_for(self, state, parameter.device, False)  # type: ignore[arg-type]
 
     def get_fp8_meta_tensors(self) -> dict[str, list[torch.Tensor]] | None:
         """Copies of the state of delayed scaling, None before its first use.
@@ -154,7 +155,7 @@ class StateViews(torch.nn.Module):
             something left the module quantized, ``output`` and ``input_grad``: scales (n,), histories of amaxes
             (length, n) and the amaxes that made the scales (n,), float32.
         """
-        live = self._live()
+        live = self.fp8_state.scales.live()
         if "forward" not in live or "backward" not in live:
             return None
         return {_KEYS[key]: [tensor.clone() for tensor in scales.values()] for key, scales in live.items()}
@@ -169,7 +170,7 @@ class StateViews(torch.nn.Module):
             KeyError: a state that `fp8_meta_tensors` lacks. ValueError: tensors that do not fit. Nothing is written.
         """
         writes: list[tuple[DelayedScales, Sequence[torch.Tensor] | None]] = []
-        for key, scales in self._live().items():
+        for key, scales in self.fp8_state.scales.live().items():
             given, name = None, _KEYS[key]
             if fp8_meta_tensors is not None:
                 if name not in fp8_meta_tensors:
@@ -196,7 +197,3 @@ class StateViews(torch.nn.Module):
     if TYPE_CHECKING:  # what `GemmModule` has
 
         def _forget_plan(self) -> None: ...
-
-        def _live(self) -> dict[str, DelayedScales]: ...
-
-        def _current_plan(self, state: AutocastState, device: torch.device, boundary: bool) -> Plan: ...

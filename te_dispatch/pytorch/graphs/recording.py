@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from te_dispatch.pytorch.capture.signatures import SignatureCache
 from te_dispatch.pytorch.fp8 import scale_update
 from te_dispatch.pytorch.fp8.autocast import AutocastState, thread
 from te_dispatch.pytorch.fp8.delayed_scales import DelayedScales
@@ -51,7 +50,7 @@ class Scaled:
                     f"{type(self.module).__name__}: its state of delayed scaling was moved, resized or bound to "
                     f"another encoding after {NAME} had captured it; capture it again"
                 )
-        self.module.join_plan(self.plan)
+        self.module.fp8_state.join(self.plan)
         self.plan.forward_group.dirty = True  # type: ignore[union-attr]
 
     def note_backward(self) -> None:
@@ -134,4 +133,4 @@ class Recording:
         for saved in self._saved.values():
             saved.restore()
         for module in self._modules.values():
-            module._signatures = SignatureCache()
+            module.captured_calls.forget()

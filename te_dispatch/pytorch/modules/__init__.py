@@ -1,8 +1,8 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
 """The layers: `Linear`, `LayerNormLinear`, `LayerNormMLP`, norms, `MultiheadAttention`, `TransformerLayer`, padding.
 
-Start with `linear`. A GEMM module is a `GemmModule` (`gemm_module`: parameters, the plan of a call, the weight cache)
-with an autograd Function that reads from top to bottom and is made of steps: `gemm_steps` (quantize, products),
+Start with `linear`. A GEMM module is a `GemmModule` (`gemm_module`: it has an `Fp8State` and a `CapturedCalls`) with an
+autograd Function that reads from top to bottom and is made of steps: `gemm_steps` (quantize, products),
 `linear_steps`, `norm_steps`. `parameters` makes and names parameters, `weight_grads` and `main_grads` say where their
 gradients go. `capture` replays a Function's calls from outside.
 

@@ -216,7 +216,8 @@ class LayerNormLinear(LinearModule):
         own = gamma is given[0] and beta is given[1] and options.sink is None
         own = own and (plan is None or plan.override is None)
         if own and is_first_microbatch is None and not returns_norm and output is None and input_grad is None:
-            self._capture(options, plan, (x, gamma, beta, weight, bias))
+            tensors = (x, gamma, beta, weight, bias)
+            self.captured_calls.capture(options, plan, self.fp8_state.plan, tensors)
         result = self._run_function(_run_layernorm_linear, plan, x, gamma, beta, weight, bias, options, *parameters)
         # Slices, because dynamo before PyTorch 2.12 makes a tuple of what `out, *beside = ...` makes a list of.
         results = result if isinstance(result, tuple) else (result,)
@@ -240,7 +241,7 @@ class LayerNormLinear(LinearModule):
         if self.return_layernorm_output:
             return None
         gamma, beta = norm_parameters(self)
-        options = self._captured(x, gamma, *[t for t in (beta, weight, bias) if t is not None])
+        options = self.captured_calls.find(x, gamma, *[t for t in (beta, weight, bias) if t is not None])
         if (
             options is None
             or options.passes_input is not self.passes_input

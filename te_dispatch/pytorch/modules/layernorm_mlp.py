@@ -214,7 +214,7 @@ class LayerNormMLP(GemmModule):
         fc2_bias: torch.Tensor | None,
         is_first_microbatch: bool | None,
     ) -> Any:
-        plan, record = self._begin(x)
+        plan, record = self.fp8_state.begin(self, x)
         weights = None
         if plan is not None:
             if plan.override is not None:
@@ -222,7 +222,8 @@ class LayerNormMLP(GemmModule):
                     f"{type(self).__name__}: backward_override={plan.override!r} is not supported yet, only None"
                 )
             check_alignment(type(self).__name__, plan, x, self._sizes, fc1_weight, fc2_weight)
-            weights = self._quantized_weights(plan, record, (fc1_weight, fc2_weight), is_first_microbatch)
+            sources = (fc1_weight, fc2_weight)
+            weights = self.fp8_state.weights.of_call(plan, record, sources, is_first_microbatch)
         by_compiler = self.checkpoint and left_to_compiler()
         options = LayerNormMLPOptions(
             plan,
@@ -243,7 +244,7 @@ class LayerNormMLP(GemmModule):
         # A norm's parameter in another dtype would have to be cast in every call.
         own = gamma is given[0] and beta is given[1] and options.sinks is None
         if own and is_first_microbatch is None and not self.return_layernorm_output and not self.checkpoint:
-            self._capture(options, plan, tensors)
+            self.captured_calls.capture(options, plan, self.fp8_state.plan, tensors)
         if by_compiler:
             return checkpoint(
                 lambda *given: self._run_function(run_layernorm_mlp, plan, *given, options),
@@ -273,7 +274,7 @@ class LayerNormMLP(GemmModule):
             return None
         gamma, beta = norm_parameters(self)
         tensors = (gamma, beta, fc1_weight, fc1_bias, fc2_weight, fc2_bias)
-        options = self._captured(x, *[t for t in tensors if t is not None])
+        options = self.captured_calls.find(x, *[t for t in tensors if t is not None])
         if options is None or options.passes_input is not self.passes_input or options.kind != self.activation:
             return None
         return run_layernorm_mlp(x, *tensors, options)

@@ -12,7 +12,6 @@ from te_dispatch.pytorch.arguments import reject_unsupported
 from te_dispatch.pytorch.autograd.apply import applied
 from te_dispatch.pytorch.autograd.scoped import in_forward_scope_as_is
 from te_dispatch.pytorch.capture.functions import replayed
-from te_dispatch.pytorch.capture.signatures import SignatureCache
 from te_dispatch.pytorch.fp8.quantized_io import arrived, operand, outgoing
 from te_dispatch.pytorch.modules.linear_module import LinearModule
 from te_dispatch.pytorch.modules.linear_steps import (
@@ -163,7 +162,7 @@ class Linear(LinearModule):
     @save_original_input.setter
     def save_original_input(self, value: bool) -> None:
         self._saves_input = bool(value)
-        self._signatures = SignatureCache()  # they keep the quantized copy
+        self.captured_calls.forget()  # they keep the quantized copy
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.use_bias}"
@@ -198,7 +197,7 @@ class Linear(LinearModule):
             and output is None
             and input_grad is None
         ):
-            self._capture(options, plan, (x, weight, bias))
+            self.captured_calls.capture(options, plan, self.fp8_state.plan, (x, weight, bias))
         out = self._run_function(_run_linear, plan, x, weight, bias, options, *parameters)
         return arrived(out[0], out[1:], output) if isinstance(out, tuple) else out
 
@@ -209,7 +208,8 @@ class Linear(LinearModule):
         bias: torch.Tensor | None,
         parameters: tuple[torch.Tensor, ...],
     ) -> torch.Tensor | None:
-        options = self._captured(x, weight) if bias is None else self._captured(x, weight, bias)
+        find = self.captured_calls.find
+        options = find(x, weight) if bias is None else find(x, weight, bias)
         if options is None or (parameters and options.rows != self._split.weights.rows):
             return None
         return _run_linear(x, weight, bias, options, *parameters)  # type: ignore[no-any-return]

@@ -195,13 +195,13 @@ class LinearModule(GemmModule):
         Args:
             boundary: whether something is to leave quantized.
         """
-        plan, record = self._begin(x, boundary)
+        plan, record = self.fp8_state.begin(self, x, boundary)
         if plan is None:
             return None, None
         # The joined memory of a divided weight takes no gradient; its parts do.
         parts = (weight,) if self._split is None else tuple(getattr(self, name) for name in self.weight_names)
         check_alignment(type(self).__name__, plan, x, self._sizes, *parts)
-        weights = self._quantized_weights(plan, record, (weight,), is_first_microbatch)
+        weights = self.fp8_state.weights.of_call(plan, record, (weight,), is_first_microbatch)
         return plan, None if weights is None else weights[0]
 
     @staticmethod

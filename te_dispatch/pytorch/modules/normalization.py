@@ -15,7 +15,7 @@ from te_dispatch.pytorch.autograd.apply import applied
 from te_dispatch.pytorch.autograd.scoped import in_forward_scope, outside_autocast
 from te_dispatch.pytorch.compile import returned
 from te_dispatch.pytorch.distributed.arguments import mark_sequence_parallel
-from te_dispatch.pytorch.fp8.module_state import SavedModule
+from te_dispatch.pytorch.fp8.saved_module import SavedModule
 from te_dispatch.pytorch.modules.norm_steps import NormOptions, norm_backward, norm_forward
 from te_dispatch.pytorch.modules.parameters import materialize
 from te_dispatch.pytorch.tensor.quantized_tensor import plain

@@ -11,7 +11,7 @@ import torch
 
 from te_dispatch.core import scopes
 from te_dispatch.ops.results import Gemm
-from te_dispatch.pytorch.capture.signatures import SignatureCache
+from te_dispatch.pytorch.capture.signatures import CapturedCalls
 from te_dispatch.pytorch.fp8.autocast import thread
 from te_dispatch.pytorch.modules.main_grads import MainGrads
 from te_dispatch.pytorch.modules.parameters import parameter
@@ -76,7 +76,7 @@ class WeightGradModule(torch.nn.Module):
 
     _fuses_wgrad = False
     _postpones_wgrad = False
-    _signatures: SignatureCache
+    captured_calls: CapturedCalls
 
     def _keep_gradients(self, given: Mapping[str, Any], names: Sequence[str]) -> None:
         """Take a constructor's arguments; `names` are of the weights."""
@@ -97,7 +97,7 @@ class WeightGradModule(torch.nn.Module):
     @fuse_wgrad_accumulation.setter
     def fuse_wgrad_accumulation(self, value: bool) -> None:
         self._fuses_wgrad = bool(value)
-        self._signatures = SignatureCache()  # they return gradients
+        self.captured_calls.forget()  # they return gradients
 
     def need_backward_dw(self) -> bool:
         """Whether gradients of weights wait for `backward_dw`: `delay_wgrad_compute`."""

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from te_dispatch.core.errors import DispatchError
-from te_dispatch.pytorch.fp8.module_state import ScaledModule
+from te_dispatch.pytorch.fp8.module_state import Fp8State
 
 
 class PlanningError(DispatchError):
@@ -136,8 +136,9 @@ def _shared(module: torch.nn.Module) -> Iterator[Any]:
     """What a copy has in common with the module."""
     group = torch.distributed.ProcessGroup if torch.distributed.is_available() else ()
     for part in module.modules():
-        if isinstance(part, ScaledModule):
-            yield part._origin  # counts its copies, whose names ranks compare
+        state = part.__dict__.get("fp8_state")
+        if isinstance(state, Fp8State):
+            yield state.scales.origin  # counts its copies, whose names ranks compare
         for value in part.__dict__.values():
             if isinstance(value, group):
                 yield value

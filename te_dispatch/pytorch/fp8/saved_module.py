@@ -1,0 +1,61 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Modules with ``_extra_state`` in their state_dict."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from te_dispatch.pytorch.fp8 import extra_state
+from te_dispatch.pytorch.fp8.delayed_scales import StateError
+
+_log = logging.getLogger("te_dispatch")
+
+
+class SavedModule(torch.nn.Module):
+    """A module with ``_extra_state`` in its state_dict, as Transformer Engine's modules have; here an empty one.
+
+    Checkpoints without it load: those of `torch.nn` modules, and of high-precision training.
+    """
+
+    def get_extra_state(self) -> torch.Tensor:
+        """Nothing, as an empty tensor of bytes."""
+        return extra_state.empty()
+
+    def set_extra_state(self, state: Any) -> None:
+        """Take what `get_extra_state` gives; warn of what Transformer Engine saves for FP8 attention."""
+        if isinstance(state, torch.Tensor) and state.numel():
+            _log.warning(
+                "%s has no delayed-scaling state; the one in the checkpoint has no effect", type(self).__name__
+            )
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Mapping[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        key = f"{prefix}_extra_state"
+        try:
+            super()._load_from_state_dict(
+                state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+            )
+        except StateError as error:
+            error_msgs.append(f"{key}: {error}")
+        if key in missing_keys:
+            missing_keys.remove(key)
+
+
+def has_te_modules(network: Any) -> bool:
+    """Whether a module is, or has in it, one of this package's that computes; True for anything but a module, which
+    cannot be looked into."""
+    if not isinstance(network, torch.nn.Module):
+        return True
+    return any(isinstance(part, SavedModule) for part in network.modules())
