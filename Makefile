@@ -112,6 +112,7 @@ crosscompile: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/argument_checks.py
 	$(BIN)/python benchmarks/dispatch_overhead.py
+	$(BIN)/python benchmarks/python_frames.py
 
 # On a GPU machine: the interpreter at hand, with its own torch and build tools, and no package index. Entry points are
 # made by installing into a folder without dependencies or build isolation.
@@ -146,6 +147,7 @@ conformance-gpu: $(GPU_SITE)/.installed
 bench-gpu: $(GPU_SITE)/.installed
 	$(GPU_PYTHON) benchmarks/argument_checks.py
 	$(GPU_PYTHON) benchmarks/dispatch_overhead.py
+	$(GPU_PYTHON) benchmarks/python_frames.py
 	$(GPU_PYTHON) benchmarks/ops.py $(if $(TE),--te $(TE)) $(OPS)
 	$(GPU_PYTHON) benchmarks/layer.py $(if $(TE),--te $(TE)) $(LAYER)
 

@@ -80,6 +80,8 @@ class OpManager:
         self.devices = ProcessDevices(self)
         self._known: Known | None = None
         self._bound: dict[str, Callable[..., Any]] = {}
+        #: (candidate, field of its manifest) -> the function named there
+        self._declared: dict[tuple[str, str], Callable[..., Any] | None] = {}
         #: Whether every result is checked, None until the environment is read; candidate -> as bound, and checked.
         self._checking: bool | None = None
         self._checked: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {}
@@ -210,6 +212,9 @@ class OpManager:
         Raises:
             BindError: it cannot be imported, or is not callable.
         """
+        declared = self._declared
+        if (candidate, field) in declared:
+            return declared[candidate, field]
         _, implementation = self.snapshot.implementation(candidate)
         target = getattr(implementation, field)
         with released(self.lock):
@@ -219,6 +224,7 @@ class OpManager:
                 function = import_declared(target, f"{candidate}: its {field}")
         if function is not None and not callable(function):
             raise BindError(f"{candidate}: its {field} is {type(function).__name__}, not callable")
+        declared[candidate, field] = function  # of the registry that was asked: another one has a dict of its own
         return function
 
     def fact_readers(self, operator: Operator) -> dict[str, Callable[..., Any]]:
@@ -338,6 +344,7 @@ class OpManager:
                 (self, "_known", None),
                 (self, "devices", ProcessDevices(self)),
                 (self, "_bound", {}),
+                (self, "_declared", {}),
                 (self, "_kept", {}),
                 (self, "_environments", {}),
             )

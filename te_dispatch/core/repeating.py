@@ -42,12 +42,13 @@ def repeating(bindings: Bindings, name: str, varying: Sequence[str], **arguments
     call = _complete(operator, arguments)
     dispatcher = bindings.dispatcher(operator)
     entry = dispatcher.entry(tuple(call.values()))
+    chosen = entry.chosen.id
     if entry.memory:
         return None
     fixed = {parameter: value for parameter, value in call.items() if parameter not in varying}
     launch = None
-    if not entry.chosen.id.startswith(f"{COMPOSITE}."):
-        plan = bindings.manager.declared(entry.chosen.id, "plan")
+    if not chosen.startswith(f"{COMPOSITE}."):
+        plan = bindings.manager.declared(chosen, "plan")
         launch = None if plan is None else plan(tuple(varying), **call)
     return codegen.repeating(
         operator, bindings.manager.namespace, varying, fixed, entry.bound, dispatcher.declined, launch

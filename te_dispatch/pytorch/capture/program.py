@@ -121,9 +121,9 @@ class Program:
             _require_constant(name, value)
         saved, marked = ([recorder.expression(x) for x in xs] for xs in (context.saved, context.marked))
         outputs = _outputs(recorder, result)
-        ending = [f"ctx.save_for_backward({', '.join(e.text for e in saved)})"]
+        ending = [f"ctx.save_for_backward({', '.join([e.text for e in saved])})"]
         if marked:
-            ending.append(f"ctx.mark_non_differentiable({', '.join(e.text for e in marked)})")
+            ending.append(f"ctx.mark_non_differentiable({', '.join([e.text for e in marked])})")
         ending.append(_returned(result, outputs))
         self.forward = _compiled(
             "forward", names, self.scope, recorder, [], ending, reads_of(*saved, *marked, *outputs)
@@ -211,7 +211,7 @@ def record_forward(
 
 def _require_constant(name: str, value: Any) -> None:
     values = value if isinstance(value, (tuple, list)) else (value,)
-    if any(isinstance(item, (torch.Tensor, Quantized, Saved)) for item in values):
+    if [item for item in values if isinstance(item, (torch.Tensor, Quantized, Saved))]:
         raise NotRepeatable(f"keeps tensors in ctx.{name}")
 
 
@@ -256,12 +256,13 @@ def _compiled(
         function = f"f{variable[1:]}"
         if isinstance(step.target, Operator):
             operator = step.target
-            given = dict(zip(operator.signature.parameters, step.given))
+            taken = operator.signature.parameters
+            given = dict(zip(taken, step.given))
             call = repeating(scope, operator.name, step.varying, **given)
             if call is None:
                 raise NotRepeatable(f"{operator.name}: its calls are watched, or some are declined")
             bound[function] = call
-            chosen = [text for key, text in zip(operator.signature.parameters, step.args) if key in step.varying]
+            chosen = [text for key, text in zip(taken, step.args) if key in step.varying]
             text = f"{function}({', '.join(chosen)})"
         else:
             bound[function] = step.target

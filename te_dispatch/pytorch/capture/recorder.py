@@ -10,7 +10,7 @@ are all that happened. Everything else is `NotRepeatable`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -34,7 +34,7 @@ _METADATA = frozenset((
     "size", "stride", "dim", "numel", "is_contiguous", "element_size", "storage_offset", "is_floating_point",
     "nelement", "ndimension", "get_device", "is_complex",
 ))  # fmt: skip
-_CONSTANT = (bool, int, float, str, torch.dtype, torch.device, torch.memory_format, Quantizer)
+_CONSTANT = (bool, int, float, str, torch.dtype, torch.device, torch.memory_format, *get_args(Quantizer))
 
 
 class NotRepeatable(Exception):
@@ -91,7 +91,7 @@ class Recorder:
         self.steps: list[Step] = []
         #: Objects that the source names.
         self.constants: dict[str, Any] = {}
-        self._numbers: dict[int, str] = {}
+        self._numbers: dict[int, Expression] = {}
         self._known: dict[int, Expression] = {}
         #: An id stays that of a value for as long as this is recorded.
         self._alive: list[Any] = []
@@ -184,7 +184,9 @@ class Recorder:
         elif value.__class__ is Quantized:
             self._known.setdefault(id(value), Expression(text, frozenset((variable,))))
             for name in Quantized.__slots__:
-                self._define(getattr(value, name), variable, f"{path}.{name}")
+                part = getattr(value, name)
+                if isinstance(part, torch.Tensor):
+                    self._define(part, variable, f"{path}.{name}")
         elif value.__class__ is Saved:
             self._known.setdefault(id(value), Expression(text, frozenset((variable,))))
             self._define(value.tensors, variable, f"{path}.tensors")
@@ -196,6 +198,13 @@ class Recorder:
         self._alive.append(value)
 
     def _argument(self, value: Any, target: Any) -> Expression:
+        if value is None:
+            return _NONE
+        known = self._known.get(id(value))
+        if known is not None:
+            return known
+        if isinstance(value, _CONSTANT):
+            return self.constant(value)
         try:
             return self.expression(value)
         except NotRepeatable:
@@ -235,11 +244,11 @@ class Recorder:
 
     def constant(self, value: Any) -> Expression:
         """A name for an object."""
-        name = self._numbers.get(id(value))
-        if name is None:
-            name = self._numbers[id(value)] = f"c{len(self.constants)}"
-            self.constants[name] = value
-        return Expression(name)
+        found = self._numbers.get(id(value))
+        if found is None:
+            found = self._numbers[id(value)] = Expression(f"c{len(self.constants)}")
+            self.constants[found.text] = value
+        return found
 
     def _call(self, function: Any, values: Sequence[Any]) -> Expression:
         parts = [self.expression(value) for value in values]
