@@ -1,10 +1,10 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
 """What the shared argument checks cost: a valid call of each family, seen before and for the first time.
 
-Each check is called with a call that it remembers, and without its memory (`te_dispatch.ops.checks.remember`), against
-a direct call: a function of the same parameters that returns at once. All three run in interleaved rounds; the figures
-are minima over the rounds, because everything else that runs on a machine only ever adds. Trust the ratio: it is in
-direct calls, of which an idle machine makes one in some 50 ns. On an accelerator the arguments lie there.
+Each check is called with a call that its cache holds, and without the cache (`te_dispatch.ops.checks.check_cache`),
+against a direct call: a function of the same parameters that returns at once. All three run in interleaved rounds; the
+figures are minima over the rounds, because everything else that runs on a machine only ever adds. Trust the ratio: it
+is in direct calls, of which an idle machine makes one in some 50 ns. On an accelerator the arguments lie there.
 
     python benchmarks/argument_checks.py [--rounds 25] [--calls 5000] [--json FILE]
 """

@@ -143,7 +143,7 @@ class Dispatcher:
         for piece_name, piece in accepted.pieces.items():
             assert piece.chosen is not None
             dispatcher = self.bindings.dispatcher(OPERATORS[piece.operator])
-            # The whole's key holds every fact that the pieces' resolutions read, so their winners are settled here.
+            # The whole's key holds every fact that the pieces' resolutions read, so their winners are fixed here.
             pieces[piece_name] = codegen.guarding(
                 dispatcher.operator,
                 self.manager.namespace,
@@ -199,7 +199,7 @@ class Dispatcher:
             key=codegen.reader(self.operator, self.manager.namespace, expression, "key"),
             table=Table(self.operator, atoms, self.manager.devices.mode() if by_device else NO_DEVICE, self.miss),
             entries={},
-            settled=(*before.settled, *before.entries.values()) if before else (),
+            superseded=(*before.superseded, *before.entries.values()) if before else (),
         )
 
     def _route(self, lookup: Lookup, args: tuple[Any, ...], function: Callable[..., Any]) -> None:
@@ -300,7 +300,7 @@ class Dispatcher:
         if lookup is None:
             return {}
         call = describe(args)
-        for entry in (*lookup.entries.values(), *lookup.settled):
+        for entry in (*lookup.entries.values(), *lookup.superseded):
             found = entry.memory.get(call)
             if found is not None:
                 return dict(found.reasons)

@@ -65,7 +65,7 @@ class Lookup(NamedTuple):
         key: reads it from a call's arguments.
         table: finds what is bound, from the same facts.
         entries: key -> what it resolved to. Grows, under the manager's lock.
-        settled: entries under smaller keys of the past: their calls were made, so a plan tells of them.
+        superseded: entries under smaller keys of the past: their calls were made, so a plan tells of them.
     """
 
     atoms: tuple[Atom, ...]
@@ -73,7 +73,7 @@ class Lookup(NamedTuple):
     key: Callable[..., Any]
     table: Table
     entries: dict[Any, Entry]
-    settled: tuple[Entry, ...]
+    superseded: tuple[Entry, ...]
 
     @property
     def keyed(self) -> bool:

@@ -217,7 +217,7 @@ def freeze(manager: OpManager | None = None) -> Plan:
     devices: dict[str, DeviceFacts] = {}
     for lookup in _resolved(manager, bindings):
         names = sorted({name for name, _ in lookup.atoms})
-        for entry in (*lookup.settled, *lookup.entries.values()):
+        for entry in (*lookup.superseded, *lookup.entries.values()):
             decision = entry.decision
             chosen = entry.chosen
             devices[decision.device.label()] = decision.device

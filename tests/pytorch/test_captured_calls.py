@@ -16,7 +16,7 @@ import te_dispatch
 import te_dispatch.pytorch as te
 from te_dispatch.common.recipe import DelayedScaling
 from te_dispatch.core import scopes
-from te_dispatch.ops.checks import likeness
+from te_dispatch.ops.checks import guards
 from te_dispatch.pytorch.fp8.autocast import current_state
 from te_dispatch.pytorch.modules.gemm_module import GemmModule
 
@@ -80,12 +80,12 @@ def test_a_policy_is_followed_by_a_captured_module() -> None:
 
 
 @pytest.mark.parametrize("name", ["Linear", "LayerNormLinear"])
-@pytest.mark.parametrize("natively", [True, False], ids=["", "likeness in Python"])
+@pytest.mark.parametrize("natively", [True, False], ids=["", "guards in Python"])
 def test_bad_inputs_are_refused_by_a_captured_module(
     natively: bool, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not natively:
-        monkeypatch.setattr(likeness, "TensorGuards", None)
+        monkeypatch.setattr(guards, "TensorGuards", None)
     module = made(name)
     for seed in range(2):
         step(module, RECIPE, seed)

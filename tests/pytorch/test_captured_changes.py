@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import te_dispatch.pytorch as te
 from te_dispatch.common.recipe import DelayedScaling
-from te_dispatch.ops.checks import likeness
+from te_dispatch.ops.checks import guards
 
 from .capturing import RECIPE, RECIPES, captured, made, state_of, step, trained, without_capture
 
@@ -240,17 +240,17 @@ def nested(module: te.Linear) -> list[torch.Tensor]:
         quantized_edges, given_a_quantized_gradient, input_without_gradient, calibrating, nested,
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("natively", [True, False], ids=["", "likeness in Python"])
+@pytest.mark.parametrize("natively", [True, False], ids=["", "guards in Python"])
 def test_a_captured_module_follows_what_changes(
     natively: bool, call: Callable[[te.Linear], list[torch.Tensor]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not natively:
-        monkeypatch.setattr(likeness, "TensorGuards", None)
+        monkeypatch.setattr(guards, "TensorGuards", None)
     same_as_plain(trained(), call, monkeypatch)
 
 
 def test_an_input_that_takes_a_gradient_later_gets_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(likeness, "TensorGuards", None)
+    monkeypatch.setattr(guards, "TensorGuards", None)
     module = made("Linear")
     for seed in range(2):
         step(module, RECIPE, seed, False)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from te_dispatch.backend_kit.device import dlpack_exchange
-from te_dispatch.ops.checks.likeness import PLAIN
+from te_dispatch.ops.checks.guards import PLAIN
 from te_dispatch_cuda.native import load
 
 _native = load()

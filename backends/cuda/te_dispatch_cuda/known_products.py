@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from te_dispatch.ops.checks.likeness import PLAIN, alike
+from te_dispatch.ops.checks.guards import PLAIN, guard_for
 from te_dispatch_cuda.gemm_plans import CALLS
 from te_dispatch_cuda.gemm_repeated import copies
 
@@ -87,4 +87,7 @@ class Products:
             return
         if len(self._known) >= _KINDS:
             self._known.clear()
-        self._known[name] = [(alike(tensors, [True] * len(tensors)), call), *self._known.get(name, ())[: _ALIKE - 1]]
+        self._known[name] = [
+            (guard_for(tensors, [True] * len(tensors)), call),
+            *self._known.get(name, ())[: _ALIKE - 1],
+        ]

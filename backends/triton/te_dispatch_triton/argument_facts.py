@@ -23,7 +23,7 @@ from te_dispatch.numerics.quantizers import (
     MXFP8Quantizer,
     NVFP4Quantizer,
 )
-from te_dispatch.ops.checks.likeness import PLAIN, Likeness, alike
+from te_dispatch.ops.checks.guards import PLAIN, Guard, guard_for
 from te_dispatch_triton.kinds import AMD, in_reach
 
 _address = torch.Tensor.data_ptr
@@ -129,7 +129,7 @@ def _splits(x: str) -> str:
 
 #: By their length, lists that were met twice: what tells whether tensors look like them, and their facts. Reading facts
 #: from Python takes ten times as long as that.
-_known: dict[int, list[tuple[Likeness, object]]] = {}
+_known: dict[int, list[tuple[Guard, object]]] = {}
 #: What stands for a list's facts in keys: it is hashed at once, where facts are hashed one by one.
 _tokens: dict[tuple[Any, ...], object] = {}
 #: Lists of one length that are kept, lengths, and lists that were met.
@@ -149,7 +149,7 @@ def _facts_of(tensors: Sequence[Any]) -> object:
     if token is not None:
         if len(known) >= _ALIKE or len(_known) >= _LENGTHS:
             _known.clear()
-        _known.setdefault(len(tensors), []).append((alike(tensors, [True] * len(tensors)), token))
+        _known.setdefault(len(tensors), []).append((guard_for(tensors, [True] * len(tensors)), token))
         return token
     if len(_tokens) >= _MET:
         _tokens.clear()

@@ -20,7 +20,7 @@ import torch
 
 from te_dispatch.backend_kit.device import is_capturing
 from te_dispatch.ops import alloc
-from te_dispatch.ops.checks.likeness import PLAIN, alike
+from te_dispatch.ops.checks.guards import PLAIN, guard_for
 from te_dispatch_triton import launch
 from te_dispatch_triton.training_tables import Layout, Table, Tensors, low_bits, write
 
@@ -67,15 +67,15 @@ class Known:
     """What is kept of lists that look alike.
 
     Attributes:
-        looks: whether tensors look like those.
+        guard: of the metadata of those tensors.
         layout: of their tables.
         ranges: `layout.ranges` in device memory once `starts` was called.
     """
 
-    __slots__ = ("looks", "layout", "ranges", "_sets")
+    __slots__ = ("guard", "layout", "ranges", "_sets")
 
     def __init__(self, tensors: Tensors, layout: Layout) -> None:
-        self.looks = alike(tensors, [True] * len(tensors))
+        self.guard = guard_for(tensors, [True] * len(tensors))
         self.layout = layout
         self.ranges: torch.Tensor | None = None
         self._sets: list[Kept] = []
@@ -120,7 +120,7 @@ class Tables:
         try:
             tensors = [*chain.from_iterable(filter(None, lists))]
             for known in self._kinds.get(key_of(lists, tensors), ()):  # type: ignore[arg-type]  # None is no key
-                if known.looks(*tensors):
+                if known.guard(*tensors):
                     return known, tensors
         except Exception:  # nothing known, or something that was not foreseen: checks shall say what
             pass

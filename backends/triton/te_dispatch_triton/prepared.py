@@ -31,7 +31,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from te_dispatch.backend_kit.device import dispatch_modes
 from te_dispatch.ops import alloc
-from te_dispatch.ops.checks.likeness import PLAIN
+from te_dispatch.ops.checks.guards import PLAIN
 from te_dispatch_triton import argument_facts, launch
 from te_dispatch_triton.argument_facts import OPERAND, OPTION, Kind, indented
 from te_dispatch_triton.tape import ACTIVE, Given, Tape

@@ -14,7 +14,7 @@ import torch
 
 from te_dispatch.core.errors import Declined
 from te_dispatch.ops.checks import quantize as checks
-from te_dispatch.ops.checks.likeness import PLAIN, Likeness, alike
+from te_dispatch.ops.checks.guards import PLAIN, Guard, guard_for
 from te_dispatch_triton import configs
 from te_dispatch_triton.argument_facts import NUMBER, NUMBER_LISTS, OPERANDS
 from te_dispatch_triton.kept_tables import key_of, lasting, place_of
@@ -131,7 +131,7 @@ def plan_update(
 class _Update(NamedTuple):
     """An update that was made: of which tensors, and what launches it."""
 
-    looks: Likeness
+    guard: Guard
     addresses: list[int]
     maxima: list[list[float]]
     launches: list[Arguments]
@@ -148,7 +148,7 @@ def _kept(lists: Sequence[Any], max_values: Any, how: tuple[Any, ...]) -> list[A
         if found:
             addresses, maxima = [*map(torch.Tensor.data_ptr, tensors)], [*map(list, max_values)]
             for one in found:
-                if one.addresses == addresses and one.maxima == maxima and one.looks(*tensors):
+                if one.addresses == addresses and one.maxima == maxima and one.guard(*tensors):
                     return one.launches
     except Exception:  # something that was not foreseen: checks shall say what
         pass
@@ -165,7 +165,7 @@ def _keep(lists: Sequence[Any], max_values: Maxima, how: tuple[Any, ...]) -> Non
     if len(_updates) >= _KINDS:
         _updates.clear()
     made = _Update(
-        alike(tensors, [True] * len(tensors)), [*map(torch.Tensor.data_ptr, tensors)], [*map(list, max_values)],
+        guard_for(tensors, [True] * len(tensors)), [*map(torch.Tensor.data_ptr, tensors)], [*map(list, max_values)],
         _listed([xs or () for xs in lists], max_values, how[0], how[-1], lasting),
     )  # fmt: skip
     _updates[key] = [made, *_updates.get(key, ())[: _UPDATES - 1]]

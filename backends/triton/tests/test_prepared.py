@@ -23,7 +23,7 @@ from te_dispatch.core.bind import _twin  # noqa: E402
 from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized  # noqa: E402
 from te_dispatch.numerics.quantizers import CurrentQuantizer, DelayedQuantizer  # noqa: E402
 from te_dispatch.ops import alloc  # noqa: E402
-from te_dispatch.ops.checks import likeness  # noqa: E402
+from te_dispatch.ops.checks import guards  # noqa: E402
 from te_dispatch_triton import argument_facts, prepared, probe  # noqa: E402
 from te_dispatch_triton.argument_facts import NUMBER, OPERAND, OPERANDS, QUANTIZER, TENSOR, UNREAD  # noqa: E402
 from te_dispatch_triton.memory import address, dense, empty  # noqa: E402
@@ -231,7 +231,7 @@ def test_records_quantizers_and_what_comes_back() -> None:
 def test_lists_that_are_known_are_told_apart(natively: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(argument_facts, "_known", {})
     if not natively:  # as where PyTorch has no comparison of its own
-        monkeypatch.setattr(likeness, "TensorGuards", None)
+        monkeypatch.setattr(guards, "TensorGuards", None)
     listed = lambda *tensors: [*tensors, *(torch.empty(4, 8) for _ in range(3))]  # noqa: E731
     known = [argument_facts._facts_of(listed(torch.empty(4, 8))) for _ in range(4)]
     assert known[2] is known[3]

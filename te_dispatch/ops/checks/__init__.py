@@ -3,8 +3,8 @@
 
 `check_<family>.<operator>(...)` takes the arguments that need a look and raises TypeError or ValueError, naming the
 argument, what came and what was expected. Implementations call these first, before they write anything. They never
-synchronize with a device, and remember which calls passed (`remember`), so that the calls of a second step cost little.
+synchronize with a device, and cache which calls passed (`check_cache`), so that the calls of a second step cost little.
 
-Start with `gemm`, one family's checks; `values`, `rows` and `likeness` are what they are made of. May import what
+Start with `gemm`, one family's checks; `values`, `rows` and `guards` are what they are made of. May import what
 `te_dispatch.ops` may, and torch: nothing that declares operators imports this package.
 """

@@ -9,7 +9,7 @@ import torch
 
 from te_dispatch.ops.attention import BIAS_TYPES, LAYOUTS, MASKS, PACKINGS, SOFTMAX_TYPES, lse_shape, out_shape
 from te_dispatch.ops.checks import values as check
-from te_dispatch.ops.checks.remember import (
+from te_dispatch.ops.checks.check_cache import (
     CONTENTS,
     LEADING_OPERAND,
     NUMBER,
@@ -19,7 +19,7 @@ from te_dispatch.ops.checks.remember import (
     OPTIONAL_NUMBER,
     OPTIONAL_QUANTIZER,
     TENSOR,
-    remembered,
+    cached_check,
 )
 from te_dispatch.ops.checks.rows import bounds
 from te_dispatch.ops.checks.training import probability
@@ -60,7 +60,7 @@ def operands(q: Any, k: Any, v: Any, layout: Any, packing: Any = None, paged: bo
             )
 
 
-@remembered(
+@cached_check(
     q=LEADING_OPERAND, k=OPERAND, v=OPERAND, attn_mask=OPTIONAL, window=NUMBERS, cu_seqlens_q=CONTENTS,
     cu_seqlens_kv=CONTENTS, cu_seqlens_q_padded=CONTENTS, cu_seqlens_kv_padded=CONTENTS,
     max_seqlen_q=OPTIONAL_NUMBER, max_seqlen_kv=OPTIONAL_NUMBER, page_table=CONTENTS, bias=OPTIONAL,
@@ -128,7 +128,7 @@ def attention(
         raise ValueError(f"rng_state: got None with dropout_p={dropout_p}, expected int64 (2,), (seed, offset)")
 
 
-@remembered(page_table=OPTIONAL, s_quantizer=OPTIONAL_QUANTIZER, out_quantizer=OPTIONAL_QUANTIZER)
+@cached_check(page_table=OPTIONAL, s_quantizer=OPTIONAL_QUANTIZER, out_quantizer=OPTIONAL_QUANTIZER)
 def forward(
     inference: bool, page_table: Any, s_quantizer: Any, out_quantizer: Any, out_dtype: Any, device: torch.device
 ) -> None:
@@ -141,7 +141,7 @@ def forward(
     check.dtype("out_dtype", out_dtype)
 
 
-@remembered(
+@cached_check(
     dout=OPERAND, q=LEADING_OPERAND, v=OPERAND, out=OPERAND, lse=TENSOR, bias=OPTIONAL, s_quantizer=OPTIONAL_QUANTIZER,
     dp_quantizer=OPTIONAL_QUANTIZER, dqkv_quantizer=OPTIONAL_QUANTIZER,
 )  # fmt: skip

@@ -11,7 +11,7 @@ import torch
 from te_dispatch.numerics.encodings import ENCODINGS
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.ops.checks import values as check
-from te_dispatch.ops.checks.remember import (
+from te_dispatch.ops.checks.check_cache import (
     LEADING_OPERAND,
     NUMBER,
     OFTEN,
@@ -19,7 +19,7 @@ from te_dispatch.ops.checks.remember import (
     OPTIONAL_OPERAND,
     OPTIONAL_QUANTIZER,
     WRITTEN,
-    remembered,
+    cached_check,
 )
 from te_dispatch.ops.gemm import EPILOGUES, LAYOUTS, gemm_sizes, out_shape
 from te_dispatch.ops.shapes import rows_of
@@ -57,7 +57,7 @@ def operands(a: Any, b: Any, layout: Any) -> tuple[int, int, int]:
     return m, n, k
 
 
-@remembered(
+@cached_check(
     a=OPERAND, b=LEADING_OPERAND, out=WRITTEN, bias=OFTEN, aux=OPTIONAL_OPERAND, aux_quantizer=OPTIONAL_QUANTIZER,
     out_quantizer=OPTIONAL_QUANTIZER, alpha=NUMBER,
 )  # fmt: skip

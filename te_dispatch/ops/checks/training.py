@@ -9,7 +9,7 @@ import torch
 
 from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized
 from te_dispatch.ops.checks import values as check
-from te_dispatch.ops.checks.remember import (
+from te_dispatch.ops.checks.check_cache import (
     CONTENTS,
     LEADING,
     LEADING_OPERAND,
@@ -19,7 +19,7 @@ from te_dispatch.ops.checks.remember import (
     TENSOR,
     TENSORS,
     WRITTEN_TENSORS,
-    remembered,
+    cached_check,
 )
 
 
@@ -29,7 +29,7 @@ def probability(dropout_p: Any) -> None:
         raise ValueError(f"dropout_p: got {dropout_p}, expected a probability below 1")
 
 
-@remembered(x=LEADING, residual=OPTIONAL, bias=OPTIONAL, dropout_p=NUMBER, rng_state=OPTIONAL)
+@cached_check(x=LEADING, residual=OPTIONAL, bias=OPTIONAL, dropout_p=NUMBER, rng_state=OPTIONAL)
 def dropout_add_fwd(x: Any, residual: Any, bias: Any, dropout_p: Any, rng_state: Any) -> None:
     check.matrix("x", x)
     if residual is not None:
@@ -43,7 +43,7 @@ def dropout_add_fwd(x: Any, residual: Any, bias: Any, dropout_p: Any, rng_state:
         raise ValueError(f"rng_state: got None with dropout_p={dropout_p}, expected int64 (2,), (seed, offset)")
 
 
-@remembered(dy=LEADING, mask=OPTIONAL, dropout_p=NUMBER)
+@cached_check(dy=LEADING, mask=OPTIONAL, dropout_p=NUMBER)
 def dropout_add_bwd(dy: Any, mask: Any, dropout_p: Any) -> None:
     check.tensor("dy", dy)
     probability(dropout_p)
@@ -72,7 +72,7 @@ def _written(name: str, found: Any) -> None:
         check.writable(f"{name}[{i}]", x)
 
 
-@remembered(
+@cached_check(
     params=WRITTEN_TENSORS, grads=TENSORS, exp_avgs=WRITTEN_TENSORS, exp_avg_sqs=WRITTEN_TENSORS,
     master=OPTIONAL_WRITTEN_TENSORS,
 )  # fmt: skip
@@ -125,12 +125,12 @@ def adam_numbers(
         check.scalar("noop_flag", noop_flag, device)
 
 
-@remembered(tensors=TENSORS)
+@cached_check(tensors=TENSORS)
 def multi_tensor_l2norm(tensors: Any) -> None:
     _tensors("tensors", tensors)
 
 
-@remembered(inputs=TENSORS, outputs=WRITTEN_TENSORS)
+@cached_check(inputs=TENSORS, outputs=WRITTEN_TENSORS)
 def scale_tensors(inputs: Any, outputs: Any) -> None:
     """The lists by themselves: they look the same in every step, where the number changes."""
     _tensors("inputs", inputs)
@@ -150,7 +150,7 @@ def scale_number(scale: Any, noop_flag: Any, device: torch.device) -> None:
         check.scalar("noop_flag", noop_flag, device)
 
 
-@remembered(x=LEADING_OPERAND, indices=TENSOR, probs=OPTIONAL, capacity=NUMBER)
+@cached_check(x=LEADING_OPERAND, indices=TENSOR, probs=OPTIONAL, capacity=NUMBER)
 def moe_permute(x: Any, indices: Any, probs: Any, capacity: Any) -> None:
     check.operand("x", x)
     if len(x.shape) != 2:
@@ -173,7 +173,7 @@ def moe_permute(x: Any, indices: Any, probs: Any, capacity: Any) -> None:
         raise ValueError(f"x: got {x.scale_layout} scales, expected {CANONICAL_SCALES} ones")
 
 
-@remembered(x=LEADING, row_map=CONTENTS, probs=OPTIONAL)
+@cached_check(x=LEADING, row_map=CONTENTS, probs=OPTIONAL)
 def moe_unpermute(x: Any, row_map: Any, probs: Any) -> None:
     check.tensor("x", x)
     if x.ndim != 2:
@@ -187,7 +187,7 @@ def moe_unpermute(x: Any, row_map: Any, probs: Any) -> None:
         check.shaped("probs", probs, row_map.shape, check.FLOATS, x.device)
 
 
-@remembered(dy=LEADING, x=TENSOR, row_map=CONTENTS, probs=OPTIONAL)
+@cached_check(dy=LEADING, x=TENSOR, row_map=CONTENTS, probs=OPTIONAL)
 def moe_unpermute_bwd(dy: Any, x: Any, row_map: Any, probs: Any) -> None:
     moe_unpermute(x, row_map, probs)
     check.shaped("dy", dy, (row_map.shape[0], x.shape[-1]), check.FLOATS, x.device)

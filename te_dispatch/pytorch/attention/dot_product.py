@@ -14,7 +14,7 @@ from te_dispatch import ops
 from te_dispatch.core import scopes
 from te_dispatch.core.watched import reload_changed
 from te_dispatch.ops.attention import LAYOUTS, SOFTMAX_TYPES
-from te_dispatch.ops.checks.likeness import PLAIN
+from te_dispatch.ops.checks.guards import PLAIN
 from te_dispatch.pytorch.arguments import reject_unsupported, require_choice, require_probability, resolve_device
 from te_dispatch.pytorch.attention.bounds import Bounds, sequence_bounds
 from te_dispatch.pytorch.attention.function import (

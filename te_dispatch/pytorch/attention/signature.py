@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from te_dispatch.core import scopes
-from te_dispatch.ops.checks.likeness import alike
+from te_dispatch.ops.checks.guards import guard_for
 from te_dispatch.pytorch.attention.inputs import shared_packing
 
 if TYPE_CHECKING:
@@ -22,19 +22,19 @@ class AttentionSignature:
     """Of captured calls of one module.
 
     Attributes:
-        arguments: what it was called with beside tensors. given: which operands there are. fits: their metadata.
+        arguments: what it was called with beside tensors. given: which operands there are. guard: of their metadata.
         packing: that of three operands given apart, which their metadata do not tell.
         scope: the bindings. deterministic: PyTorch's flag, which no attribute or argument tells.
         call: for the Function, with the program; None until that was called.
     """
 
-    __slots__ = ("arguments", "given", "fits", "packing", "deterministic", "scope", "call")
+    __slots__ = ("arguments", "given", "guard", "packing", "deterministic", "scope", "call")
 
     def __init__(self, operands: Given, arguments: Any, packing: str | None) -> None:
         present = [x for x in operands if x is not None]
         self.arguments = arguments
         self.given = tuple([x is not None for x in operands])
-        self.fits = alike(present, [True] * len(present))
+        self.guard = guard_for(present, [True] * len(present))
         self.packing = packing
         self.deterministic = torch.are_deterministic_algorithms_enabled()
         self.scope = scopes.capture()
@@ -47,7 +47,7 @@ class AttentionSignature:
             self.arguments == arguments
             and self.scope is scopes.capture()
             and tuple([x is not None for x in operands]) == self.given
-            and self.fits(*present)
+            and self.guard(*present)
             and self.deterministic is torch.are_deterministic_algorithms_enabled()
             and (len(present) < 3 or shared_packing(*present) == self.packing)
         )

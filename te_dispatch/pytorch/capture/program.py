@@ -20,7 +20,7 @@ from te_dispatch.core.operator import Operator
 from te_dispatch.core.recording_bindings import RecordingBindings
 from te_dispatch.core.repeating import repeating
 from te_dispatch.numerics.quantized import Quantized
-from te_dispatch.ops.checks.likeness import PLAIN, Likeness, alike
+from te_dispatch.ops.checks.guards import PLAIN, Guard, guard_for
 from te_dispatch.ops.results import Saved
 from te_dispatch.pytorch.capture.recorder import Expression, NotRepeatable, Recorder, reads_of, recorded
 from te_dispatch.pytorch.capture.statistics import STATISTICS
@@ -72,25 +72,25 @@ class _Backward:
 
     Attributes:
         needs: `ctx.needs_input_grad`. absent: which gradients are None, or None where all are there.
-        same: pairs of places at which one tensor was given. fits: whether those that are there look like the first.
+        same: pairs of places at which one tensor was given. guard: of the metadata of those that are there.
     """
 
-    __slots__ = ("needs", "absent", "same", "fits", "run")
+    __slots__ = ("needs", "absent", "same", "guard", "run")
 
     def __init__(self, needs: tuple[bool, ...], grads: Sequence[Any], run: Callable[..., Any]) -> None:
         present = [g for g in grads if g is not None]
         self.needs = needs
         self.absent = None if len(present) == len(grads) else tuple([g is None for g in grads])
         self.same = _same(grads)
-        self.fits: Likeness = alike(present, [True] * len(present))
+        self.guard: Guard = guard_for(present, [True] * len(present))
         self.run = run
 
     def serves(self, grads: Sequence[Any]) -> bool:
         if any(grads[i] is not grads[j] for i, j in self.same):
             return False
         if self.absent is None:
-            return self.fits(*grads)
-        return tuple([g is None for g in grads]) == self.absent and self.fits(*[g for g in grads if g is not None])
+            return self.guard(*grads)
+        return tuple([g is None for g in grads]) == self.absent and self.guard(*[g for g in grads if g is not None])
 
 
 def _same(grads: Sequence[Any]) -> list[tuple[int, int]]:

@@ -17,7 +17,7 @@ from torch import is_grad_enabled
 from torch.compiler import is_dynamo_compiling
 
 from te_dispatch.core import scopes
-from te_dispatch.ops.checks.likeness import PLAIN, Likeness, alike
+from te_dispatch.ops.checks.guards import PLAIN, Guard, guard_for
 from te_dispatch.pytorch.autograd.scoped import autocast_off
 from te_dispatch.pytorch.capture.functions import Replayable
 from te_dispatch.pytorch.capture.statistics import STATISTICS
@@ -102,18 +102,18 @@ class Signature:
 
     Attributes:
         state: the autocast's, None outside any. scope: the bindings.
-        count, fits: whether tensors are as many, and look like those of the first such call.
+        count, guard: whether tensors are as many, and have the metadata of those of the first such call.
         group: forward scales that such a call records amaxes for, or None.
         options: of the module's Function, with the program.
     """
 
-    __slots__ = ("state", "scope", "count", "fits", "group", "options")
+    __slots__ = ("state", "scope", "count", "guard", "group", "options")
 
-    def __init__(self, state: Any, scope: Any, count: int, fits: Likeness, group: Any, options: Any) -> None:
+    def __init__(self, state: Any, scope: Any, count: int, guard: Guard, group: Any, options: Any) -> None:
         self.state = state
         self.scope = scope
         self.count = count
-        self.fits = fits
+        self.guard = guard
         self.group = group
         self.options = options
 
@@ -147,7 +147,7 @@ class CapturedCalls:
         if signatures and unwatched():
             state, scope, count = thread.state, scopes.capture(), len(tensors)
             for index, found in enumerate(signatures):
-                if found.state is state and found.scope is scope and found.count == count and found.fits(*tensors):
+                if found.state is state and found.scope is scope and found.count == count and found.guard(*tensors):
                     if index:
                         signatures.use(index, found)
                     if found.group is not None:
@@ -174,11 +174,11 @@ class CapturedCalls:
         present = [x for x in tensors if x is not None]
         if not (outside or inside) or any(x.__class__ not in PLAIN for x in present) or not present[0].is_contiguous():
             return
-        fits, group = alike(present, [True] * len(present)), None if plan is None else plan.forward_group
+        guard, group = guard_for(present, [True] * len(present)), None if plan is None else plan.forward_group
         count, signatures = len(present), self.signatures
 
         # It refers to neither the options nor the tensors: a cycle would keep the module, and them, until a collection.
         def keep(found: Replayable) -> None:
-            signatures.add(Signature(state, scope, count, fits, group, found))
+            signatures.add(Signature(state, scope, count, guard, group, found))
 
         options.capture = keep

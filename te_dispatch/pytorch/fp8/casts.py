@@ -288,5 +288,5 @@ def build_plan(
     casts = recipe_casts(recipe, device, forward, backward, roles or ModuleRoles.unnamed(gemm_count))
     asked = [casts.operands(i) for i in range(gemm_count)]
     gemms = [operands and _gemm_casts(device, operands, casts.common) for operands in asked]
-    casts.settle(gemms)
+    casts.fit_state(gemms)
     return Plan(casts, scope, device, process_group, gemms, forward, backward)

@@ -85,7 +85,7 @@ class RecipeCasts:
         """The casts around weight number `index` of the module; None where its products run in high precision."""
         raise NotImplementedError
 
-    def settle(self, gemms: Sequence[GemmCasts | None]) -> None:
+    def fit_state(self, gemms: Sequence[GemmCasts | None]) -> None:
         """Called once products are known to be served: fit state to the casts that were made of `operands`."""
 
     def boundary(self, casts: GemmCasts, states: BoundaryStates) -> Boundary:
@@ -177,7 +177,7 @@ class DelayedCasts(RecipeCasts):
             (False, True, True),
         )
 
-    def settle(self, gemms: Sequence[GemmCasts | None]) -> None:
+    def fit_state(self, gemms: Sequence[GemmCasts | None]) -> None:
         made: list[Any] = list(gemms)
         self.forward.retarget([q.max_value for casts in made for q in (casts.input, casts.weight)], self.recipe.margin)
         self.backward.retarget([casts.grad.max_value for casts in made], self.recipe.margin)

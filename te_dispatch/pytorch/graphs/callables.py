@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from te_dispatch.ops.checks.likeness import PLAIN
+from te_dispatch.ops.checks.guards import PLAIN
 from te_dispatch.pytorch.graphs.settings import NAME
 from te_dispatch.pytorch.graphs.signature import hooks_of
 from te_dispatch.pytorch.modules.weight_grads import WeightGradModule

@@ -13,7 +13,7 @@ from te_dispatch import ops
 from te_dispatch.common.recipe import DelayedScaling
 from te_dispatch.core import scopes
 from te_dispatch.numerics.quantized import Quantized
-from te_dispatch.ops.checks.likeness import alike
+from te_dispatch.ops.checks.guards import guard_for
 from te_dispatch.pytorch.autograd.scoped import autocast_off
 from te_dispatch.pytorch.capture.signatures import CapturedCalls, SignatureCache
 from te_dispatch.pytorch.compile import constant, exporting
@@ -189,7 +189,7 @@ class GemmModule(SavedModule, WeightGradModule, ParallelModule, AskingModule, St
             inp = plain(inp)
         x = inp.contiguous()
         if x is given and x.numel() and autocast_off() and type(x) is torch.Tensor and self._checked_inputs.admits():
-            self._checked_inputs.add((alike((x, weight), (True, False)), features))
+            self._checked_inputs.add((guard_for((x, weight), (True, False)), features))
         return x
 
     def _run_function(self, apply: Callable[..., Any], plan: Plan | None, *arguments: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from te_dispatch.ops.checks.likeness import PLAIN
+from te_dispatch.ops.checks.guards import PLAIN
 from te_dispatch.pytorch.arguments import PARALLEL_DEFAULTS, resolve_device
 from te_dispatch.pytorch.fp8.autocast import trains
 

@@ -1,17 +1,17 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""Checks that remember which calls passed, because a model makes the same calls in every step.
+"""A cache in front of a check: which calls passed, because a model makes the same calls in every step.
 
-`remembered` wraps a check. The wrapper collects the facts of a call (options, tags of records and quantizers, leading
+`cached_check` wraps a check. The wrapper collects the facts of a call (options, tags of records and quantizers, leading
 shapes) and its tensors, finds the passes with the same facts, and compares the tensors' class, shape, dtype and device
 with those that passed. Where nothing fits the check runs, so a wrong call gets the check's own error: only passes are
-remembered, and no tensor is kept.
+cached, and no tensor is kept.
 
 Facts and comparison cover everything that a check may read, and nothing of what tensors contain. So whoever writes a
 check
 
 - declares the kind of every argument that is not an option, and reads nothing that the kind does not cover.
 
-`tests/bad_input/test_remembered.py` spoils every declared call and compares with the check itself.
+`tests/bad_input/test_check_cache.py` spoils every declared call and compares with the check itself.
 
 The wrapper is generated with the check's exact parameters, because a loop over the arguments would cost more than
 most checks. The check itself stays reachable as `__wrapped__`, the passes as `passed`.
@@ -40,7 +40,7 @@ from te_dispatch.numerics.quantizers import (
     NVFP4HadamardQuantizer,
     NVFP4Quantizer,
 )
-from te_dispatch.ops.checks.likeness import PLAIN, alike
+from te_dispatch.ops.checks.guards import PLAIN, guard_for
 
 #: Quantizers of which checks read nothing but the encoding.
 _OF_ENCODING = frozenset(
@@ -66,7 +66,7 @@ class Kind(NamedTuple):
         facts: code of hashable values, separated by commas.
         tensors: code of the tensors to compare, separated by commas.
         first: code that runs before both.
-        lasting: of an argument that is not None: whether a pass that rests on these may be remembered.
+        lasting: of an argument that is not None: whether a pass that rests on these may be cached.
         strides: whether the tensors' strides matter.
         optional: whether calls usually leave it None. Those that leave all such arguments None are looked at without.
     """
@@ -146,8 +146,8 @@ NUMBERS = Kind(
 )
 
 
-def remembered(**kinds: Kind) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorator of a check: ``@remembered(x=LEADING, quantizer=QUANTIZER)``. Arguments not named are `OPTION`."""
+def cached_check(**kinds: Kind) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorator of a check: ``@cached_check(x=LEADING, quantizer=QUANTIZER)``. Arguments not named are `OPTION`."""
 
     def wrap(check: Callable[P, R]) -> Callable[P, R]:
         parameters = inspect.signature(check).parameters
@@ -231,7 +231,7 @@ def _wrapper(check: Callable[P, R], kinds: dict[str, Kind]) -> Callable[P, R]:
 
 def _compiled(source: str, label: str) -> Any:
     """`make` of a source text, in this module's namespace; tracebacks and debuggers find the text."""
-    filename = f"<te_dispatch remembered {label} {next(_serial)}>"
+    filename = f"<te_dispatch cached check {label} {next(_serial)}>"
     linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
     made: dict[str, Any] = {}
     exec(compile(source, filename, "exec"), globals(), made)
@@ -245,7 +245,7 @@ def _learn(
     look: Callable[..., Any],
     arguments: tuple[Any, ...],
 ) -> Any:
-    """Run the check; if the call passes and what was looked at is all that this depends on, remember it."""
+    """Run the check; if the call passes and what was looked at is all that this depends on, cache it."""
     result = check(*arguments)
     given = [(kind, x) for kind, x in zip(kinds, arguments) if x is not None]
     if torch.compiler.is_compiling() or not all(kind.lasting(x) for kind, x in given):
@@ -261,7 +261,7 @@ def _learn(
     if len(passed) >= CAPACITY:
         passed.clear()
     # A new list: another thread may be going through the old one.
-    passed[facts] = [(alike(tensors, [id(t) in written for t in tensors]), result), *passes[: PASSES - 1]]
+    passed[facts] = [(guard_for(tensors, [id(t) in written for t in tensors]), result), *passes[: PASSES - 1]]
     return result
 
 

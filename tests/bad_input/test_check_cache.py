@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""Checks that remember refuse what they refuse without a memory, word for word, whatever they saw before."""
+"""Checks with a cache refuse what they refuse without it, word for word, whatever they saw before."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from te_dispatch.core.operator import OPERATORS
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.numerics.quantizers import BlockQuantizer, CurrentQuantizer, DelayedQuantizer
-from te_dispatch.ops.checks import attention, gemm, likeness, quantize, remember, rows, training
+from te_dispatch.ops.checks import attention, check_cache, gemm, guards, quantize, rows, training
 from tests.bad_input import outcomes
 from tests.bad_input.spoiling import changed, spoilt
 from tests.bad_input.valid_calls import CALLS, delayed, ints, randn, record
@@ -74,7 +74,7 @@ def outcome(check: Callable[..., Any], given: dict[str, Any]) -> tuple[Any, ...]
 
 def agree(check: Callable[..., Any], given: dict[str, Any]) -> tuple[Any, ...]:
     expected = outcome(check.__wrapped__, given)  # type: ignore[attr-defined]
-    for _ in range(2):  # the second time it may remember
+    for _ in range(2):  # the second time it may be cached
         assert outcome(check, given) == expected
     return expected
 
@@ -83,8 +83,8 @@ def agree(check: Callable[..., Any], given: dict[str, Any]) -> tuple[Any, ...]:
 def _nothing_seen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty memory, with either comparison of tensors."""
     if request.param == "python":
-        monkeypatch.setattr(likeness, "TensorGuards", None)
-    elif likeness.TensorGuards is None:
+        monkeypatch.setattr(guards, "TensorGuards", None)
+    elif guards.TensorGuards is None:
         pytest.skip("this PyTorch has no native comparison of tensors")
     for check in CHECKS.values():
         check.passed.clear()
@@ -193,7 +193,7 @@ def test_records_changed_in_place_are_seen(part: str) -> None:
 def test_a_remembered_call_does_not_run_its_check() -> None:
     seen = []
 
-    @remember.remembered(x=remember.LEADING, y=remember.OPTIONAL)
+    @check_cache.cached_check(x=check_cache.LEADING, y=check_cache.OPTIONAL)
     def check(x: Any, y: Any = None, word: Any = "a") -> int:
         seen.append((x, y, word))
         return len(seen)
@@ -219,7 +219,7 @@ def test_passes_with_the_same_facts_are_bounded() -> None:
             for weight in (dtype, torch.float32):
                 x, gamma = given["x"].to(dtype, copy=True).requires_grad_(grad), given["gamma"].to(weight, copy=True)
                 agree(check, given | {"x": x, "gamma": gamma, "residual": None})
-    assert {len(passes) for passes in check.passed.values()} <= set(range(1, remember.PASSES + 1))
+    assert {len(passes) for passes in check.passed.values()} <= set(range(1, check_cache.PASSES + 1))
 
 
 def test_shared_and_separate_scales_are_told_apart() -> None:
@@ -272,7 +272,7 @@ def test_subclasses_of_records_and_quantizers_are_checked_every_time() -> None:
 
 
 def test_the_memory_holds_no_tensor_and_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remember, "CAPACITY", 8)
+    monkeypatch.setattr(check_cache, "CAPACITY", 8)
     check = CHECKS["quantize.quantize"]
     for size in range(1, 50):
         agree(check, {"x": randn(size, 32), "quantizer": delayed(), "usage": "both", "out": None})
@@ -306,6 +306,6 @@ def test_nothing_is_remembered_inside_a_trace() -> None:
 def test_a_wrong_name_in_a_declaration_is_refused() -> None:
     with pytest.raises(TypeError, match="check: takes no y"):
 
-        @remember.remembered(y=remember.TENSOR)
+        @check_cache.cached_check(y=check_cache.TENSOR)
         def check(x: Any) -> None:
             pass
