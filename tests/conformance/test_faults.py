@@ -38,6 +38,8 @@ json.dump({"counts": report.counts, "failures": [[o.unit, o.message] for o in re
 )
 
 
+#: Faults that end or block their process.
+DYING = ("crashes", "hangs", "exits", "raises_system_exit")
 #: Faults that show as an exception; the others must show as what they are.
 RAISING = (
     "raises_unexpectedly", "raises_system_exit", "reads_what_others_do_not_save", "serves_one_thread_at_a_time",
@@ -49,10 +51,16 @@ _ERROR = re.compile(r"(.* too: )?\w+(Error|Exception|Exit): ")
 
 
 @pytest.fixture(scope="session")
-def verdicts(site: Site) -> Mapping[tuple[str, str], dict[str, Any]]:  # noqa: F811
-    """(Fault, level) -> what became of it."""
-    found = site.once("verdicts", "-m", "te_dispatch_faulty.score")
+def verdicts(site: Site, request: pytest.FixtureRequest) -> Mapping[tuple[str, str], dict[str, Any]]:  # noqa: F811
+    """(Fault, level) -> what became of it; of the faults that are asked for, all where none are left out."""
+    hunted = sorted({item.callspec.params["fault"] for item in request.session.items if _hunts(item)})
+    asked = [] if len(hunted) == len({name for name, _ in HUNTED}) else [*hunted, *DYING]
+    found = site.once("verdicts", "-m", "te_dispatch_faulty.score", *asked)
     return {(verdict["fault"], verdict["level"]): verdict for verdict in found if "fault" in verdict}
+
+
+def _hunts(item: Any) -> bool:
+    return item.path == Path(__file__) and item.originalname == test_the_kit_catches_the_fault.__name__
 
 
 @pytest.mark.parametrize(("fault", "level"), HUNTED)
@@ -72,9 +80,10 @@ def test_the_score_is_what_the_readme_says(
     caught = sum(bool(verdict["caught"]) for verdict in full)
     seconds = sum(verdict["seconds"] for verdict in verdicts.values())
     with capsys.disabled():
-        print(f"\nseeded faults: {caught} of {len(NAMES)} caught, units took {seconds:.0f} s of one core")
-    assert sorted(verdict["fault"] for verdict in full) == sorted({*NAMES} - MISSED)
-    assert caught == len(full)
+        tried = f"{caught} of {len(full)} that were tried caught, {len(NAMES)} in all"
+        print(f"\nseeded faults: {tried}; units took {seconds:.0f} s of one core")
+    assert {verdict["fault"] for verdict in full} <= {*NAMES} - MISSED
+    assert caught == len(full) > 0
     stated = _stated(REPOSITORY / "README.md")
     assert stated == [(len(NAMES) - len(MISSED), len(NAMES))]
     for page in (REPOSITORY / "docs").glob("*.md"):
