@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.checkpoint import checkpoint
 
 import te_dispatch.pytorch as te
 from te_dispatch.common.recipe import DelayedScaling, Float8BlockScaling, Float8CurrentScaling
@@ -58,140 +57,6 @@ def trained(**arguments: Any) -> te.LayerNormMLP:
     return module
 
 
-def in_place(module: te.LayerNormMLP) -> Results:
-    with torch.no_grad():
-        module.fc1_weight.mul_(2.0), module.layer_norm_weight.add_(1.0)
-    return step(module)
-
-
-def other_parameter(module: te.LayerNormMLP) -> Results:
-    module.fc2_weight = torch.nn.Parameter(module.fc2_weight.detach() * 3.0)
-    return step(module)
-
-
-def no_recipe(module: te.LayerNormMLP) -> Results:
-    return [*step(module, 5, None), *step(module, 6, None), *step(module)]
-
-
-def other_recipes(module: te.LayerNormMLP) -> Results:
-    return [*step(module, 5, Float8CurrentScaling()), *step(module, 6, Float8BlockScaling()), *step(module)]
-
-
-def other_activation(module: te.LayerNormMLP) -> Results:
-    module.activation = "relu"
-    return step(module)
-
-
-def without_a_bias(module: te.LayerNormMLP) -> Results:
-    module.fc1_bias = None
-    first = step(module)
-    module.use_bias = False
-    return [*first, *step(module)]
-
-
-def returning_its_bias(module: te.LayerNormMLP) -> Results:
-    x, _ = forward(module)
-    module.return_bias = True
-    with region():
-        out, bias = module(x)
-    out.backward(torch.ones_like(out))
-    return [out, bias, x.grad, module.fc2_weight.grad]
-
-
-def returning_its_norm(module: te.LayerNormMLP) -> Results:
-    module.return_layernorm_output = True
-    return step(module)
-
-
-def passing_its_input(module: te.LayerNormMLP) -> Results:
-    module.passes_input = True
-    found = [*step(module), *step(module), *step(module)]
-    _, out = forward(module)
-    out[0].backward(torch.ones_like(out[0]))  # nothing comes back through the input
-    return [*found, *(p.grad for p in module.parameters())]
-
-
-def recomputing(module: te.LayerNormMLP) -> Results:
-    module.checkpoint = True
-    return [*step(module), *step(module)]
-
-
-@pytest.mark.parametrize("frozen", ["fc1_weight", "fc1_bias", "fc2_weight", "fc2_bias", "layer_norm_weight"])
-def test_a_frozen_parameter(frozen: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def call(module: te.LayerNormMLP) -> Results:
-        getattr(module, frozen).requires_grad_(False)
-        return [*step(module), *step(module)]
-
-    same_as_plain(trained(), call, monkeypatch)
-
-
-def other_shapes(module: te.LayerNormMLP) -> Results:
-    found = []
-    for shape in ((32, 64), (16, 2, 64), (48, 64), (16, 64), (64, 64), (32, 64)):
-        x = torch.randn(shape, generator=torch.Generator().manual_seed(1)).requires_grad_()
-        with region():
-            out = module(x)
-        out.backward(torch.ones_like(out))
-        found += [out, x.grad]
-    return found
-
-
-def gradient_of_one_element(module: te.LayerNormMLP) -> Results:
-    x, out = forward(module)
-    out.sum().backward()  # expanded: no strides
-    return [out, x.grad, module.fc1_weight.grad]
-
-
-def only_one_gradient(module: te.LayerNormMLP) -> Results:
-    x, out = forward(module)
-    dy, inputs = torch.ones_like(out), [x, *module.parameters()]
-    alone = [torch.autograd.grad(out, (each,), dy, retain_graph=True)[0] for each in inputs]
-    return [out, *alone, *torch.autograd.grad(out, inputs, dy)]
-
-
-def without_gradients(module: te.LayerNormMLP) -> Results:
-    x = torch.randn(32, 1, 64, generator=torch.Generator().manual_seed(1))
-    with region(), torch.no_grad():
-        out = module(x)
-    with region():
-        again = module(x)  # the norm still takes one
-    again.backward(torch.ones_like(again))
-    return [out, again, module.layer_norm_weight.grad]
-
-
-def under_torch_autocast(module: te.LayerNormMLP) -> Results:
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        x, out = forward(module)
-    assert out.dtype == torch.bfloat16
-    out.backward(torch.ones_like(out))
-    return [out, x.grad, module.fc1_weight.grad]
-
-
-def checkpointed(module: te.LayerNormMLP) -> Results:
-    x = torch.randn(32, 1, 64, generator=torch.Generator().manual_seed(1)).requires_grad_()
-    with region():
-        a = checkpoint(module, x, use_reentrant=False)
-        b = checkpoint(module, x, use_reentrant=True)
-    (a + 2 * b).backward(torch.ones_like(a))
-    return [a, b, x.grad, module.fc1_weight.grad]
-
-
-def microbatches(module: te.LayerNormMLP) -> Results:
-    found = []
-    for first in (True, False, None, False):
-        x = torch.randn(32, 1, 64, generator=torch.Generator().manual_seed(1)).requires_grad_()
-        with region():
-            out = module(x, is_first_microbatch=first)
-        out.backward(torch.ones_like(out))
-        found += [out, x.grad]
-    return found
-
-
-def moved_state(module: te.LayerNormMLP) -> Results:
-    module.load_state_dict(copy.deepcopy(module.state_dict()))
-    return step(module)
-
-
 def same_as_plain(
     module: te.LayerNormMLP, call: Callable[[te.LayerNormMLP], Results], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,25 +82,6 @@ def states(module: te.LayerNormMLP) -> Results:
         for scales in module.fp8_state.scales.live().values()
         for t in (scales.history, scales.scale, scales.scale_amax)
     ]
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        in_place, other_parameter, no_recipe, other_recipes, other_activation, without_a_bias, returning_its_bias,
-        returning_its_norm, passing_its_input, recomputing, other_shapes, gradient_of_one_element, only_one_gradient,
-        without_gradients, under_torch_autocast, checkpointed, microbatches, moved_state,
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("quantized", [True, False], ids=["quantized", "plain"])
-def test_a_captured_mlp_follows_what_changes(
-    quantized: bool, call: Callable[[te.LayerNormMLP], Results], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not quantized:
-        for function in (region, forward, step):
-            given = [None if each is RECIPE else each for each in function.__defaults__]
-            monkeypatch.setattr(function, "__defaults__", tuple(given))
-    same_as_plain(trained(), call, monkeypatch)
 
 
 @pytest.mark.parametrize(
