@@ -280,6 +280,7 @@ MAIN = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("operator", "space", "path"), MAIN, ids=[f"{o}-{p}" if s == "plain" else f"{o}-{s}-{p}" for o, s, p in MAIN]
 )

@@ -41,6 +41,7 @@ def _run(check: str, one: tuple[str, str], kernel: Mistake | None = None, **valu
     return trial
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "inside", "outside"),
     [("before_closed_page", -1, 5), ("behind_closed_page", 5, -1)],

@@ -72,6 +72,7 @@ def test_every_operator_has_a_space(name: str) -> None:
     assert spaces(name), f"no space makes calls of {name}: add one in te_dispatch/conformance/families/"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(OPERATORS))
 def test_every_parameter_has_two_values(name: str) -> None:
     left = _unexercised(OPERATORS[name])

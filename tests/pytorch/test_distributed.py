@@ -260,14 +260,17 @@ def saved_and_resumed(rank: int) -> None:
 # -- tests --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_amaxes_are_reduced_over_the_default_group(tmp_path: Path) -> None:
     ranks.run(reduced_amaxes, tmp_path)
 
 
+@pytest.mark.slow
 def test_reduction_can_be_switched_off(tmp_path: Path) -> None:
     ranks.run(unreduced_amaxes, tmp_path)
 
 
+@pytest.mark.slow
 def test_reduction_group(tmp_path: Path) -> None:
     ranks.run(group_decides_who_reduces, tmp_path)
 
@@ -292,6 +295,7 @@ def test_fsdp2_with_activation_checkpointing(tmp_path: Path) -> None:
     ranks.run(sharded_and_checkpointed, tmp_path)
 
 
+@pytest.mark.slow
 def test_fsdp2_saved_and_resumed(tmp_path: Path) -> None:
     ranks.run(saved_and_resumed, tmp_path)
 

@@ -57,6 +57,7 @@ def test_a_forward_without_gradients(recipe: str) -> None:
     assert planned(plan) == observed(run) and not plan.backward
 
 
+@pytest.mark.slow
 @given(
     rows=st.sampled_from((32, 64, 96)),
     features=st.sampled_from((32, 64, 128)),

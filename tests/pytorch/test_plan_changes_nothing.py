@@ -23,7 +23,7 @@ from te_dispatch.pytorch.modules import main_grads
 from te_dispatch.torch_private import graph_task
 from tests.pytorch.planned_modules import HIDDEN, MODULES, RECIPES, SEQUENCE, step
 
-pytestmark = pytest.mark.sampled(8)
+pytestmark = pytest.mark.sampled(24)
 
 
 def bits(value: Any) -> Any:

@@ -373,6 +373,7 @@ def test_a_recipe_that_threads_change_and_use_is_one_of_its_values() -> None:
 # -- compiled -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_compiled_region_is_traced_anew_after_a_change() -> None:
     layer, recipe = _linear(), Float8CurrentScaling()
     x = torch.randn(16, 32)

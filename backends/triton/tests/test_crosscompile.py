@@ -91,6 +91,7 @@ def test_codes_are_multiplied_by_units_that_read_them(chip: str, encoding: str, 
     assert any(part in one for part in expected.split("|") for one in seen), seen
 
 
+@pytest.mark.slow
 def test_one_mnemonic_for_two_encodings_never_means_one_binary() -> None:
     """``v_mfma_f32_*_fp8_fp8`` reads FNUZ on gfx942 and OCP on gfx950."""
     first = _script(_PRODUCT.format(chip="gfx942", encoding="e4m3fnuz"))
@@ -124,6 +125,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("features", [64, 128])
 def test_a_bias_and_a_mask_fit_beside_the_scores(features: int) -> None:
     """They are loaded ahead as keys and values are, and take as much shared memory."""

@@ -345,6 +345,7 @@ def test_errors_are_the_functions_own_and_nothing_is_learned_from_them() -> None
     assert len(LOOKED) == 12 and not operator.calls
 
 
+@pytest.mark.slow
 @pytest.mark.compiles
 @pytest.mark.timeout(300)
 def test_every_operators_prepared_calls_do_what_its_host_function_does() -> None:

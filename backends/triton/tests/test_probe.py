@@ -57,6 +57,7 @@ metadata.version = lambda name: "3.2.0" if name == "triton" else told(name)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "environment", "reason"),
     [

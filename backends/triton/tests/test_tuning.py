@@ -158,6 +158,7 @@ def _writer(path: str, name: str) -> None:
         tuning_cache.write(Path(path), {f"{name} {i}": ENTRY})
 
 
+@pytest.mark.slow
 def test_readers_never_see_half_a_file(cache: Path) -> None:
     context = multiprocessing.get_context("spawn")
     writers = [context.Process(target=_writer, args=(str(cache), name)) for name in "ab"]
