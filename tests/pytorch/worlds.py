@@ -186,11 +186,16 @@ def _forward(module: torch.nn.Module, world: World, x: torch.Tensor) -> Any:
     def call(x: torch.Tensor) -> Any:
         return module(x, **arguments)
 
+    def computed(x: torch.Tensor) -> Any:
+        """Without parameters among the results: PyTorch's reentrant checkpoint recomputes such a call without end."""
+        out = call(x)
+        return tuple(one for one in out if not _is_parameter(one)) if isinstance(out, tuple) else out
+
     with _region(world):
         if world.run == "checkpoint":
             return checkpoint(call, x, use_reentrant=False)
         if world.run in ("reentrant checkpoint", "recomputed in autocast"):
-            return checkpoint(call, x, use_reentrant=True)
+            return checkpoint(computed, x, use_reentrant=True)
         if world.run == "nested autocasts":
             first = call(x)
             with te.autocast(enabled=False):
@@ -206,6 +211,10 @@ def _forward(module: torch.nn.Module, world: World, x: torch.Tensor) -> Any:
             torch.manual_seed(1)
             return te.Linear(out.shape[-1], 32, device="cpu", params_dtype=out.dtype)(out, fp8_grad=True)
         return call(x)
+
+
+def _is_parameter(value: Any) -> bool:
+    return isinstance(value, torch.nn.Parameter)
 
 
 def states(module: torch.nn.Module) -> Results:
