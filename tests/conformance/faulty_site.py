@@ -9,7 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +24,10 @@ from te_dispatch_faulty.catalogue import FAULTS  # noqa: E402
 from te_dispatch_faulty.fault import AT_SMOKE, MISSED  # noqa: E402
 from te_dispatch_faulty.variations import VARIATIONS  # noqa: E402
 
-__all__ = ["AT_SMOKE", "FAULTS", "JOBS", "MISSED", "SOURCE", "VARIATIONS", "Site", "locked", "site"]
+__all__ = ["AT_SMOKE", "FAULTS", "JOBS", "MISSED", "SOURCE", "VARIATIONS", "WHOLE", "Site", "chosen", "locked", "site"]
 
+#: Whether everything is to run, as ``make test-kit`` asks for; else a quarter of what no fault is sought in.
+WHOLE = os.environ.get("TE_DISPATCH_TEST_KIT") == "1"
 #: Processes that work is spread over.
 JOBS = 2
 #: Seconds for a run: many times what one takes on two free cores.
@@ -87,6 +89,12 @@ class Site:
     def answer(self, name: str, program: str) -> Any:
         """What a program prints as JSON."""
         return json.loads(self._run(name, ["-c", program], jobs=1))
+
+
+def chosen(request: pytest.FixtureRequest, test: Callable[..., Any], parameter: str) -> set[str]:
+    """The values of a parameter in those cases of a test that this run has, on whichever worker."""
+    cases = (item for item in request.session.items if getattr(item, "obj", None) is test)
+    return {case.callspec.params[parameter] for case in cases}  # type: ignore[attr-defined]
 
 
 @contextmanager

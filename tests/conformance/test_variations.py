@@ -6,34 +6,27 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from .faulty_site import FAULTS, VARIATIONS, Site, site  # noqa: F401  # the last is a fixture
+from .faulty_site import FAULTS, VARIATIONS, WHOLE, Site, chosen, site  # noqa: F401  # the last is a fixture
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 #: Level full takes some 20 minutes of one core, smoke some 10: they are asked for by the variable, as ``make test-kit``
 #: does. Without it each variation gets a quarter of its units at smoke.
-WHOLE = os.environ.get("TE_DISPATCH_TEST_KIT") == "1"
 LEVELS, PART = (("smoke", "full"), "1/1") if WHOLE else (("smoke",), "1/4")
 
 
 @pytest.fixture(scope="session")
 def accepted(site: Site, request: pytest.FixtureRequest) -> Mapping[tuple[str, str], dict[str, Any]]:  # noqa: F811
     """(Variation, level) -> what the kit made of it; of the variations that are asked for."""
-    names = sorted({item.callspec.params["variation"] for item in request.session.items if _tries(item)})
+    names = sorted(chosen(request, test_the_kit_finds_nothing, "variation"))
     program = ("-m", "te_dispatch_faulty.accept", "--part", PART)
     found = [told for level in LEVELS for told in site.once(f"accepted-{level}", *program, "--level", level, *names)]
     return {(told["variation"], told["level"]): told for told in found if "variation" in told}
-
-
-def _tries(item: Any) -> bool:
-    return item.path == Path(__file__) and item.originalname == test_the_kit_finds_nothing.__name__
 
 
 @pytest.mark.parametrize("level", LEVELS)
