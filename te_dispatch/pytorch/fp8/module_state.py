@@ -92,18 +92,18 @@ class Fp8State:
         self.scales = ModuleScales(module, gemm_count)
         self.roles = ModuleRoles(module)
         self._dependent = dependent
+        #: Whether a forward ran that may have been a checkpoint's, and no region was found for it.
+        self._ran_unowned = False
         self._unbound()
 
     def _unbound(self) -> None:
         self.plan: Plan | None = None
         self.weights = WeightCache()
         self._traced = TracedPlans()
-        #: Whether a forward ran that may have been a checkpoint's, and no region was found for it.
-        self._ran_unowned = False
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles bind anew: a plan refers to a policy and a process group of this process."""
-        kept = ("module", "gemm_count", "scales", "_dependent")
+        kept = ("module", "gemm_count", "scales", "_dependent", "_ran_unowned")
         return {name: self.__dict__[name] for name in kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -113,10 +113,8 @@ class Fp8State:
 
     def forget(self) -> None:
         """Let go of all that was made for the state as it was."""
-        self.plan = None
+        self._unbound()
         self._dependent.forget()
-        self._traced = TracedPlans()
-        self.weights.clear()
 
     # -- the plan of a call ---------------------------------------------------------------------------------------
 
