@@ -11,7 +11,7 @@ check
 
 - declares the kind of every argument that is not an option, and reads nothing that the kind does not cover.
 
-`tests/bad_input/test_check_cache.py` spoils every declared call and compares with the check itself.
+`tests/bad_input/test_check_cache.py` makes each declared call invalid in many ways and compares with the check.
 
 The wrapper is generated with the check's exact parameters, because a loop over the arguments would cost more than
 most checks. The check itself stays reachable as `__wrapped__`, the passes as `passed`.
