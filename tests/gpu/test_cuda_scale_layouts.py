@@ -13,6 +13,7 @@ import te_dispatch
 import te_dispatch.pytorch as te
 from te_dispatch import ops
 from te_dispatch.common.recipe import Float8BlockScaling
+from te_dispatch.core import scopes
 from te_dispatch.numerics.quantizers import BlockQuantizer
 from te_dispatch.ops.gemm import operand_format as default_format
 
@@ -53,6 +54,7 @@ def test_modules_compute_the_same_bits_with_scales_laid_out_by_casts(
         "gemm_1d", "gemm_2d", "gemm_1d", False,
     )  # fmt: skip
     monkeypatch.setattr(gemm, "operand_format", default_format)
+    monkeypatch.setattr(scopes.MANAGER, "_declared", {})  # the function before
     with te_dispatch.using(gemm="cuda"):  # the format is looked up once under one policy
         module, expected = _steps(name)
     assert module.fp8_state.plan.gemms[0].input.scale_layout == "canonical"
@@ -130,6 +132,7 @@ def test_what_comes_canonical_is_laid_out_for_the_product(monkeypatch: pytest.Mo
 
     laid_out = run()
     monkeypatch.setattr(gemm, "operand_format", default_format)
+    monkeypatch.setattr(scopes.MANAGER, "_declared", {})  # the function before
     with te_dispatch.using(gemm="cuda"):  # the format is looked up once under one policy
         found = run()
     assert torch.equal(laid_out, found)

@@ -241,3 +241,33 @@ def test_the_statistics_tell_of_hits_and_of_why_calls_were_not_replayed() -> Non
     module(torch.randn(64, 64))
     assert te.capture_stats(reset=True).misses["new signature"] == 2
     assert te.capture_stats() == te.CaptureStats()
+
+
+def test_a_part_of_a_result_goes_while_another_stays() -> None:
+    """A cast's copies must not stay for the sake of the bias gradient that came with them."""
+    parts: list[weakref.ref[torch.Tensor]] = []
+    alive: list[bool] = []
+
+    @step
+    def halves(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        made = x * 0.5, x * 0.25, x * 0.125
+        parts[:] = [weakref.ref(part) for part in made]
+        return made
+
+    @step
+    def look(x: torch.Tensor) -> torch.Tensor:
+        alive[:] = [part() is not None for part in parts]
+        return x + 1
+
+    def gradient(dy: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        first, second, _ = halves(dy)
+        product = ops.gemm(first, w, layout="NN").out
+        del first, _
+        assert product is not None
+        return ops.gemm(look(product), second, layout="NN").out  # type: ignore[return-value]
+
+    options = captured(gradient=gradient)
+    assert alive == [True, True, True]  # what is recorded stays until it was
+    run(options, 1)
+    assert options.ran == [] and alive == [False, True, False]
+    assert equal_to_plain(options)

@@ -28,6 +28,9 @@ from te_dispatch.pytorch.capture.statistics import STATISTICS
 #: Backwards that a program keeps: gradients with other strides, or of fewer inputs, have one each.
 _MAX_BACKWARDS = 4
 
+#: The names of a result that is no tuple, and that nobody reads.
+_UNREAD = ("_",)
+
 _numbers = count()
 _codes: dict[str, Any] = {}
 
@@ -169,8 +172,8 @@ class Program:
             used = reads.union(*[step.reads for step in recorder.steps])
             opening = []
             if saved:
-                names = [f"s{i}" if f"s{i}" in used else "_" for i in range(len(saved))]
-                opening.append(f"{', '.join(names)}, = ctx.saved_tensors")
+                names = tuple([f"s{i}" if f"s{i}" in used else "_" for i in range(len(saved))])
+                opening.append(_assigned("ctx.saved_tensors", names))
             if context.clears:
                 opening.append("ctx.maybe_clear_saved_tensors()")
             given = [f"g{i}" for i in range(len(grads))]
@@ -226,6 +229,17 @@ def _returned(result: Any, outputs: Sequence[Expression]) -> str:
     return f"return {text if isinstance(result, tuple) else outputs[0].text}"
 
 
+def _assigned(text: str, names: tuple[str, ...]) -> str:
+    """A statement that gives names to the parts of a tuple, and keeps none that is to be "_"."""
+    unread = names.count("_")
+    if unread == len(names):
+        return text
+    if unread == len(names) - 1:
+        place = names.index(max(names))  # "_" sorts before letters
+        return f"{names[place]} = {text}[{place}]"
+    return f"{', '.join(names)}, = {text}{'; del _' if unread else ''}"
+
+
 def _compiled(
     name: str,
     parameters: Sequence[str],
@@ -248,12 +262,13 @@ def _compiled(
     needed = set(reads)  # by what comes later
     kept = []
     for number, step in reversed(list(enumerate(recorder.steps))):
-        variable = f"r{number}"
-        if variable in needed or not step.pure:
-            kept.append((variable, step, variable in needed, sorted(step.reads - needed - set(parameters))))
+        wanted = step.variables
+        if not needed.issuperset(wanted):
+            wanted = tuple([variable if variable in needed else "_" for variable in wanted])
+        if not step.pure or needed.intersection(wanted):
+            kept.append((f"f{number}", step, wanted, sorted(step.reads - needed - set(parameters))))
             needed |= step.reads
-    for variable, step, wanted, last in reversed(kept):
-        function = f"f{variable[1:]}"
+    for function, step, wanted, last in reversed(kept):
         if isinstance(step.target, Operator):
             operator = step.target
             taken = operator.signature.parameters
@@ -267,7 +282,11 @@ def _compiled(
         else:
             bound[function] = step.target
             text = f"{function}({', '.join((*step.args, *step.keywords))})"
-        lines.append(f"{variable} = {text}" if wanted else text)
+        if step.parts:
+            text = _assigned(text, wanted)
+        elif wanted != _UNREAD:
+            text = f"{wanted[0]} = {text}"
+        lines.append(text)
         if last:
             lines.append(f"del {', '.join(last)}")
     body = "".join([f"        {line}\n" for line in (*opening, *lines, *ending)])

@@ -50,6 +50,9 @@ class Step(NamedTuple):
         reads: the variables in them.
         given: the arguments themselves, of an operator.
         pure: whether nothing is lost where nobody reads the result.
+        variables: what holds the result; of a tuple or list, a variable for each part, so that one that nobody reads
+            any more goes while others stay.
+        parts: whether they are parts.
     """
 
     target: Any
@@ -59,6 +62,8 @@ class Step(NamedTuple):
     varying: tuple[str, ...]
     given: tuple[Any, ...]
     pure: bool
+    variables: tuple[str, ...]
+    parts: bool
 
 
 class Expression(NamedTuple):
@@ -169,8 +174,13 @@ class Recorder:
             )
         reads = reads_of(*passed, *named.values())
         keys = tuple(f"{name}={e.text}" for name, e in named.items())
-        self._define(result, f"r{len(self.steps)}", "")
-        self.steps.append(Step(target, tuple([e.text for e in passed]), reads, keys, varying, given, pure))
+        name, parts = f"r{len(self.steps)}", isinstance(result, (tuple, list))
+        variables = tuple([f"{name}_{i}" for i in range(len(result))]) if parts else (name,)
+        for variable, value in zip(variables, result if parts else (result,)):
+            self._define(value, variable, "")
+        self._alive.append(result)
+        args_text = tuple([e.text for e in passed])
+        self.steps.append(Step(target, args_text, reads, keys, varying, given, pure, variables, parts))
 
     # -- values ---------------------------------------------------------------------------------------------------
 
