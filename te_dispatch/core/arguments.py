@@ -1,20 +1,21 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
 """What kind of object each argument of a call is: checked where a call is resolved or has failed, not on the hot path.
 
-The kinds are read off the operators' annotations: those of plain values are here, those of records and quantizers in
-`te_dispatch.core.operands`. What an argument holds (dtypes, shapes, options) is the business of
+The kinds are those of `te_dispatch.core.parameters`: the tests of plain values are here, those of records and
+quantizers in `te_dispatch.core.operands`. What an argument holds (dtypes, shapes, options) is the business of
 `te_dispatch.ops.checks`, which implementations call.
 """
 
 from __future__ import annotations
 
 import functools
-import re
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from te_dispatch.core.operands import OPERANDS, Test
 from te_dispatch.core.operator import Operator
+from te_dispatch.core.parameters import Member
 
 
 def is_tensor(value: Any) -> bool:
@@ -49,7 +50,7 @@ def _pair_of(test: Test) -> Test:
     return lambda value: isinstance(value, tuple) and len(value) == 2 and all(test(v) for v in value)
 
 
-#: Annotation -> what it says in words, and its test; of plain values.
+#: Kind -> what it is in words, and its test; of plain values.
 _PLAIN: dict[str, tuple[str, Test]] = {
     "torch.Tensor": ("a torch.Tensor", is_tensor),
     "torch.dtype": ("a torch.dtype", _is_dtype),
@@ -60,27 +61,22 @@ _PLAIN: dict[str, tuple[str, Test]] = {
     "tuple[int, int]": ("a tuple of two ints", _pair_of(_is_integer)),
     "tuple[float, float]": ("a tuple of two numbers", _pair_of(_is_number)),
 }
-_SEQUENCE = re.compile(r"Sequence\[(.*)\]")
 
 
-def _kind(annotation: str) -> tuple[str, Test] | None:
-    """What an annotation says in words, and its test; None for one that is not known."""
-    return _PLAIN.get(annotation) or OPERANDS.arguments.get(annotation)
+def _kind(kind: str) -> tuple[str, Test]:
+    """What a kind of argument is in words, and its test. Where nobody described operands, anything may be one."""
+    return _PLAIN.get(kind) or OPERANDS.arguments.get(kind) or (kind, lambda value: True)
 
 
 @functools.cache
-def _parameters(operator: Operator) -> tuple[tuple[str, bool, tuple[str, ...], bool], ...]:
-    """(name, may be None, annotations of which one must fit, must not be empty), for annotations that are known."""
+def _indexed(operator: Operator) -> frozenset[str]:
+    """Parameters of which a fact reads the first entry, so that there must be one."""
     expressions = [operator.device, *(fact.expression for fact in operator.facts.values())]
-    found = []
-    for p in operator.signature.parameters.values():
-        members = [m.strip() for m in str(p.annotation).split("|")]
-        known = tuple(m for m in members if _kind(m) or _SEQUENCE.fullmatch(m))
-        if not known or len(known) + ("None" in members) != len(members):
-            continue
-        indexed = any(f"{p.name}[0]" in e and f"if {p.name} else" not in e for e in expressions)
-        found.append((p.name, "None" in members, known, indexed))
-    return tuple(found)
+    return frozenset(
+        name
+        for name in operator.parameters
+        if any(f"{name}[0]" in e and f"if {name} else" not in e for e in expressions)
+    )
 
 
 def check_kinds(operator: Operator, args: tuple[Any, ...]) -> None:
@@ -89,37 +85,31 @@ def check_kinds(operator: Operator, args: tuple[Any, ...]) -> None:
     Raises:
         TypeError, ValueError: name the argument, what came and what was expected.
     """
-    values = dict(zip(operator.signature.parameters, args))
-    for name, optional, kinds, indexed in _parameters(operator):
+    values = dict(zip(operator.parameters, args))
+    for name, parameter in operator.parameters.items():
         value = values[name]
-        if value is None and optional:
+        if value is None and parameter.optional:
             continue
-        _check_one(name, value, kinds)
-        if indexed and _is_sequence(value) and not value:
+        _check_one(name, value, parameter.members)
+        if _is_sequence(value) and not value and name in _indexed(operator):
             raise ValueError(f"{name}: got an empty {type(value).__name__}, expected at least one entry")
     _check_devices(operator, values)
 
 
-def _check_one(name: str, value: Any, kinds: tuple[str, ...]) -> None:
-    for kind in kinds:
-        sequence = _SEQUENCE.fullmatch(kind)
-        if sequence is None:
-            known = _kind(kind)
-            if known is not None and known[1](value):
+def _check_one(name: str, value: Any, members: Sequence[Member]) -> None:
+    for kind, depth in members:
+        if not depth:
+            if _kind(kind)[1](value):
                 return
         elif _is_sequence(value):
-            for i, member in enumerate(value):
-                _check_one(f"{name}[{i}]", member, (sequence[1],))
+            for i, entry in enumerate(value):
+                _check_one(f"{name}[{i}]", entry, (Member(kind, depth - 1),))
             return
-    raise TypeError(f"{name}: got {_brief(value)}, expected {' or '.join(_in_words(kind) for kind in kinds)}")
+    raise TypeError(f"{name}: got {_brief(value)}, expected {' or '.join(map(_in_words, members))}")
 
 
-def _in_words(kind: str) -> str:
-    sequence = _SEQUENCE.fullmatch(kind)
-    if sequence is not None:
-        return f"a list or tuple, each entry {_in_words(sequence[1])}"
-    known = _kind(kind)
-    return kind if known is None else known[0]
+def _in_words(member: Member) -> str:
+    return "a list or tuple, each entry " * member.depth + _kind(member.kind)[0]
 
 
 def _brief(value: Any) -> str:

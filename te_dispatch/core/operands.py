@@ -34,8 +34,8 @@ class Operands:
         row_count: a matrix whose leading dimensions flatten, a tensor or a record -> its number of rows.
         scalings: the values of a record's ``scaling``.
         quantizers: the values of a quantizer's ``kind``.
-        arguments: annotation of a parameter -> what it says in words, and the test of a value. For annotations that
-            `te_dispatch.core.arguments` does not know itself.
+        arguments: kind of argument (`te_dispatch.core.parameters`) -> what it is in words, and the test of a value. For
+            kinds that `te_dispatch.core.arguments` cannot test itself.
     """
 
     record: type = _NoRecord

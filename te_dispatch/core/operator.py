@@ -14,9 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from te_dispatch.core import parameters as kinds
 from te_dispatch.core.facts import UNKNOWN, CallFacts, FactValue
-from te_dispatch.core.memory import forms_of
 from te_dispatch.core.operands import OPERANDS
+from te_dispatch.core.parameters import Parameter, parameters_of
 
 _DTYPE_NAMES = {
     "torch.float32": "fp32",
@@ -113,7 +114,7 @@ class Operator:
 
     Attributes:
         name, version, family: the family names the module in `te_dispatch/ops/` and in every backend.
-        signature: of the stub.
+        signature: of the stub. parameters: what it says of each, by name.
         doc: the contract.
         device: expression for the call's device.
         facts: by name.
@@ -125,7 +126,6 @@ class Operator:
             in the interface are all that the backward needs.
         decompositions: in order of preference.
         mutates: parameters an implementation writes.
-        memory: form of each parameter that holds tensors, see `te_dispatch.core.memory`.
     """
 
     name: str
@@ -142,7 +142,12 @@ class Operator:
     saved: str | None = None
     decompositions: list[Decomposition] = field(default_factory=list)
     mutates: tuple[str, ...] = ()
-    memory: Mapping[str, str] = field(default_factory=dict)
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+
+    @property
+    def memory(self) -> dict[str, str]:
+        """Parameter that holds tensors -> their form (`te_dispatch.core.memory`)."""
+        return {name: p.memory for name, p in self.parameters.items() if p.memory is not None}
 
     def __hash__(self) -> int:
         return hash((self.name, self.version))
@@ -223,9 +228,6 @@ def operator(
     version: int,
     shape: Callable[..., Any],
     device: str,
-    operands: Sequence[str] = (),
-    tensors: Sequence[str] = (),
-    quantizers: Sequence[str] = (),
     options: Sequence[str] = (),
     dtypes: Sequence[str] = (),
     sizes: Mapping[str, str] | None = None,
@@ -238,80 +240,57 @@ def operator(
     words: Mapping[str, Sequence[str]] | None = None,
     memory: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Declare an operator. Its name is the stub's.
+    """Declare an operator. Its name is the stub's, and the stub's annotations say what its parameters are.
 
     Args:
         family: the module it belongs to.
         version: raise it when the meaning of existing arguments or results changes.
         shape: same signature as the stub; returns the results for meta or fake arguments.
         device: expression for the call's device.
-        operands: parameters that are tensors or `Quantized`; tensors: plain tensors; quantizers: quantizers. Which
-            are optional follows from their defaults and annotations.
-        options: parameters keyed by value; dtypes: those whose value is a dtype.
-        sizes: derived integer facts, name -> expression; facts: anything else.
+        options: parameters that are keyed by value and of a kind that otherwise is not (numbers and tuples of them).
+        dtypes: strings whose value names a dtype.
+        sizes: derived integer facts, name -> expression.
+        facts: any others, and those that take the place of one that a parameter would have.
         companion, backward, companion_facts, saved, mutates: see `Operator`.
         words: option -> the values it can have beside None.
-        memory: forms of parameters that differ from what `te_dispatch.core.memory.forms_of` takes them to be.
+        memory: forms of parameters that differ from what `te_dispatch.core.parameters` takes them to be.
+
+    Raises:
+        ValueError: it is declared twice, or a fact is; an annotation is unknown; nothing can be known of a parameter.
     """
-    roles = _Roles(operands, tensors, quantizers, options, dtypes, sizes or {})
 
     def declare(stub: Callable[..., Any]) -> Callable[..., Any]:
         name, signature = stub.__name__, inspect.signature(stub)
-        found = [*roles.facts(signature), *facts, *_default_value_facts(signature)]
+        parameters = parameters_of(name, signature, mutates, memory or {})
+        declared = [*facts, *[Fact(size, f"({expression})", "size") for size, expression in (sizes or {}).items()]]
+        declared += [Fact(p, p, "option", f"the argument `{p}`") for p in options]
+        declared += [Fact(p, p, "dtype", f"the argument `{p}`") for p in dtypes]
         if saved is not None:
-            found.append(Fact("saved", f"({saved})", doc="implementation whose forward saved"))
+            declared.append(Fact("saved", f"({saved})", doc="implementation whose forward saved"))
+        by_name = _facts(name, parameters, [*declared, *_default_value_facts(signature)])
         for option, values in (words or {}).items():
-            found = [replace(f, words=tuple(values)) if f.name == option else f for f in found]
-        declared = Operator(
+            by_name[option] = replace(by_name[option], words=tuple(values))
+        found = Operator(
             name=name,
             version=version,
             family=family,
             signature=signature,
             doc=inspect.getdoc(stub) or "",
             device=device,
-            facts=_by_name(name, found, roles, signature),
+            facts=by_name,
             shape=shape,
             companion=companion,
             backward=backward,
             companion_facts=companion_facts,
             saved=saved,
             mutates=tuple(mutates),
-            memory=forms_of(name, signature, mutates, memory or {}),
+            parameters=parameters,
         )
-        if OPERATORS.setdefault(name, declared) is not declared:
+        if OPERATORS.setdefault(name, found) is not found:
             raise ValueError(f"operator {name} is declared twice")
         return stub
 
     return declare
-
-
-@dataclass(frozen=True)
-class _Roles:
-    """What resolution reads off an operator's parameters, and the sizes derived from them; see `operator`."""
-
-    operands: Sequence[str]
-    tensors: Sequence[str]
-    quantizers: Sequence[str]
-    options: Sequence[str]
-    dtypes: Sequence[str]
-    sizes: Mapping[str, str]
-
-    def facts(self, signature: inspect.Signature) -> list[Fact]:
-        def optional(parameter: str) -> bool:
-            found = signature.parameters[parameter]
-            return found.default is None or "None" in str(found.annotation)  # a required argument may be None too
-
-        found = [fact for p in self.operands for fact in operand_facts(p, optional(p))]
-        found += [fact for p in self.tensors for fact in tensor_facts(p, optional(p))]
-        found += [fact for p in self.quantizers for fact in quantizer_facts(p, optional(p))]
-        for p in self.options:
-            boolean = "bool" in str(signature.parameters[p].annotation)
-            found.append(Fact(p, p, "option", f"the argument `{p}`", boolean))
-        found += [Fact(p, p, "dtype", f"the argument `{p}`") for p in self.dtypes]
-        return found + [Fact(name, f"({expression})", "size") for name, expression in self.sizes.items()]
-
-    def parameters(self) -> set[str]:
-        return {*self.operands, *self.tensors, *self.quantizers, *self.options, *self.dtypes}
 
 
 def _default_value_facts(signature: inspect.Signature) -> list[Fact]:
@@ -323,23 +302,43 @@ def _default_value_facts(signature: inspect.Signature) -> list[Fact]:
     ]
 
 
-def _by_name(operator: str, facts: Sequence[Fact], roles: _Roles, signature: inspect.Signature) -> dict[str, Fact]:
-    """The facts by name, which must be distinct and between them say something of every parameter.
+def _facts(operator: str, parameters: Mapping[str, Parameter], declared: Sequence[Fact]) -> dict[str, Fact]:
+    """The facts by name: those that were declared, and those that every parameter of a kind has.
 
     Raises:
-        ValueError: they do not.
+        ValueError: one is declared twice, or nothing is said of a parameter whose value may decide what can serve.
     """
-    by_name = {fact.name: fact for fact in facts}
-    if len(by_name) != len(facts):
+    by_name = {fact.name: fact for fact in declared}
+    if len(by_name) != len(declared):
         raise ValueError(f"{operator}: a fact is declared twice")
-    unread = set(signature.parameters) - roles.parameters() - set(by_name) - _NEVER_READ
-    if unread:
-        raise ValueError(f"{operator}: no fact covers the parameters {', '.join(sorted(unread))}")
-    return by_name
+    found: dict[str, Fact] = {}
+    for parameter in parameters.values():
+        found.update((fact.name, fact) for fact in _facts_of(parameter))
+    found.update(by_name)
+    if unread := [name for name, p in parameters.items() if name not in found and not _facts_of(p) and not _is_free(p)]:
+        raise ValueError(f"{operator}: no fact covers the parameters {', '.join(unread)}")
+    return found
 
 
-#: Scalars whose value never decides which implementation runs (an implementation may still decline them).
-_NEVER_READ = {"alpha", "eps", "saved", "scale", "lr", "beta1", "beta2", "step", "weight_decay", "dropout_p", "limit"}
+def _facts_of(parameter: Parameter) -> list[Fact]:
+    """The facts that every parameter of its kind has."""
+    name, kind, optional = parameter.name, parameter.kind, parameter.optional
+    if kind in (kinds.OPERAND, kinds.RECORD):
+        return operand_facts(name, optional)
+    if kind == kinds.TENSOR:
+        return tensor_facts(name, optional)
+    if kind == kinds.QUANTIZER:
+        return quantizer_facts(name, optional)
+    if kind in (kinds.STRING, kinds.FLAG):
+        return [Fact(name, name, "option", f"the argument `{name}`", kind == kinds.FLAG)]
+    if kind == kinds.DTYPE:
+        return [Fact(name, name, "dtype", f"the argument `{name}`")]
+    return [presence_fact(name)] if optional and kind in (kinds.INTEGER, kinds.NUMBER) else []
+
+
+def _is_free(parameter: Parameter) -> bool:
+    """Whether its value never decides which implementation runs (one may still decline it)."""
+    return parameter.kind in (kinds.NUMBER, kinds.INTEGER, kinds.SAVED)
 
 
 def decomposes(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from te_dispatch.core.bindings import Bindings
-    from te_dispatch.numerics.quantized import Operand, Quantized
+    from te_dispatch.numerics.quantized import Operand
     from te_dispatch.numerics.quantizers import Quantizer
 
 LAYOUTS = ("NT", "NN", "TN")
@@ -159,12 +159,7 @@ def _gemm_shape(
     version=1,
     shape=_gemm_shape,
     device="a.device",
-    operands=("a", "b", "out", "aux"),
-    tensors=("bias",),
-    quantizers=("aux_quantizer", "out_quantizer"),
-    options=("layout", "accumulate", "epilogue", "split_accumulator"),
     words={"layout": LAYOUTS, "epilogue": EPILOGUES},
-    dtypes=("out_dtype",),
     facts=(
         Fact("k", "(_rows(a) if layout == 'TN' else a.shape[-1])", "size", "the contracted dimension"),
         Fact("m", "(a.shape[-1] if layout == 'TN' else _rows(a))", "size", "rows of the product, all together"),
@@ -183,7 +178,7 @@ def gemm(
     accumulate: bool = False,
     bias: torch.Tensor | None = None,
     epilogue: str | None = None,
-    aux: torch.Tensor | Quantized | None = None,
+    aux: Operand | None = None,
     aux_quantizer: Quantizer | None = None,
     out_dtype: torch.dtype | None = None,
     out_quantizer: Quantizer | None = None,
@@ -267,9 +262,7 @@ def _grouped_shape(
     version=1,
     shape=_grouped_shape,
     device="b[0].device",
-    options=("layout", "accumulate", "split_accumulator"),
     words={"layout": LAYOUTS},
-    dtypes=("out_dtype",),
     facts=(
         Fact("a.dtype", "(a[0].encoding if a[0].__class__ in _RECORDS else a[0].dtype)", "dtype"),
         Fact("b.dtype", "(b[0].encoding if b[0].__class__ in _RECORDS else b[0].dtype)", "dtype"),

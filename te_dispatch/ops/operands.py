@@ -10,6 +10,7 @@ from typing import Any
 
 from te_dispatch.core.arguments import is_tensor
 from te_dispatch.core.operands import OPERANDS
+from te_dispatch.core.parameters import OPERAND, QUANTIZER, RECORD, SAVED
 from te_dispatch.numerics.quantized import SCALINGS, FakeQuantized, Quantized, row_count
 from te_dispatch.numerics.quantizers import KINDS
 
@@ -37,9 +38,9 @@ OPERANDS.describe(
     scalings=SCALINGS,
     quantizers=KINDS,
     arguments={
-        "Quantized": ("a Quantized", _is_record),
-        "Operand": ("a torch.Tensor or a Quantized", _is_operand),
-        "Quantizer": ("a quantizer (te_dispatch.numerics.quantizers)", _is_quantizer),
-        "Saved": ("what the forward saved (te_dispatch.ops.results.Saved)", _is_saved),
+        RECORD: ("a Quantized", _is_record),
+        OPERAND: ("a torch.Tensor or a Quantized", _is_operand),
+        QUANTIZER: ("a quantizer (te_dispatch.numerics.quantizers)", _is_quantizer),
+        SAVED: ("what the forward saved (te_dispatch.ops.results.Saved)", _is_saved),
     },
 )

@@ -56,12 +56,8 @@ def _quantize_shape(x: Any, quantizer: Quantizer, *, usage: str, out: Any = None
     version=1,
     shape=_quantize_shape,
     device="x.device",
-    tensors=("x", "noop_flag", "amax", "rng_state"),
-    quantizers=("quantizer",),
-    options=("usage",),
     words={"usage": USAGES},
     sizes={"k": "x.shape[-1]"},
-    facts=(Fact("out", "(out is not None)"),),
     mutates=("out", "quantizer.amax"),
     memory={"x": ROWS},
 )
@@ -118,11 +114,7 @@ def _quantize_dbias_shape(
     version=1,
     shape=_quantize_dbias_shape,
     device="x.device",
-    tensors=("x",),
-    quantizers=("quantizer",),
-    options=("usage",),
     words={"usage": USAGES},
-    dtypes=("bias_dtype",),
     sizes={"k": "x.shape[-1]"},
     mutates=("quantizer.amax",),
     memory={"x": ROWS},
@@ -155,8 +147,6 @@ def _dequantize_shape(x: Any, *, dtype: torch.dtype | None = None) -> torch.Tens
     version=1,
     shape=_dequantize_shape,
     device="x.device",
-    operands=("x",),
-    dtypes=("dtype",),
     facts=(
         Fact(
             "x.usage",
@@ -191,8 +181,6 @@ def _split_quantize_shape(x: Any, splits: Any, quantizers: Any, *, usage: str) -
     version=1,
     shape=_split_quantize_shape,
     device="x.device",
-    tensors=("x",),
-    options=("usage",),
     words={"usage": USAGES},
     facts=(
         Fact("splits", "len(splits)", "size", "how many splits"),
@@ -220,7 +208,6 @@ def split_quantize(
         empty_quantized(tuple(x.shape), q, usage, x.dtype, x.device) for x, q in zip(xs, quantizers)
     ],
     device="xs[0].device",
-    options=("usage",),
     words={"usage": USAGES},
     facts=(
         Fact("xs", "len(xs)", "size", "how many tensors"),
@@ -253,7 +240,6 @@ def _pad_shape(x: Any, splits: Any, padded_splits: Any) -> torch.Tensor:
     version=1,
     shape=_pad_shape,
     device="x.device",
-    tensors=("x",),
     facts=(Fact("splits", "len(splits)", "size"), Fact("padded_splits", "len(padded_splits)", "size")),
 )
 def pad_rows(x: torch.Tensor, splits: Sequence[int], padded_splits: Sequence[int]) -> torch.Tensor:
@@ -280,7 +266,6 @@ def _unpad_shape(x: Any, splits: Any, padded_splits: Any) -> torch.Tensor:
     version=1,
     shape=_unpad_shape,
     device="x.device",
-    tensors=("x",),
     facts=(Fact("splits", "len(splits)", "size"), Fact("padded_splits", "len(padded_splits)", "size")),
 )
 def unpad_rows(x: torch.Tensor, splits: Sequence[int], padded_splits: Sequence[int]) -> torch.Tensor:

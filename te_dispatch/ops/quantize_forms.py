@@ -32,7 +32,7 @@ def _transpose_shape(x: Any) -> Quantized:
     )
 
 
-@operator(family="quantize", version=1, shape=_transpose_shape, device="x.device", operands=("x",))
+@operator(family="quantize", version=1, shape=_transpose_shape, device="x.device")
 def transpose_quantized(x: Quantized) -> Quantized:
     """Add the column-wise copy to a row-wise one by moving bytes: exact for ``tensor`` and ``block_2d`` scaling.
 
@@ -78,8 +78,6 @@ SCALE_LAYOUTS = ("canonical", "gemm_1d", "gemm_2d", "swizzled_32x4x4")
     version=1,
     shape=_relayout_shape,
     device="x.device",
-    operands=("x",),
-    options=("scale_layout",),
     facts=(Fact("x.scale_layout", "x.scale_layout", doc="scale layout of `x`"),),
     words={"scale_layout": SCALE_LAYOUTS, "x.scale_layout": SCALE_LAYOUTS},
 )
@@ -124,9 +122,6 @@ def _convert_shape(x: Any, *, encoding: str, **_: Any) -> Quantized:
     version=1,
     shape=_convert_shape,
     device="x.device",
-    operands=("x",),
-    tensors=("count",),
-    options=("overflow",),
     words={"overflow": ("saturate", "error")},
     dtypes=("encoding",),
     mutates=("count",),

@@ -26,7 +26,6 @@ def _scalar_shape(x: Any, **_: Any) -> torch.Tensor:
     version=1,
     shape=lambda x, *, out=None: out if out is not None else _scalar_shape(x),
     device="x.device",
-    tensors=("x", "out"),
     mutates=("out",),
 )
 def compute_amax(x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -48,7 +47,6 @@ def _partial_amax_shape(x: Any, amax: torch.Tensor, **_: Any) -> torch.Tensor:
     version=1,
     shape=_partial_amax_shape,
     device="x.device",
-    tensors=("x", "amax"),
     options=("block",),
     sizes={"height": "height", "width": "width", "start": "start"},
     mutates=("amax",),
@@ -78,7 +76,6 @@ def _partial_cast_shape(x: Any, out: torch.Tensor, scale: Any, **_: Any) -> torc
     version=1,
     shape=_partial_cast_shape,
     device="x.device",
-    tensors=("x", "out"),
     options=("block",),
     dtypes=("encoding",),
     sizes={"height": "height", "width": "width", "start": "start"},
@@ -118,7 +115,7 @@ def _update_shape(*_: Any, **__: Any) -> None:
     version=1,
     shape=_update_shape,
     device="histories[0].device",
-    options=("algorithm", "margin"),
+    options=("margin",),
     words={"algorithm": ("max", "most_recent")},
     facts=(
         Fact("histories", "len(histories)", "size", "how many histories"),

@@ -23,9 +23,6 @@ def _like(x: Any, out_dtype: torch.dtype | None) -> torch.Tensor:
     version=1,
     shape=lambda x, mask=None, *, scale=1.0, causal=False, out_dtype=None: _like(x, out_dtype),
     device="x.device",
-    tensors=("x", "mask"),
-    options=("causal",),
-    dtypes=("out_dtype",),
     sizes={"rows": "x.shape[-2]", "columns": "x.shape[-1]"},
     companion="softmax_bwd",
     companion_facts=lambda call: Derived(
@@ -63,8 +60,6 @@ def softmax_fwd(
     version=1,
     shape=lambda dy, y, *, scale=1.0, out_dtype=None: _like(y, out_dtype),
     device="y.device",
-    tensors=("dy", "y"),
-    dtypes=("out_dtype",),
     sizes={"rows": "y.shape[-2]", "columns": "y.shape[-1]"},
     companion="softmax_fwd",
     backward=True,

@@ -28,7 +28,6 @@ def _dropout_shape(x: Any, residual: Any = None, *, dropout_p: float = 0.0, **_:
     version=1,
     shape=_dropout_shape,
     device="x.device",
-    tensors=("x", "residual", "bias", "rng_state"),
     facts=(Fact("dropout", "(dropout_p > 0.0)", doc="whether dropout is on", boolean=True),),
     companion="dropout_add_bwd",
     companion_facts=lambda call: Derived(
@@ -67,7 +66,6 @@ def dropout_add_fwd(
     version=1,
     shape=lambda dy, mask=None, **_: _dropout_shape(dy).out,
     device="dy.device",
-    tensors=("dy", "mask"),
     facts=(Fact("dropout", "(dropout_p > 0.0)", doc="whether dropout is on", boolean=True),),
     companion="dropout_add_fwd",
     backward=True,
@@ -85,7 +83,6 @@ _LISTS = (Fact("params.dtype", "params[0].dtype", "dtype"), Fact("grads.dtype", 
     version=1,
     shape=lambda *_, **__: None,
     device="params[0].device",
-    options=("adam_w", "bias_correction"),
     facts=(
         *_LISTS,
         Fact("params", "len(params)", "size"),
@@ -93,7 +90,6 @@ _LISTS = (Fact("params.dtype", "params[0].dtype", "dtype"), Fact("grads.dtype", 
         Fact("exp_avgs", "exp_avgs[0].dtype", "dtype"),
         Fact("exp_avg_sqs", "exp_avg_sqs[0].dtype", "dtype"),
         Fact("master", "(master is not None)"),
-        Fact("noop_flag", "(noop_flag is not None)"),
     ),
     mutates=("params", "exp_avgs", "exp_avg_sqs", "master"),
 )
@@ -139,7 +135,6 @@ def _norm_shape(tensors: Any, *, per_tensor: bool = False) -> torch.Tensor:
     version=1,
     shape=_norm_shape,
     device="tensors[0].device",
-    options=("per_tensor",),
     facts=(Fact("tensors", "len(tensors)", "size"), Fact("tensors.dtype", "tensors[0].dtype", "dtype")),
 )
 def multi_tensor_l2norm(tensors: Sequence[torch.Tensor], *, per_tensor: bool = False) -> torch.Tensor:
@@ -157,7 +152,6 @@ def multi_tensor_l2norm(tensors: Sequence[torch.Tensor], *, per_tensor: bool = F
         Fact("outputs", "len(outputs)", "size"),
         Fact("inputs.dtype", "inputs[0].dtype", "dtype"),
         Fact("outputs.dtype", "outputs[0].dtype", "dtype"),
-        Fact("noop_flag", "(noop_flag is not None)"),
     ),
     mutates=("outputs", "noop_flag"),
 )
@@ -212,9 +206,6 @@ def _permute_shape(x: Any, indices: Any, *, probs: Any = None, capacity: int | N
     version=1,
     shape=_permute_shape,
     device="x.device",
-    operands=("x",),
-    tensors=("indices", "probs"),
-    facts=(Fact("capacity", "(capacity is not None)"),),
 )
 def moe_permute(
     x: Operand, indices: torch.Tensor, *, probs: torch.Tensor | None = None, capacity: int | None = None
@@ -247,7 +238,6 @@ def _unpermute_shape(x: Any, row_map: Any, *, probs: Any = None) -> torch.Tensor
     version=1,
     shape=_unpermute_shape,
     device="x.device",
-    tensors=("x", "row_map", "probs"),
 )
 def moe_unpermute(x: torch.Tensor, row_map: torch.Tensor, *, probs: torch.Tensor | None = None) -> torch.Tensor:
     """Undo `moe_permute`: out[t] = sum over choices c of x[row_map[t, c]] (times probs[t, c]), summed in fp32.
@@ -269,7 +259,6 @@ def _unpermute_bwd_shape(dy: Any, x: Any, row_map: Any, *, probs: Any = None) ->
     version=1,
     shape=_unpermute_bwd_shape,
     device="dy.device",
-    tensors=("dy", "x", "row_map", "probs"),
 )
 def moe_unpermute_bwd(
     dy: torch.Tensor, x: torch.Tensor, row_map: torch.Tensor, *, probs: torch.Tensor | None = None

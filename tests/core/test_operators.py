@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -178,21 +179,27 @@ def test_attention_is_taken_apart_alike_whether_its_facts_are_recorded_or_not(
 def test_a_parameter_that_no_fact_covers_is_refused_where_the_operator_is_declared() -> None:
     with pytest.raises(ValueError, match="no fact covers the parameters extra"):
 
-        @operator(family="x", version=1, shape=lambda x, extra: x, device="x.device", tensors=("x",))
-        def forgetful(x, extra):  # type: ignore[no-untyped-def]
+        @operator(family="x", version=1, shape=lambda x, extra: x, device="x.device")
+        def forgetful(x: torch.Tensor, extra: Sequence[torch.Tensor]) -> None:
             """Forgets a parameter."""
 
     with pytest.raises(ValueError, match="gemm is declared twice"):
 
-        @operator(family="x", version=1, shape=lambda x: x, device="x.device", tensors=("x",))
-        def gemm(x):  # type: ignore[no-untyped-def]
+        @operator(family="x", version=1, shape=lambda x: x, device="x.device")
+        def gemm(x: torch.Tensor) -> None:
             """A second one."""
 
     with pytest.raises(ValueError, match="a fact is declared twice"):
 
-        @operator(family="x", version=1, shape=lambda x: x, device="x.device", tensors=("x",), sizes={"x.dtype": "1"})
-        def double(x):  # type: ignore[no-untyped-def]
+        @operator(family="x", version=1, shape=lambda x: x, device="x.device", sizes={"k": "1"}, options=("k",))
+        def double(x: torch.Tensor) -> None:
             """The same fact twice."""
+
+    with pytest.raises(ValueError, match=r"odd: got the annotation 'object' for x, expected one of torch.Tensor, "):
+
+        @operator(family="x", version=1, shape=lambda x: x, device="x.device")
+        def odd(x: object) -> None:
+            """Nobody knows what it takes."""
 
 
 def test_dtypes_are_named_as_policies_spell_them() -> None:

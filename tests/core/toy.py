@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from te_dispatch.core.discovery import register
 from te_dispatch.core.facts import CallFacts, Derived, DeviceFacts, fact
@@ -22,6 +22,12 @@ from te_dispatch.core.manifest import API_VERSION, Implementation, Manifest
 from te_dispatch.core.operator import OPERATORS, Operator, Piece, decomposes, operator
 from te_dispatch.core.policy import Policy, Rule, Selector
 from te_dispatch.core.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    import torch
+
+    from te_dispatch.numerics.quantized import Operand
+    from te_dispatch.ops.results import Saved
 
 TOYS: dict[str, Operator] = {}
 
@@ -36,52 +42,84 @@ def _declare() -> None:
     """Declare the toys among themselves, leaving the real operators' table as it was."""
 
     @operator(
-        family="mix", version=1, shape=_shape, device="a.device", operands=("a",), tensors=("b", "out"),
-        options=("mode", "fast"), sizes={"k": "a.shape[-1]", "m": "a.shape[0]"}, mutates=("out",),
-    )  # fmt: skip
-    def mix(a, b, *, mode="plain", out=None, alpha=1.0, fast=None):  # type: ignore[no-untyped-def]
+        family="mix",
+        version=1,
+        shape=_shape,
+        device="a.device",
+        sizes={"k": "a.shape[-1]", "m": "a.shape[0]"},
+        mutates=("out",),
+    )
+    def mix(
+        a: Operand,
+        b: torch.Tensor,
+        *,
+        mode: str = "plain",
+        out: torch.Tensor | None = None,
+        alpha: float = 1.0,
+        fast: bool | None = None,
+    ) -> Any:
         """Two operands, options, an output that may be given."""
 
-    @operator(family="pack", version=1, shape=_shape, device="x.device", tensors=("x",), options=("kind",))
-    def pack(x, *, kind="tight"):  # type: ignore[no-untyped-def]
+    @operator(family="pack", version=1, shape=_shape, device="x.device")
+    def pack(x: torch.Tensor, *, kind: str = "tight") -> Any:
         """The last step of `fuse`."""
 
     def scan_backward(call: CallFacts) -> CallFacts:
         return Derived(call, {"dy.dtype": fact("x.dtype"), **{n: fact(n) for n in ("x.dtype", "causal", "k")}})
 
     @operator(
-        family="scan", version=1, shape=_shape, device="x.device", tensors=("x",), options=("causal", "inference"),
-        sizes={"k": "x.shape[-1]"}, companion="scan_bwd", companion_facts=scan_backward,
-    )  # fmt: skip
-    def scan_fwd(x, *, causal=False, inference=False):  # type: ignore[no-untyped-def]
+        family="scan",
+        version=1,
+        shape=_shape,
+        device="x.device",
+        sizes={"k": "x.shape[-1]"},
+        companion="scan_bwd",
+        companion_facts=scan_backward,
+    )
+    def scan_fwd(x: torch.Tensor, *, causal: bool = False, inference: bool = False) -> Any:
         """A forward whose backward needs what it saved."""
 
     @operator(
-        family="scan", version=1, shape=_shape, device="x.device", tensors=("dy", "x"), options=("causal",),
-        sizes={"k": "x.shape[-1]"}, companion="scan_fwd", backward=True, saved="saved.implementation",
-    )  # fmt: skip
-    def scan_bwd(dy, x, saved, *, causal=False):  # type: ignore[no-untyped-def]
+        family="scan",
+        version=1,
+        shape=_shape,
+        device="x.device",
+        sizes={"k": "x.shape[-1]"},
+        companion="scan_fwd",
+        backward=True,
+        saved="saved.implementation",
+    )
+    def scan_bwd(dy: torch.Tensor, x: torch.Tensor, saved: Saved, *, causal: bool = False) -> Any:
         """The backward of `scan_fwd`."""
 
     def turn_backward(call: CallFacts) -> CallFacts:
         return Derived(call, {"dy.dtype": fact("x.dtype"), "flip": fact("flip")})
 
     @operator(
-        family="turn", version=1, shape=_shape, device="x.device", tensors=("x",), options=("flip",),
-        sizes={"k": "x.shape[-1]"}, companion="turn_bwd", companion_facts=turn_backward,
-    )  # fmt: skip
-    def turn_fwd(x, *, flip=False):  # type: ignore[no-untyped-def]
+        family="turn",
+        version=1,
+        shape=_shape,
+        device="x.device",
+        sizes={"k": "x.shape[-1]"},
+        companion="turn_bwd",
+        companion_facts=turn_backward,
+    )
+    def turn_fwd(x: torch.Tensor, *, flip: bool = False) -> Any:
         """A forward whose results are all that its backward needs."""
 
     @operator(
-        family="turn", version=1, shape=_shape, device="dy.device", tensors=("dy",), options=("flip",),
-        companion="turn_fwd", backward=True,
-    )  # fmt: skip
-    def turn_bwd(dy, *, flip=False):  # type: ignore[no-untyped-def]
+        family="turn",
+        version=1,
+        shape=_shape,
+        device="dy.device",
+        companion="turn_fwd",
+        backward=True,
+    )
+    def turn_bwd(dy: torch.Tensor, *, flip: bool = False) -> Any:
         """The backward of `turn_fwd`."""
 
-    @operator(family="fuse", version=1, shape=_shape, device="x.device", tensors=("x",), options=("cast",))
-    def fuse(x, *, cast=None):  # type: ignore[no-untyped-def]
+    @operator(family="fuse", version=1, shape=_shape, device="x.device")
+    def fuse(x: torch.Tensor, *, cast: str | None = None) -> Any:
         """A step that can carry a cast along."""
 
     def fuse_pieces(call: CallFacts) -> Mapping[str, Piece] | None:

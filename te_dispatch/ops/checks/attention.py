@@ -11,14 +11,6 @@ from te_dispatch.ops.attention import BIAS_TYPES, LAYOUTS, MASKS, PACKINGS, SOFT
 from te_dispatch.ops.checks import values as check
 from te_dispatch.ops.checks.check_cache import (
     CONTENTS,
-    LEADING_OPERAND,
-    NUMBER,
-    NUMBERS,
-    OPERAND,
-    OPTIONAL,
-    OPTIONAL_NUMBER,
-    OPTIONAL_QUANTIZER,
-    TENSOR,
     cached_check,
 )
 from te_dispatch.ops.checks.rows import bounds
@@ -61,12 +53,13 @@ def operands(q: Any, k: Any, v: Any, layout: Any, packing: Any = None, paged: bo
 
 
 @cached_check(
-    q=LEADING_OPERAND, k=OPERAND, v=OPERAND, attn_mask=OPTIONAL, window=NUMBERS, cu_seqlens_q=CONTENTS,
-    cu_seqlens_kv=CONTENTS, cu_seqlens_q_padded=CONTENTS, cu_seqlens_kv_padded=CONTENTS,
-    max_seqlen_q=OPTIONAL_NUMBER, max_seqlen_kv=OPTIONAL_NUMBER, page_table=CONTENTS, bias=OPTIONAL,
-    alibi_slopes=OPTIONAL, softmax_scale=NUMBER, softmax_offset=OPTIONAL, softcap=NUMBER, dropout_p=NUMBER,
-    rng_state=OPTIONAL,
-)  # fmt: skip
+    "attention_fwd",
+    cu_seqlens_q=CONTENTS,
+    cu_seqlens_kv=CONTENTS,
+    cu_seqlens_q_padded=CONTENTS,
+    cu_seqlens_kv_padded=CONTENTS,
+    page_table=CONTENTS,
+)
 def attention(
     q: Any,
     k: Any,
@@ -128,7 +121,7 @@ def attention(
         raise ValueError(f"rng_state: got None with dropout_p={dropout_p}, expected int64 (2,), (seed, offset)")
 
 
-@cached_check(page_table=OPTIONAL, s_quantizer=OPTIONAL_QUANTIZER, out_quantizer=OPTIONAL_QUANTIZER)
+@cached_check("attention_fwd")
 def forward(
     inference: bool, page_table: Any, s_quantizer: Any, out_quantizer: Any, out_dtype: Any, device: torch.device
 ) -> None:
@@ -141,10 +134,7 @@ def forward(
     check.dtype("out_dtype", out_dtype)
 
 
-@cached_check(
-    dout=OPERAND, q=LEADING_OPERAND, v=OPERAND, out=OPERAND, lse=TENSOR, bias=OPTIONAL, s_quantizer=OPTIONAL_QUANTIZER,
-    dp_quantizer=OPTIONAL_QUANTIZER, dqkv_quantizer=OPTIONAL_QUANTIZER,
-)  # fmt: skip
+@cached_check("attention_bwd")
 def backward(
     dout: Any,
     q: Any,

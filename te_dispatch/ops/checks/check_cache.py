@@ -6,10 +6,11 @@ shapes) and its tensors, finds the passes with the same facts, and compares the 
 with those that passed. Where nothing fits the check runs, so a wrong call gets the check's own error: only passes are
 cached, and no tensor is kept.
 
-Facts and comparison cover everything that a check may read, and nothing of what tensors contain. So whoever writes a
-check
+Facts and comparison cover everything that a check may read, and nothing of what tensors contain. What kind an argument
+is follows from the operator's declaration (`te_dispatch.core.parameters`). So whoever writes a check
 
-- declares the kind of every argument that is not an option, and reads nothing that the kind does not cover.
+- names the operator, and calls arguments as it does,
+- says which tensors' contents it looks into (`CONTENTS`), and reads nothing else that the kinds do not cover.
 
 `tests/bad_input/test_check_cache.py` makes each declared call invalid in many ways and compares with the check.
 
@@ -29,6 +30,10 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 import torch
 from torch.compiler import is_dynamo_compiling  # noqa: F401  # called by generated code
 
+import te_dispatch.ops.declared  # noqa: F401  # the operators
+from te_dispatch.core import parameters as kinds
+from te_dispatch.core.operator import OPERATORS
+from te_dispatch.core.parameters import Member, Parameter
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.numerics.quantizers import (
     BlockQuantizer,
@@ -104,6 +109,7 @@ OPERAND = Kind(
 )
 #: The same, leading: with the shape of a tensor among the facts. (That of a record always is.)
 LEADING_OPERAND = OPERAND._replace(first=OPERAND.first.replace("(True,", "({x}.shape,"))
+_LEADS = {TENSOR: LEADING, OPERAND: LEADING_OPERAND}
 #: A `Quantized` that is always there.
 RECORD = OPERAND._replace(first="{x}_facts, {x}_tensors = _record({x})", lasting=lambda x: x.__class__ is Quantized)
 #: A tensor, a `Quantized` or None.
@@ -146,14 +152,54 @@ NUMBERS = Kind(
 )
 
 
-def cached_check(**kinds: Kind) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorator of a check: ``@cached_check(x=LEADING, quantizer=QUANTIZER)``. Arguments not named are `OPTION`."""
+#: By what an operator's declaration says of a parameter: the kind, and how deep in lists. A kind for those that are
+#: always there, for those that may be None, for those that are written, and for both.
+_DECLARED: dict[Member, tuple[Kind | None, Kind | None, Kind | None, Kind | None]] = {
+    Member(kinds.TENSOR): (TENSOR, OPTIONAL, WRITTEN, WRITTEN),
+    Member(kinds.RECORD): (RECORD, None, None, WRITTEN_RECORD),
+    Member(kinds.OPERAND): (OPERAND, OPTIONAL_OPERAND, None, None),
+    Member(kinds.QUANTIZER): (QUANTIZER, OPTIONAL_QUANTIZER, None, None),
+    Member(kinds.TENSOR, 1): (TENSORS, None, WRITTEN_TENSORS, OPTIONAL_WRITTEN_TENSORS),
+    Member(kinds.NUMBER, 2): (NUMBER_LISTS, None, None, None),
+    Member(kinds.NUMBER): (NUMBER, NUMBER, None, None),
+    Member(kinds.INTEGER): (NUMBER, OPTIONAL_NUMBER, None, None),
+    Member(kinds.INTEGERS): (None, NUMBERS, None, None),
+    Member(kinds.NUMBERS): (None, NUMBERS, None, None),
+    Member(kinds.STRING): (OPTION, OPTION, None, None),
+    Member(kinds.FLAG): (OPTION, OPTION, None, None),
+    Member(kinds.DTYPE): (OPTION, OPTION, None, None),
+}
+
+
+def _kind_of(parameter: Parameter) -> Kind:
+    """How a check's argument is looked at, where nothing else is said."""
+    found = None
+    if len(parameter.members) == 1:
+        found = _DECLARED[parameter.members[0]][parameter.optional + 2 * parameter.written]
+    if found is None:
+        raise TypeError(f"{parameter.name}: got {parameter}, of which calls cannot be told apart")
+    return found
+
+
+def cached_check(operator: str = "", **exceptions: Kind) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorator of a check: ``@cached_check("quantize")``.
+
+    Args:
+        operator: whose arguments the check takes; those that the operator does not have are `OPTION`.
+        exceptions: kinds of arguments that are to be looked at otherwise than the operator's declaration says. Where
+            none of them leads, the first tensor does.
+    """
+    declared = OPERATORS[operator].parameters if operator else {}
 
     def wrap(check: Callable[P, R]) -> Callable[P, R]:
         parameters = inspect.signature(check).parameters
-        if unknown := kinds.keys() - parameters.keys():
+        if unknown := exceptions.keys() - parameters.keys():
             raise TypeError(f"{check.__name__}: takes no {', '.join(sorted(unknown))}")
-        return _wrapper(check, {name: kinds.get(name, OPTION) for name in parameters})
+        found = {name: _kind_of(declared[name]) if name in declared else OPTION for name in parameters} | exceptions
+        first = next((name for name, kind in found.items() if kind in _LEADS), None)
+        if first is not None and not any(kind in _LEADS.values() for kind in exceptions.values()):
+            found[first] = _LEADS[found[first]]
+        return _wrapper(check, found)
 
     return wrap
 
@@ -199,19 +245,21 @@ def make(check, passed, learn):
 """
 
 
-def _source(name: str, kinds: dict[str, Kind]) -> str:
+def _source(name: str, arguments: dict[str, Kind]) -> str:
     """Calls take one of three forms, which look at less the more usual they are: with all optional arguments None and
     every operand a plain tensor; with the former; any. The facts of no form equal those of another: they differ in
     number, or hold a record's tags where the other has a shape.
     """
-    operands = {x: kind for x, kind in kinds.items() if kind in (OPERAND, LEADING_OPERAND)}
-    usual = {x: kind for x, kind in kinds.items() if not kind.optional}
+    operands = {x: kind for x, kind in arguments.items() if kind in (OPERAND, LEADING_OPERAND)}
+    usual = {x: kind for x, kind in arguments.items() if not kind.optional}
     plain = usual | {x: LEADING if kind is LEADING_OPERAND else TENSOR for x, kind in operands.items()}
-    forms = [[[code.format(x=x) for code in kind[:3]] for x, kind in form.items()] for form in (plain, usual, kinds)]
+    forms = [
+        [[code.format(x=x) for code in kind[:3]] for x, kind in form.items()] for form in (plain, usual, arguments)
+    ]
     return _WRAPPER.format(
         name=name,
-        names=", ".join(kinds),
-        absent=" and ".join(f"{x} is None" for x, kind in kinds.items() if kind.optional) or "True",
+        names=", ".join(arguments),
+        absent=" and ".join(f"{x} is None" for x, kind in arguments.items() if kind.optional) or "True",
         plain=" and ".join(f"{x}.__class__ in PLAIN" for x in operands) or "True",
         facts=["".join(f"{facts}, " for facts, _, _ in form if facts) for form in forms],
         tensors=[" ".join(tensors for _, tensors, _ in form) for form in forms],
@@ -219,10 +267,10 @@ def _source(name: str, kinds: dict[str, Kind]) -> str:
     )
 
 
-def _wrapper(check: Callable[P, R], kinds: dict[str, Kind]) -> Callable[P, R]:
+def _wrapper(check: Callable[P, R], arguments: dict[str, Kind]) -> Callable[P, R]:
     passed: dict[Any, Any] = {}
-    learn = functools.partial(_learn, check, tuple(kinds.values()), passed)
-    wrapper = _compiled(_source(check.__name__, kinds), check.__name__)(check, passed, learn)
+    learn = functools.partial(_learn, check, tuple(arguments.values()), passed)
+    wrapper = _compiled(_source(check.__name__, arguments), check.__name__)(check, passed, learn)
     functools.update_wrapper(wrapper, check)
     wrapper.__defaults__ = check.__defaults__
     wrapper.passed = passed
@@ -240,14 +288,14 @@ def _compiled(source: str, label: str) -> Any:
 
 def _learn(
     check: Callable[..., Any],
-    kinds: Sequence[Kind],
+    looks: Sequence[Kind],
     passed: dict[Any, list[Any]],
     look: Callable[..., Any],
     arguments: tuple[Any, ...],
 ) -> Any:
     """Run the check; if the call passes and what was looked at is all that this depends on, cache it."""
     result = check(*arguments)
-    given = [(kind, x) for kind, x in zip(kinds, arguments) if x is not None]
+    given = [(kind, x) for kind, x in zip(looks, arguments) if x is not None]
     if torch.compiler.is_compiling() or not all(kind.lasting(x) for kind, x in given):
         return result
     try:

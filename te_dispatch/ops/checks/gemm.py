@@ -13,12 +13,7 @@ from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.ops.checks import values as check
 from te_dispatch.ops.checks.check_cache import (
     LEADING_OPERAND,
-    NUMBER,
     OFTEN,
-    OPERAND,
-    OPTIONAL_OPERAND,
-    OPTIONAL_QUANTIZER,
-    WRITTEN,
     cached_check,
 )
 from te_dispatch.ops.gemm import EPILOGUES, LAYOUTS, gemm_sizes, out_shape
@@ -57,10 +52,7 @@ def operands(a: Any, b: Any, layout: Any) -> tuple[int, int, int]:
     return m, n, k
 
 
-@cached_check(
-    a=OPERAND, b=LEADING_OPERAND, out=WRITTEN, bias=OFTEN, aux=OPTIONAL_OPERAND, aux_quantizer=OPTIONAL_QUANTIZER,
-    out_quantizer=OPTIONAL_QUANTIZER, alpha=NUMBER,
-)  # fmt: skip
+@cached_check("gemm", b=LEADING_OPERAND, bias=OFTEN)
 def gemm(
     a: Any,
     b: Any,

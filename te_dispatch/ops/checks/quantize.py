@@ -13,17 +13,6 @@ from te_dispatch.numerics.quantized import CANONICAL_SCALES
 from te_dispatch.numerics.quantizers import Quantizer
 from te_dispatch.ops.checks import values as check
 from te_dispatch.ops.checks.check_cache import (
-    LEADING,
-    NUMBER,
-    NUMBER_LISTS,
-    OPTIONAL,
-    OPTIONAL_WRITTEN_TENSORS,
-    QUANTIZER,
-    RECORD,
-    TENSOR,
-    WRITTEN,
-    WRITTEN_RECORD,
-    WRITTEN_TENSORS,
     cached_check,
 )
 from te_dispatch.ops.shapes import USAGES, ceil_div
@@ -32,7 +21,7 @@ from te_dispatch.ops.shapes import USAGES, ceil_div
 _TAKE_AMAX = ("current", "nvfp4", "nvfp4_4over6")
 
 
-@cached_check(x=LEADING, quantizer=QUANTIZER, out=WRITTEN_RECORD, noop_flag=OPTIONAL, amax=OPTIONAL, rng_state=OPTIONAL)
+@cached_check("quantize")
 def quantize(
     x: Any,
     quantizer: Any,
@@ -79,20 +68,20 @@ def _out(out: Any, x: torch.Tensor, quantizer: Quantizer, usage: str) -> None:
                 check.writable(f"out.{side[:3]}_{part}", getattr(out, f"{side[:3]}_{part}"))
 
 
-@cached_check(x=LEADING, quantizer=QUANTIZER)
+@cached_check("quantize_dbias")
 def quantize_dbias(x: Any, quantizer: Any, usage: Any, bias_dtype: Any) -> None:
     quantize(x, quantizer, usage)
     check.dtype("bias_dtype", bias_dtype)
 
 
-@cached_check(x=RECORD)
+@cached_check("dequantize")
 def dequantize(x: Any, dtype: Any) -> None:
     check.record("x", x)
     check.own_values("x", x)
     check.dtype("dtype", dtype)
 
 
-@cached_check(x=RECORD)
+@cached_check("transpose_quantized")
 def transpose_quantized(x: Any) -> None:
     check.record("x", x)
     if x.scaling not in ("tensor", "block_2d"):
@@ -102,7 +91,7 @@ def transpose_quantized(x: Any) -> None:
         raise ValueError(f"x: got {x.scale_layout} scales, expected {CANONICAL_SCALES}")
 
 
-@cached_check(x=RECORD)
+@cached_check("relayout_scales")
 def relayout_scales(x: Any, scale_layout: Any) -> None:
     check.record("x", x)
     check.one_of("scale_layout", scale_layout, tuple(check.SCALE_LAYOUTS))
@@ -153,7 +142,7 @@ def multi_tensor_quantize(xs: Any, quantizers: Any, usage: Any) -> None:
         check.rotatable(f"xs[{i}]", x.shape, quantizer, usage)
 
 
-@cached_check(x=LEADING, out=OPTIONAL)
+@cached_check("compute_amax")
 def compute_amax(x: Any, out: Any) -> None:
     check.tensor("x", x)
     if out is None:
@@ -179,13 +168,13 @@ def _shard(x: Any, name: str, per_block: Any, height: Any, width: Any, start: An
     check.shaped(name, per_block, blocks, check.F32, x.device)
 
 
-@cached_check(x=LEADING, amax=WRITTEN, height=NUMBER, width=NUMBER, start=NUMBER, block=NUMBER)
+@cached_check("partial_amax")
 def partial_amax(x: Any, amax: Any, height: Any, width: Any, start: Any, block: Any) -> None:
     _shard(x, "amax", amax, height, width, start, block)
     check.writable("amax", amax)
 
 
-@cached_check(x=LEADING, out=WRITTEN, scale=TENSOR, height=NUMBER, width=NUMBER, start=NUMBER, block=NUMBER)
+@cached_check("partial_cast")
 def partial_cast(x: Any, out: Any, scale: Any, height: Any, width: Any, start: Any, block: Any, encoding: Any) -> None:
     if not isinstance(encoding, str):
         raise check.kind_error("encoding", encoding, f"one of {', '.join(FP8_ENCODINGS)}")
@@ -198,10 +187,7 @@ def partial_cast(x: Any, out: Any, scale: Any, height: Any, width: Any, start: A
     check.writable("out", out)
 
 
-@cached_check(
-    histories=WRITTEN_TENSORS, scales=WRITTEN_TENSORS, max_values=NUMBER_LISTS, margin=NUMBER,
-    amaxes=OPTIONAL_WRITTEN_TENSORS,
-)  # fmt: skip
+@cached_check("update_delayed_scales")
 def update_delayed_scales(
     histories: Any, scales: Any, max_values: Any, algorithm: Any, margin: Any, amaxes: Any
 ) -> None:
@@ -247,7 +233,7 @@ def _history(i: int, history: torch.Tensor, scale: Any, max_values: Any, amaxes:
         check.number(f"max_values[{i}][{j}]", value)
 
 
-@cached_check(x=RECORD, count=OPTIONAL)
+@cached_check("convert_encoding")
 def convert_encoding(x: Any, encoding: Any, overflow: Any, count: Any) -> None:
     check.record("x", x)
     check.one_of("overflow", overflow, ("saturate", "error"))

@@ -12,15 +12,8 @@ from te_dispatch.ops.activation import GATED, KINDS
 from te_dispatch.ops.checks import values as check
 from te_dispatch.ops.checks.check_cache import (
     CONTENTS,
-    LEADING,
-    LEADING_OPERAND,
-    NUMBER,
-    NUMBERS,
     OFTEN,
     OFTEN_QUANTIZER,
-    OPERAND,
-    OPTIONAL,
-    TENSOR,
     cached_check,
 )
 
@@ -39,7 +32,7 @@ def _normalized(x: Any, gamma: Any, beta: Any = None) -> None:
             raise ValueError(f"{name}: got dtype {weight.dtype}, expected x's, {x.dtype}, or float32")
 
 
-@cached_check(x=LEADING, gamma=TENSOR, beta=OFTEN, eps=NUMBER, residual=OPTIONAL, quantizer=OFTEN_QUANTIZER)
+@cached_check("layernorm_fwd", beta=OFTEN, quantizer=OFTEN_QUANTIZER)
 def norm_fwd(
     x: Any, gamma: Any, beta: Any, eps: Any, residual: Any, quantizer: Any, usage: Any, out_dtype: Any
 ) -> None:
@@ -55,7 +48,7 @@ def norm_fwd(
     check.dtype("out_dtype", out_dtype)
 
 
-@cached_check(dy=LEADING, x=TENSOR, gamma=TENSOR, mean=OFTEN, rstd=TENSOR, add=OFTEN)
+@cached_check("layernorm_bwd", mean=OFTEN, add=OFTEN)
 def norm_bwd(dy: Any, x: Any, gamma: Any, mean: Any, rstd: Any, add: Any, centered: bool) -> None:
     """Of `layernorm_bwd`, and not centered of `rmsnorm_bwd`, which has no mean."""
     _normalized(x, gamma)
@@ -82,7 +75,7 @@ def _activated(x: Any, kind: Any, params: Any) -> None:
         check.number(f"params[{i}]", value)
 
 
-@cached_check(x=LEADING_OPERAND, params=NUMBERS, quantizer=OFTEN_QUANTIZER)
+@cached_check("activation_fwd", quantizer=OFTEN_QUANTIZER)
 def activation_fwd(x: Any, kind: Any, params: Any, quantizer: Any, usage: Any, out_dtype: Any) -> None:
     _activated(x, kind, params)
     check.cast("quantizer", quantizer, usage, x.device)
@@ -90,7 +83,7 @@ def activation_fwd(x: Any, kind: Any, params: Any, quantizer: Any, usage: Any, o
     check.dtype("out_dtype", out_dtype)
 
 
-@cached_check(dy=LEADING, x=OPERAND, params=NUMBERS, quantizer=OFTEN_QUANTIZER)
+@cached_check("activation_bwd", quantizer=OFTEN_QUANTIZER)
 def activation_bwd(dy: Any, x: Any, kind: Any, params: Any, quantizer: Any, usage: Any) -> None:
     _activated(x, kind, params)
     columns = x.shape[-1] // 2 if kind in GATED else x.shape[-1]
@@ -99,7 +92,7 @@ def activation_bwd(dy: Any, x: Any, kind: Any, params: Any, quantizer: Any, usag
     check.rotatable("x", x.shape, quantizer, usage)
 
 
-@cached_check(x=LEADING, mask=OPTIONAL, scale=NUMBER)
+@cached_check("softmax_fwd")
 def softmax_fwd(x: Any, mask: Any, scale: Any, out_dtype: Any) -> None:
     check.tensor("x", x)
     if x.ndim < 2:
@@ -111,7 +104,7 @@ def softmax_fwd(x: Any, mask: Any, scale: Any, out_dtype: Any) -> None:
     check.dtype("out_dtype", out_dtype)
 
 
-@cached_check(dy=LEADING, y=TENSOR, scale=NUMBER)
+@cached_check("softmax_bwd")
 def softmax_bwd(dy: Any, y: Any, scale: Any, out_dtype: Any) -> None:
     check.tensor("y", y)
     if y.ndim < 2:
@@ -121,7 +114,7 @@ def softmax_bwd(dy: Any, y: Any, scale: Any, out_dtype: Any) -> None:
     check.dtype("out_dtype", out_dtype)
 
 
-@cached_check(x=LEADING, freqs=TENSOR, cu_seqlens=CONTENTS, offsets=CONTENTS)
+@cached_check("rope_fwd", cu_seqlens=CONTENTS, offsets=CONTENTS)
 def rope(name: str, x: Any, freqs: Any, layout: Any, cu_seqlens: Any, offsets: Any) -> None:
     """Of `rope_fwd`, whose first argument is x, and of `rope_bwd`, whose is dy."""
     check.one_of("layout", layout, _ROPE_LAYOUTS)

@@ -11,14 +11,6 @@ from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized
 from te_dispatch.ops.checks import values as check
 from te_dispatch.ops.checks.check_cache import (
     CONTENTS,
-    LEADING,
-    LEADING_OPERAND,
-    NUMBER,
-    OPTIONAL,
-    OPTIONAL_WRITTEN_TENSORS,
-    TENSOR,
-    TENSORS,
-    WRITTEN_TENSORS,
     cached_check,
 )
 
@@ -29,7 +21,7 @@ def probability(dropout_p: Any) -> None:
         raise ValueError(f"dropout_p: got {dropout_p}, expected a probability below 1")
 
 
-@cached_check(x=LEADING, residual=OPTIONAL, bias=OPTIONAL, dropout_p=NUMBER, rng_state=OPTIONAL)
+@cached_check("dropout_add_fwd")
 def dropout_add_fwd(x: Any, residual: Any, bias: Any, dropout_p: Any, rng_state: Any) -> None:
     check.matrix("x", x)
     if residual is not None:
@@ -43,7 +35,7 @@ def dropout_add_fwd(x: Any, residual: Any, bias: Any, dropout_p: Any, rng_state:
         raise ValueError(f"rng_state: got None with dropout_p={dropout_p}, expected int64 (2,), (seed, offset)")
 
 
-@cached_check(dy=LEADING, mask=OPTIONAL, dropout_p=NUMBER)
+@cached_check("dropout_add_bwd")
 def dropout_add_bwd(dy: Any, mask: Any, dropout_p: Any) -> None:
     check.tensor("dy", dy)
     probability(dropout_p)
@@ -72,10 +64,7 @@ def _written(name: str, found: Any) -> None:
         check.writable(f"{name}[{i}]", x)
 
 
-@cached_check(
-    params=WRITTEN_TENSORS, grads=TENSORS, exp_avgs=WRITTEN_TENSORS, exp_avg_sqs=WRITTEN_TENSORS,
-    master=OPTIONAL_WRITTEN_TENSORS,
-)  # fmt: skip
+@cached_check("multi_tensor_adam")
 def adam_tensors(params: Any, grads: Any, exp_avgs: Any, exp_avg_sqs: Any, master: Any) -> None:
     """The lists by themselves: they look the same in every step, where the numbers change."""
     _tensors("params", params)
@@ -125,12 +114,12 @@ def adam_numbers(
         check.scalar("noop_flag", noop_flag, device)
 
 
-@cached_check(tensors=TENSORS)
+@cached_check("multi_tensor_l2norm")
 def multi_tensor_l2norm(tensors: Any) -> None:
     _tensors("tensors", tensors)
 
 
-@cached_check(inputs=TENSORS, outputs=WRITTEN_TENSORS)
+@cached_check("multi_tensor_scale")
 def scale_tensors(inputs: Any, outputs: Any) -> None:
     """The lists by themselves: they look the same in every step, where the number changes."""
     _tensors("inputs", inputs)
@@ -150,7 +139,7 @@ def scale_number(scale: Any, noop_flag: Any, device: torch.device) -> None:
         check.scalar("noop_flag", noop_flag, device)
 
 
-@cached_check(x=LEADING_OPERAND, indices=TENSOR, probs=OPTIONAL, capacity=NUMBER)
+@cached_check("moe_permute")
 def moe_permute(x: Any, indices: Any, probs: Any, capacity: Any) -> None:
     check.operand("x", x)
     if len(x.shape) != 2:
@@ -173,7 +162,7 @@ def moe_permute(x: Any, indices: Any, probs: Any, capacity: Any) -> None:
         raise ValueError(f"x: got {x.scale_layout} scales, expected {CANONICAL_SCALES} ones")
 
 
-@cached_check(x=LEADING, row_map=CONTENTS, probs=OPTIONAL)
+@cached_check("moe_unpermute", row_map=CONTENTS)
 def moe_unpermute(x: Any, row_map: Any, probs: Any) -> None:
     check.tensor("x", x)
     if x.ndim != 2:
@@ -187,7 +176,7 @@ def moe_unpermute(x: Any, row_map: Any, probs: Any) -> None:
         check.shaped("probs", probs, row_map.shape, check.FLOATS, x.device)
 
 
-@cached_check(dy=LEADING, x=TENSOR, row_map=CONTENTS, probs=OPTIONAL)
+@cached_check("moe_unpermute_bwd", row_map=CONTENTS)
 def moe_unpermute_bwd(dy: Any, x: Any, row_map: Any, probs: Any) -> None:
     moe_unpermute(x, row_map, probs)
     check.shaped("dy", dy, (row_map.shape[0], x.shape[-1]), check.FLOATS, x.device)
