@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from te_dispatch.backend_kit.caches import cached
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.numerics.quantizers import Quantizer
 from te_dispatch.ops.activation import CLAMPED_SWIGLU, GATED
@@ -14,7 +15,6 @@ from te_dispatch.ops.checks import rows as checks
 from te_dispatch.ops.results import ActivationBackward, ActivationForward
 from te_dispatch.ops.shapes import rows_of
 from te_dispatch_triton import configs, sums
-from te_dispatch_triton.argument_facts import NUMBERS, OPERAND, QUANTIZER, TENSOR
 from te_dispatch_triton.delivery import NO_CAST, NO_COPIES, Delivery, deliver_to
 from te_dispatch_triton.kernels import activation_tiles as kernels
 from te_dispatch_triton.launch import Config, Kernel
@@ -64,7 +64,7 @@ class _Form(NamedTuple):
     config: Config
 
 
-@prepared(x=OPERAND, params=NUMBERS, quantizer=QUANTIZER)
+@prepared()
 def activation_fwd(
     x: torch.Tensor | Quantized,
     *,
@@ -84,7 +84,7 @@ def activation_fwd(
     return ActivationForward(out, _run(read, shape, dtype, device, quantizer, usage, out, None))
 
 
-@prepared(dy=TENSOR, x=OPERAND, params=NUMBERS, quantizer=QUANTIZER)
+@prepared()
 def activation_bwd(
     dy: torch.Tensor,
     x: torch.Tensor | Quantized,
@@ -248,16 +248,9 @@ def _by_fours(scaling: str, columns: bool, sums: bool, backward: bool, two_resul
     return columns and ((scaling == "block_1d" and not two_results) or (scaling == "block_2d" and not backward))
 
 
-#: By the target's arch, whose hash is at hand, and what `_form` takes.
-_forms: dict[tuple[str, str, bool, bool, bool, bool], _Form] = {}
-
-
+@cached()
 def _form(target: Target, scaling: str, no_columns: bool, two_results: bool, no_sums: bool, fours: bool) -> _Form:
     """Tiles of whole blocks where there are any; tall ones where columns are written or summed."""
-    key = (target.arch, scaling, no_columns, two_results, no_sums, fours)
-    found = _forms.get(key)
-    if found is not None:
-        return found
     if fours:
         name = "fours" if no_sums or two_results else "fours_sums" if scaling else "sums"
         if scaling not in ("", "tensor"):
@@ -269,8 +262,7 @@ def _form(target: Target, scaling: str, no_columns: bool, two_results: bool, no_
     else:
         name = scaling
     constants, config = configs.choose("activation", name + ("_twice" if two_results else ""), target)
-    found = _forms[key] = _Form(
+    return _Form(
         constants["BM"], constants["BN"], constants.get("SPLIT", False), constants.get("PARTS", 1),
         constants.get("STAGES", 0), constants.get("PROGRAMS", 0), config,
     )  # fmt: skip
-    return found

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from te_dispatch.backend_kit import arguments
+from te_dispatch.backend_kit.arguments import Member, Parameter
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.numerics.quantizers import (
     BlockQuantizer,
@@ -240,3 +242,30 @@ NUMBER_LISTS = Kind("_number_lists({x})")
 SPLITS = Kind(look=_splits, tensors=("",))
 #: What the host function never looks at.
 UNREAD = Kind()
+
+#: By what an operator's declaration says of a parameter.
+_DECLARED: dict[tuple[Member, ...], Kind] = {
+    (Member(arguments.TENSOR),): TENSOR,
+    (Member(arguments.RECORD),): OPERAND,
+    (Member(arguments.OPERAND),): OPERAND,
+    (Member(arguments.QUANTIZER),): QUANTIZER,
+    (Member(arguments.SAVED),): UNREAD,
+    (Member(arguments.TENSOR, 1),): OPERANDS,
+    (Member(arguments.OPERAND, 1),): OPERANDS,
+    (Member(arguments.QUANTIZER, 1),): QUANTIZERS,
+    (Member(arguments.INTEGER, 1),): NUMBERS,
+    (Member(arguments.NUMBER, 2),): NUMBER_LISTS,
+    (Member(arguments.INTEGER, 1), Member(arguments.TENSOR)): SPLITS,
+    (Member(arguments.NUMBER),): NUMBER,
+    (Member(arguments.INTEGER),): NUMBER,
+    (Member(arguments.INTEGERS),): NUMBERS,
+    (Member(arguments.NUMBERS),): NUMBERS,
+    (Member(arguments.STRING),): OPTION,
+    (Member(arguments.FLAG),): OPTION,
+    (Member(arguments.DTYPE),): OPTION,
+}
+
+
+def kind_of(parameter: Parameter) -> Kind:
+    """What of an operator's argument the keys of its calls are made of."""
+    return _DECLARED[parameter.members]

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from te_dispatch.backend_kit.caches import cached
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.ops.shapes import rows_of
 from te_dispatch_triton import configs, sums
@@ -107,30 +108,36 @@ class _Plan(NamedTuple):
     turns: int = 0
 
 
-_plans: dict[tuple[Any, ...], _Plan] = {}
-
-
 def _plan(device: torch.device, quantizer: Any, form: str, count: int) -> _Plan:
     """form: a scaling, block_1d with both copies unless it says which; fours_: four rows at a time, in words."""
-    scaling, target = quantizer.scaling, target_of(device)
+    scaling = quantizer.scaling
     two_d = scaling == "nvfp4" and quantizer.two_d
     power_of_two = scaling[:5] == "block" and quantizer.power_of_two
-    key = (target.arch, form, two_d, quantizer.encoding, quantizer.common, power_of_two, count)
-    found = _plans.get(key)
-    if found is None:
-        choice = configs.choose("quantize", form, target)
-        c = choice.constants
-        how = (quantizer.encoding, quantizer.common, target.conversion_of_cast(quantizer.encoding), power_of_two)
-        if form == "fours_block_2d":
-            turns = (c.get("STAGES", 0), c.get("PROGRAMS", 0))
-            found = _Plan(_columns, (scaling, *how, 1, 32, 128), choice.config, 128, 128, 1, *turns)
-        elif form == "block_2d":
-            found = _Plan(_squares, (*how, c["BM"]), choice.config, 128, 128, 1)
-        elif "SPAN" in c:
-            found = _Plan(_crossed, (*how, c["SPAN"]), choice.config, 128, 128, 256 // c["SPAN"])
-        elif form == "fours_block_1d":
-            found = _Plan(_words, how, choice.config, 128, 128, 1)
-        else:
-            found = _Plan(_cast, (scaling, two_d, *how, count, c["BM"], c["BN"]), choice.config, c["BM"], c["BN"], 1)
-        _plans[key] = found
-    return found
+    return _planned(device, scaling, form, two_d, quantizer.encoding, quantizer.common, power_of_two, count)
+
+
+@cached()
+def _planned(
+    device: torch.device,
+    scaling: str,
+    form: str,
+    two_d: bool,
+    encoding: str,
+    common: bool,
+    power_of_two: bool,
+    count: int,
+) -> _Plan:
+    target = target_of(device)
+    choice = configs.choose("quantize", form, target)
+    c = choice.constants
+    how = (encoding, common, target.conversion_of_cast(encoding), power_of_two)
+    if form == "fours_block_2d":
+        turns = (c.get("STAGES", 0), c.get("PROGRAMS", 0))
+        return _Plan(_columns, (scaling, *how, 1, 32, 128), choice.config, 128, 128, 1, *turns)
+    if form == "block_2d":
+        return _Plan(_squares, (*how, c["BM"]), choice.config, 128, 128, 1)
+    if "SPAN" in c:
+        return _Plan(_crossed, (*how, c["SPAN"]), choice.config, 128, 128, 256 // c["SPAN"])
+    if form == "fours_block_1d":
+        return _Plan(_words, how, choice.config, 128, 128, 1)
+    return _Plan(_cast, (scaling, two_d, *how, count, c["BM"], c["BN"]), choice.config, c["BM"], c["BN"], 1)

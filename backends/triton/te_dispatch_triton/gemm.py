@@ -20,7 +20,6 @@ from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized
 from te_dispatch.numerics.quantizers import Quantizer
 from te_dispatch.ops.checks import gemm as checks
 from te_dispatch.ops.results import Gemm
-from te_dispatch_triton.argument_facts import NUMBER, OPERAND, QUANTIZER, TENSOR
 from te_dispatch_triton.gemm_plans import candidates, force
 from te_dispatch_triton.gemm_product import run, run_plain
 from te_dispatch_triton.prepared import prepared
@@ -30,10 +29,7 @@ __all__ = ["allows_tf32", "candidates", "force", "gemm", "gemm_codes", "gemm_dec
 Operand = torch.Tensor | Quantized
 
 
-@prepared(
-    also=allows_tf32, a=OPERAND, b=OPERAND, alpha=NUMBER, out=TENSOR, bias=TENSOR, aux=OPERAND,
-    aux_quantizer=QUANTIZER, out_quantizer=QUANTIZER,
-)  # fmt: skip
+@prepared(also=allows_tf32)
 def gemm(
     a: Operand,
     b: Operand,
@@ -67,10 +63,7 @@ def gemm(
     )  # fmt: skip
 
 
-@prepared(
-    a=OPERAND, b=OPERAND, alpha=NUMBER, out=TENSOR, bias=TENSOR, aux=OPERAND, aux_quantizer=QUANTIZER,
-    out_quantizer=QUANTIZER,
-)  # fmt: skip
+@prepared("gemm")
 def gemm_codes(
     a: Operand,
     b: Operand,
@@ -100,10 +93,7 @@ def gemm_codes(
     )  # fmt: skip
 
 
-@prepared(
-    a=OPERAND, b=OPERAND, alpha=NUMBER, out=TENSOR, bias=TENSOR, aux=OPERAND, aux_quantizer=QUANTIZER,
-    out_quantizer=QUANTIZER,
-)  # fmt: skip
+@prepared("gemm")
 def gemm_decoded(
     a: Operand,
     b: Operand,

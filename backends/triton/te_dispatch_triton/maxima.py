@@ -7,7 +7,6 @@ import torch
 
 from te_dispatch.ops.checks import quantize as checks
 from te_dispatch_triton import configs
-from te_dispatch_triton.argument_facts import TENSOR
 from te_dispatch_triton.kernels import amax as kernels
 from te_dispatch_triton.launch import Kernel
 from te_dispatch_triton.memory import dense, empty
@@ -65,7 +64,7 @@ def _find(x: torch.Tensor, maxima: torch.Tensor, count: int, noop_flag: torch.Te
     _line(x.device, (count, 1, 1), (x, x.numel(), maxima, noop_flag), (choice.constants["BLOCK"],), choice.config)
 
 
-@prepared(x=TENSOR, out=TENSOR)
+@prepared()
 def compute_amax(x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
     """max |x| as float32 (1,)."""
     checks.compute_amax(x, out)

@@ -3,17 +3,17 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
 
+from te_dispatch.backend_kit.caches import cached
 from te_dispatch.numerics.quantizers import Quantizer
 from te_dispatch.ops.checks import rows as checks
 from te_dispatch.ops.results import NormForward
 from te_dispatch.ops.shapes import rows_of
 from te_dispatch_triton import configs
-from te_dispatch_triton.argument_facts import NUMBER, QUANTIZER, TENSOR
 from te_dispatch_triton.delivery import NO_CAST, NO_COPIES, Delivery, deliver_to
 from te_dispatch_triton.kernels import norm as kernels
 from te_dispatch_triton.kernels import norm_casts
@@ -56,7 +56,7 @@ class _Form(NamedTuple):
     config: Config
 
 
-@prepared(x=TENSOR, gamma=TENSOR, beta=TENSOR, eps=NUMBER, residual=TENSOR, quantizer=QUANTIZER)
+@prepared()
 def layernorm_fwd(
     x: torch.Tensor,
     gamma: torch.Tensor,
@@ -75,7 +75,7 @@ def layernorm_fwd(
     return _forward(x, gamma, beta, eps, zero_centered_gamma, residual, quantizer, usage, with_y, out_dtype, True)
 
 
-@prepared(x=TENSOR, gamma=TENSOR, eps=NUMBER, residual=TENSOR, quantizer=QUANTIZER)
+@prepared()
 def rmsnorm_fwd(
     x: torch.Tensor,
     gamma: torch.Tensor,
@@ -266,35 +266,21 @@ def _second_pass(
     )  # fmt: skip
 
 
-#: By the target's arch, whose hash is at hand, and what `_row_form` or `_tile_form` take.
-_forms: dict[tuple[Any, ...], _Form] = {}
-
-
+@cached()
 def _row_form(target: Target, columns: int, turns: bool, plain: bool) -> _Form:
     """By the row's length alone, so that a row's result is the same in any company; bm 0 where it is too long.
 
     turns: programs had better take blocks of rows in turns, for they look for maxima.
     """
-    key = (target.arch, columns, turns, plain)
-    found = _forms.get(key)
-    if found is None:
-        constants, config = configs.choose("norm", "rows_in_turns" if turns else "rows", target, columns=columns)
-        bn = triton.next_power_of_2(columns)
-        bn = bn if plain else max(bn, 128)  # whole blocks
-        found = _forms[key] = _Form(
-            constants["BM"], bn, constants.get("STAGES", 1), constants.get("PROGRAMS", 0), config
-        )
-    return found
+    constants, config = configs.choose("norm", "rows_in_turns" if turns else "rows", target, columns=columns)
+    bn = triton.next_power_of_2(columns)
+    bn = bn if plain else max(bn, 128)  # whole blocks
+    return _Form(constants["BM"], bn, constants.get("STAGES", 1), constants.get("PROGRAMS", 0), config)
 
 
+@cached()
 def _tile_form(target: Target, name: str) -> _Form:
     """Tiles of whole blocks; tall ones where columns are written. bm 0 where another way is faster."""
-    key = (target.arch, name)
-    found = _forms.get(key)
-    if found is None:
-        constants, config = configs.choose("norm", name, target)
-        programs = constants.get("PARTS", constants.get("PROGRAMS", 0))
-        found = _forms[key] = _Form(
-            constants["BM"], constants.get("BN", 0), constants.get("STAGES", 1), programs, config
-        )
-    return found
+    constants, config = configs.choose("norm", name, target)
+    programs = constants.get("PARTS", constants.get("PROGRAMS", 0))
+    return _Form(constants["BM"], constants.get("BN", 0), constants.get("STAGES", 1), programs, config)

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import torch
 import triton
 
+from te_dispatch.backend_kit.caches import cached
 from te_dispatch.ops.checks import rows as checks
 from te_dispatch.ops.results import NormBackward
 from te_dispatch.ops.shapes import rows_of
 from te_dispatch_triton import configs
-from te_dispatch_triton.argument_facts import TENSOR
 from te_dispatch_triton.kernels import norm_gradients as kernels
 from te_dispatch_triton.launch import Config, Kernel
 from te_dispatch_triton.memory import dense, empty
@@ -38,7 +38,7 @@ class _Form(NamedTuple):
     sum_config: Config
 
 
-@prepared(dy=TENSOR, x=TENSOR, gamma=TENSOR, mean=TENSOR, rstd=TENSOR, add=TENSOR)
+@prepared()
 def layernorm_bwd(
     dy: torch.Tensor,
     x: torch.Tensor,
@@ -54,7 +54,7 @@ def layernorm_bwd(
     return _backward(dy, x, gamma, dense(mean), rstd, zero_centered_gamma, add)
 
 
-@prepared(dy=TENSOR, x=TENSOR, gamma=TENSOR, rstd=TENSOR, add=TENSOR)
+@prepared()
 def rmsnorm_bwd(
     dy: torch.Tensor,
     x: torch.Tensor,
@@ -111,17 +111,8 @@ def _backward(
     return NormBackward(dx, dgamma, dbeta)
 
 
-_forms: dict[tuple[str, int], _Form] = {}
-
-
+@cached()
 def _form(target: Target, columns: int) -> _Form:
-    found = _forms.get((target.arch, columns))
-    if found is None:
-        found = _forms[target.arch, columns] = _look(target, columns)
-    return found
-
-
-def _look(target: Target, columns: int) -> _Form:
     constants, config = configs.choose("norm", "gradients", target, columns=columns)
     sums = configs.choose("norm", "weights", target)
     width = constants.get("BN")

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import torch
 
+from te_dispatch.backend_kit.caches import cached
 from te_dispatch.ops.checks import rows as checks
-from te_dispatch_triton.argument_facts import TENSOR
 from te_dispatch_triton.configs import choose
 from te_dispatch_triton.kernels import rope as kernels
 from te_dispatch_triton.launch import Config, Kernel
@@ -20,10 +20,9 @@ _SEQUENCES = 64
 
 #: (whether this is Triton's interpreter, then BT, BI, BH, BP of `kernels.rotate`), how to compile.
 _Choice = tuple[tuple[bool, int, int, int, int], Config]
-_chosen: dict[tuple[torch.device, int, int, int], _Choice] = {}
 
 
-@prepared(x=TENSOR, freqs=TENSOR, cu_seqlens=TENSOR, offsets=TENSOR)
+@prepared()
 def rope_fwd(
     x: torch.Tensor,
     freqs: torch.Tensor,
@@ -38,7 +37,7 @@ def rope_fwd(
     return _rotated(x, freqs, layout, interleaved, cu_seqlens, offsets, False)
 
 
-@prepared(dy=TENSOR, freqs=TENSOR, cu_seqlens=TENSOR, offsets=TENSOR)
+@prepared()
 def rope_bwd(
     dy: torch.Tensor,
     freqs: torch.Tensor,
@@ -99,17 +98,14 @@ def _rotated(
     return y
 
 
+@cached()
 def _choice(device: torch.device, items: int, half: int, features: int) -> _Choice:
-    key = (device, items, half, features)
-    found = _chosen.get(key)
-    if found is None:
-        target = target_of(device)
-        made = choose("position", "rotate", target, fp_fusion=True, half=half)
-        bh = 1 << max(half - 1, 0).bit_length()
-        passing = features - 2 * half
-        bp = min(1 << (passing - 1).bit_length(), bh) if passing else 0
-        pairs = max(made.constants["PAIRS"] // bh, 1)
-        bi = min(1 << (items - 1).bit_length(), pairs)
-        bt = min(max(pairs // bi, 1), made.constants["TOKENS"])
-        found = _chosen[key] = (target is INTERPRETER, bt, bi, bh, bp), made.config
-    return found
+    target = target_of(device)
+    made = choose("position", "rotate", target, fp_fusion=True, half=half)
+    bh = 1 << max(half - 1, 0).bit_length()
+    passing = features - 2 * half
+    bp = min(1 << (passing - 1).bit_length(), bh) if passing else 0
+    pairs = max(made.constants["PAIRS"] // bh, 1)
+    bi = min(1 << (items - 1).bit_length(), pairs)
+    bt = min(max(pairs // bi, 1), made.constants["TOKENS"])
+    return (target is INTERPRETER, bt, bi, bh, bp), made.config

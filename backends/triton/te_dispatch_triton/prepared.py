@@ -1,10 +1,10 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
 """Operators whose calls are prepared: a call like one before skips everything but allocations and launches.
 
-``@prepared(x=TENSOR, quantizer=QUANTIZER)`` puts a lookup before an operator's host function. Its key is everything
-that the function may read of its arguments: classes, shapes, strides, dtypes and devices of tensors, tags of records
-and quantizers, options. It holds nothing of what tensors contain, and every tensor must begin at a multiple of 16
-bytes. The second call under a key is watched (`tape`), and later ones run what it did: the same allocations and
+``@prepared()`` puts a lookup before an operator's host function, which has the operator's parameters. Its key is
+everything that the function may read of its arguments: classes, shapes, strides, dtypes and devices of tensors, tags of
+records and quantizers, options. It holds nothing of what tensors contain, and every tensor must begin at a multiple of
+16 bytes. The second call under a key is watched (`tape`), and later ones run what it did: the same allocations and
 launches with the addresses at hand. A call that passed its argument checks once need not be checked again, as the key
 covers what checks read.
 
@@ -29,11 +29,12 @@ from collections.abc import Callable, Iterator, Sequence
 from types import CodeType
 from typing import Any, ParamSpec, TypeVar
 
+from te_dispatch.backend_kit.arguments import parameters
 from te_dispatch.backend_kit.device import dispatch_modes
 from te_dispatch.ops import alloc
 from te_dispatch.ops.checks.guards import PLAIN
 from te_dispatch_triton import argument_facts, launch
-from te_dispatch_triton.argument_facts import OPERAND, OPTION, Kind, indented
+from te_dispatch_triton.argument_facts import OPERAND, OPTION, Kind, indented, kind_of
 from te_dispatch_triton.tape import ACTIVE, Given, Tape
 
 P = ParamSpec("P")
@@ -56,14 +57,24 @@ def forget() -> None:
         table.clear()
 
 
-def prepared(*, also: Callable[[], object] | None = None, **kinds: Kind) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorator of an operator. Arguments not named are `OPTION`; `also` tells what else its host function reads."""
+def prepared(
+    operator: str | None = "", *, also: Callable[[], object] | None = None, **exceptions: Kind
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorator of an operator's host function.
+
+    Args:
+        operator: whose arguments the function takes, by default the one that has its name. None: of none.
+        also: tells what else the function reads.
+        exceptions: kinds of arguments that are not those that the operator's declaration says.
+    """
 
     def wrap(function: Callable[P, R]) -> Callable[P, R]:
-        parameters = inspect.signature(function).parameters
-        if unknown := kinds.keys() - parameters.keys():
+        declared = {} if operator is None else parameters(operator or function.__name__)
+        names = inspect.signature(function).parameters
+        if unknown := exceptions.keys() - names.keys():
             raise TypeError(f"{function.__name__}: takes no {', '.join(sorted(unknown))}")
-        return _wrapper(function, {name: kinds.get(name, OPTION) for name in parameters}, also)
+        kinds = {name: kind_of(declared[name]) if name in declared else OPTION for name in names}
+        return _wrapper(function, kinds | exceptions, also)
 
     return wrap
 

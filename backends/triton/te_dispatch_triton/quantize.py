@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 import torch
 
+from te_dispatch.backend_kit.caches import cached
 from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized
 from te_dispatch.numerics.quantizers import Quantizer
 from te_dispatch.ops.checks import quantize as checks
 from te_dispatch.ops.results import QuantizeDbias
 from te_dispatch_triton import configs, sums
-from te_dispatch_triton.argument_facts import OPERAND, QUANTIZER, TENSOR
 from te_dispatch_triton.blocks import cast_blocks
 from te_dispatch_triton.kernels import cast as kernels
 from te_dispatch_triton.kernels.cast_columns import cast_columns
@@ -30,7 +30,7 @@ _COPIES = ("row_data", "col_data", "row_scale_inv", "col_scale_inv", "global_sca
 _line, _tiles, _columns = Kernel(kernels.cast_line), Kernel(kernels.cast_tiles), Kernel(cast_columns)
 
 
-@prepared(x=TENSOR, quantizer=QUANTIZER, out=OPERAND, noop_flag=TENSOR, amax=TENSOR, rng_state=TENSOR)
+@prepared()
 def quantize(
     x: torch.Tensor,
     quantizer: Quantizer,
@@ -69,7 +69,7 @@ def _dense_record(out: Quantized) -> Quantized:
     )  # fmt: skip
 
 
-@prepared(x=TENSOR, quantizer=QUANTIZER)
+@prepared()
 def quantize_dbias(
     x: torch.Tensor, quantizer: Quantizer, *, usage: str, bias_dtype: torch.dtype | None = None
 ) -> QuantizeDbias:
@@ -116,25 +116,19 @@ class _Plan(NamedTuple):
     turns: int
 
 
-_plans: dict[tuple[Any, ...], _Plan] = {}
-
-
+@cached()
 def _plan(device: torch.device, form: str, encoding: str, common: bool, power_of_two: bool, count: int) -> _Plan:
     target = target_of(device)
-    key = (target.arch, form, encoding, common, power_of_two, count)
-    found = _plans.get(key)
-    if found is None:
-        choice = configs.choose("quantize", form, target)
-        c = choice.constants
-        sizes = ("BLOCK",) if form == "line" else ("BM", "BN")
-        height, width = c[sizes[0]], c[sizes[-1]]
-        constants: tuple[Any, ...] = (encoding, common, target.conversion(encoding), power_of_two, count)
-        if form[:5] == "fours":
-            constants = ("tensor", *constants, height // 4, width)
-        else:
-            constants = (*constants, *(c[name] for name in sizes))
-        found = _plans[key] = _Plan(constants, choice.config, height, width, c.get("STAGES", 0), c.get("PROGRAMS", 0))
-    return found
+    choice = configs.choose("quantize", form, target)
+    c = choice.constants
+    sizes = ("BLOCK",) if form == "line" else ("BM", "BN")
+    height, width = c[sizes[0]], c[sizes[-1]]
+    constants: tuple[Any, ...] = (encoding, common, target.conversion(encoding), power_of_two, count)
+    if form[:5] == "fours":
+        constants = ("tensor", *constants, height // 4, width)
+    else:
+        constants = (*constants, *(c[name] for name in sizes))
+    return _Plan(constants, choice.config, height, width, c.get("STAGES", 0), c.get("PROGRAMS", 0))
 
 
 def _by_fours(column: torch.Tensor | None, dbias: torch.Tensor | None, rows: int) -> bool:

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
+from te_dispatch.backend_kit.caches import cached
 from te_dispatch.core.errors import Declined
 from te_dispatch.numerics.encodings import encoding as find_encoding
 from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized
 from te_dispatch.numerics.quantizers import BLOCK
 from te_dispatch.ops.checks import quantize as checks
 from te_dispatch.ops.shapes import ceil_div, laid_out_shapes
-from te_dispatch_triton.argument_facts import NUMBER, NUMBERS, OPERAND, TENSOR
 from te_dispatch_triton.configs import choose
 from te_dispatch_triton.kernels import forms, forms_bytes, forms_partial
 from te_dispatch_triton.launch import Config, Kernel, blocks
@@ -41,20 +41,16 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 #: What configs/quantize_forms.json says: (values of the constants in the file's order, how to compile, target).
 _Choice = tuple[tuple[int, ...], Config, Target]
-_chosen: dict[tuple[str, torch.device, int], _Choice] = {}
 
 
+@cached()
 def _choice(kernel: str, device: torch.device, columns: int = 0) -> _Choice:
-    key = (kernel, device, columns)
-    found = _chosen.get(key)
-    if found is None:
-        target = target_of(device)
-        made = choose("quantize_forms", kernel, target, columns=columns)
-        found = _chosen[key] = (tuple(made.constants.values()), made.config, target)
-    return found
+    target = target_of(device)
+    made = choose("quantize_forms", kernel, target, columns=columns)
+    return tuple(made.constants.values()), made.config, target
 
 
-@prepared(x=OPERAND)
+@prepared()
 def dequantize(x: Quantized, *, dtype: torch.dtype | None = None) -> torch.Tensor:
     """High-precision values of the row-wise copy, or of the other where that is all there is: one launch."""
     checks.dequantize(x, dtype)
@@ -115,7 +111,7 @@ def _steps(layout: str, scaling: str, rows: int, per_row: int) -> tuple[int, int
     return (0, 0) if scaling == "tensor" else (per_row, 1)
 
 
-@prepared(x=OPERAND)
+@prepared()
 def transpose_quantized(x: Quantized) -> Quantized:
     """Add the column-wise copy: bytes, and block_2d's scales, in one launch."""
     checks.transpose_quantized(x)
@@ -139,7 +135,7 @@ def transpose_quantized(x: Quantized) -> Quantized:
     )
 
 
-@prepared(x=OPERAND)
+@prepared()
 def relayout_scales(x: Quantized, *, scale_layout: str) -> Quantized:
     """The same values with scales in another layout: one launch for both copies."""
     checks.relayout_scales(x, scale_layout)
@@ -198,7 +194,7 @@ _PADDED: dict[str, Callable[[int, int], tuple[int, int]]] = {
 }
 
 
-@prepared(x=OPERAND, count=TENSOR)
+@prepared()
 def convert_encoding(
     x: Quantized, *, encoding: str, overflow: str = "saturate", count: torch.Tensor | None = None
 ) -> Quantized:
@@ -273,14 +269,14 @@ def _converted(x: Quantized, encoding: str, count: torch.Tensor | None) -> Quant
     )  # fmt: skip
 
 
-@prepared(x=TENSOR, splits=NUMBERS, padded_splits=NUMBERS)
+@prepared()
 def pad_rows(x: torch.Tensor, splits: Sequence[int], padded_splits: Sequence[int]) -> torch.Tensor:
     """Append zero rows to every part: one launch for up to 128 parts."""
     checks.pad_rows(x, splits, padded_splits, False)
     return _copied_parts(x, splits, padded_splits)
 
 
-@prepared(x=TENSOR, splits=NUMBERS, padded_splits=NUMBERS)
+@prepared()
 def unpad_rows(x: torch.Tensor, splits: Sequence[int], padded_splits: Sequence[int]) -> torch.Tensor:
     """Undo `pad_rows`."""
     checks.pad_rows(x, splits, padded_splits, True)
@@ -319,7 +315,7 @@ def _copied_parts(x: torch.Tensor, read: Sequence[int], written: Sequence[int]) 
     return out
 
 
-@prepared(x=TENSOR, amax=TENSOR, height=NUMBER, width=NUMBER, start=NUMBER, block=NUMBER)
+@prepared()
 def partial_amax(
     x: torch.Tensor, amax: torch.Tensor, *, height: int, width: int, start: int, block: int
 ) -> torch.Tensor:
@@ -338,7 +334,7 @@ def partial_amax(
     return amax if target is amax else amax.copy_(target)
 
 
-@prepared(x=TENSOR, out=TENSOR, scale=TENSOR, height=NUMBER, width=NUMBER, start=NUMBER, block=NUMBER)
+@prepared()
 def partial_cast(
     x: torch.Tensor,
     out: torch.Tensor,

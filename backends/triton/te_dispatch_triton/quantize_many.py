@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import torch
 import triton.language as tl
 
+from te_dispatch.backend_kit.caches import cached
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.numerics.quantizers import Quantizer
 from te_dispatch.ops.checks import quantize as checks
-from te_dispatch_triton.argument_facts import NUMBERS, OPERANDS, QUANTIZERS, TENSOR
 from te_dispatch_triton.configs import choose
 from te_dispatch_triton.kernels import forms_many as kernels
 from te_dispatch_triton.launch import Config, Kernel
@@ -41,7 +41,7 @@ _LEAST = 3
 _Part = tuple[int, tuple[int, ...], int, int]
 
 
-@prepared(x=TENSOR, splits=NUMBERS, quantizers=QUANTIZERS)
+@prepared()
 def split_quantize(
     x: torch.Tensor, splits: Sequence[int], quantizers: Sequence[Quantizer], *, usage: str
 ) -> list[Quantized]:
@@ -59,7 +59,7 @@ def split_quantize(
     return _cast_many(parts, x.dtype, x.device, quantizers, usage)
 
 
-@prepared(xs=OPERANDS, quantizers=QUANTIZERS)
+@prepared()
 def multi_tensor_quantize(
     xs: Sequence[torch.Tensor], quantizers: Sequence[Quantizer], *, usage: str
 ) -> list[Quantized]:
@@ -186,37 +186,30 @@ class _Plan(NamedTuple):
     constants: tuple[Any, ...]
 
 
-_plans: dict[tuple[Any, ...], _Plan] = {}
-
-
+@cached()
 def _plan(
     device: torch.device, kind: str, scaling: str, encoding: str, usage: str, dtype: torch.dtype,
     variant: tuple[bool, bool, bool],
 ) -> _Plan:  # fmt: skip
-    key = (device, kind, scaling, encoding, usage, dtype, variant)
-    plan = _plans.get(key)
-    if plan is None:
-        target = target_of(device)
-        # Scales that need all of a tile of 128x128.
-        whole_tile = scaling == "block_2d" or (scaling == "block_1d" and usage != "row")
-        choice = choose("quantize_forms", "many_tiles_of_128" if whole_tile else f"many_{scaling}", target)
-        common, power_of_two, two_d = variant
-        copies = (usage != "column", usage != "row")
-        whole, found = scaling in ("tensor", "nvfp4"), kind in ("current", "nvfp4")
-        lists = 1 + sum(copies) * (1 if scaling == "tensor" else 2) + whole + (2 if kind == "delayed" else found)
-        cast_as = (encoding, common, target.conversion_of_cast(encoding), power_of_two)
-        if whole_tile:
-            bm = bn = 128
-            kernel = _tiles_of_128
-            how: tuple[Any, ...] = (scaling == "block_2d", *cast_as, choice.constants["BM"])
-        else:
-            bm, bn = choice.constants["BM"], choice.constants["BN"]
-            kernel = _tensors if scaling == "tensor" else _blocks
-            how = (kind == "delayed",) if scaling == "tensor" else (scaling, two_d)
-            how = (*how, *cast_as, bm, bn)
-        plan = _Plan(bm, bn, choice.config, int(whole), lists, found, _TYPES[dtype], kernel, (*copies, *how))
-        _plans[key] = plan
-    return plan
+    target = target_of(device)
+    # Scales that need all of a tile of 128x128.
+    whole_tile = scaling == "block_2d" or (scaling == "block_1d" and usage != "row")
+    choice = choose("quantize_forms", "many_tiles_of_128" if whole_tile else f"many_{scaling}", target)
+    common, power_of_two, two_d = variant
+    copies = (usage != "column", usage != "row")
+    whole, found = scaling in ("tensor", "nvfp4"), kind in ("current", "nvfp4")
+    lists = 1 + sum(copies) * (1 if scaling == "tensor" else 2) + whole + (2 if kind == "delayed" else found)
+    cast_as = (encoding, common, target.conversion_of_cast(encoding), power_of_two)
+    if whole_tile:
+        bm = bn = 128
+        kernel = _tiles_of_128
+        how: tuple[Any, ...] = (scaling == "block_2d", *cast_as, choice.constants["BM"])
+    else:
+        bm, bn = choice.constants["BM"], choice.constants["BN"]
+        kernel = _tensors if scaling == "tensor" else _blocks
+        how = (kind == "delayed",) if scaling == "tensor" else (scaling, two_d)
+        how = (*how, *cast_as, bm, bn)
+    return _Plan(bm, bn, choice.config, int(whole), lists, found, _TYPES[dtype], kernel, (*copies, *how))
 
 
 def _empty(

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import struct
 from collections.abc import Callable, Sequence
@@ -12,11 +11,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from te_dispatch.backend_kit.caches import cached
 from te_dispatch.core.errors import Declined
 from te_dispatch.ops.checks import quantize as checks
 from te_dispatch.ops.checks.guards import PLAIN, Guard, guard_for
 from te_dispatch_triton import configs
-from te_dispatch_triton.argument_facts import NUMBER, NUMBER_LISTS, OPERANDS
 from te_dispatch_triton.kept_tables import key_of, lasting, place_of
 from te_dispatch_triton.kernels import cast_scales as kernels
 from te_dispatch_triton.launch import Config, Grid, Kernel
@@ -80,7 +79,7 @@ def update_delayed_scales(
         _keep(lists, max_values, how)
 
 
-@prepared(histories=OPERANDS, scales=OPERANDS, max_values=NUMBER_LISTS, margin=NUMBER, amaxes=OPERANDS)
+@prepared("update_delayed_scales")
 def _update_few(
     histories: Tensors, scales: Tensors, max_values: Maxima, algorithm: str, margin: int, amaxes: Tensors | None
 ) -> None:
@@ -255,7 +254,7 @@ def _runs_of(held: list[Tensors], max_values: Maxima, margin: int) -> tuple[list
     return runs, widest
 
 
-@functools.lru_cache(256)
+@cached()
 def _runs(values: tuple[float, ...]) -> list[tuple[int, int, float]]:
     """(first, count, value) of equal neighbours."""
     runs: list[tuple[int, int, float]] = []
@@ -267,7 +266,7 @@ def _runs(values: tuple[float, ...]) -> list[tuple[int, int, float]]:
     return runs
 
 
-@functools.lru_cache(256)
+@cached()
 def _numerator(maximum: float, margin: int) -> int:
     """The fp32 bits of maximum * 2^-margin."""
     try:

@@ -7,8 +7,8 @@ import math
 
 import torch
 
+from te_dispatch.backend_kit.caches import cached
 from te_dispatch.ops.checks import rows as checks
-from te_dispatch_triton.argument_facts import NUMBER, TENSOR
 from te_dispatch_triton.configs import choose
 from te_dispatch_triton.kernels import softmax as kernels
 from te_dispatch_triton.launch import Config, Kernel, blocks
@@ -21,24 +21,18 @@ _LOG2_E = math.log2(math.e)
 
 #: (whether this is Triton's interpreter, whether a row is one piece, rows and columns of a program), how to compile.
 _Choice = tuple[tuple[bool, bool, int, int], Config]
-_chosen: dict[tuple[str, torch.device, int], _Choice] = {}
 
 
+@cached()
 def _choice(kernel: str, device: torch.device, columns: int) -> _Choice:
-    key = (kernel, device, columns)
-    found = _chosen.get(key)
-    if found is None:
-        target = target_of(device)
-        made = choose("softmax", kernel, target, fp_fusion=True, columns=columns)
-        longest, elements = made.constants["LONGEST"], made.constants["ELEMENTS"]
-        bn = min(1 << max(columns - 1, 15).bit_length(), longest)
-        whole = columns <= bn
-        found = (target is INTERPRETER, whole, max(elements // bn, 1), bn), made.config
-        _chosen[key] = found
-    return found
+    target = target_of(device)
+    made = choose("softmax", kernel, target, fp_fusion=True, columns=columns)
+    longest, elements = made.constants["LONGEST"], made.constants["ELEMENTS"]
+    bn = min(1 << max(columns - 1, 15).bit_length(), longest)
+    return (target is INTERPRETER, columns <= bn, max(elements // bn, 1), bn), made.config
 
 
-@prepared(x=TENSOR, mask=TENSOR, scale=NUMBER)
+@prepared()
 def softmax_fwd(
     x: torch.Tensor,
     mask: torch.Tensor | None = None,
@@ -80,7 +74,7 @@ def _mask_strides(mask: torch.Tensor, shape: torch.Size) -> tuple[torch.Tensor, 
     return mask, (*(0,) * (4 - len(strides)), *strides), vectors
 
 
-@prepared(dy=TENSOR, y=TENSOR, scale=NUMBER)
+@prepared()
 def softmax_bwd(
     dy: torch.Tensor, y: torch.Tensor, *, scale: float = 1.0, out_dtype: torch.dtype | None = None
 ) -> torch.Tensor:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from te_dispatch.backend_kit import caches
 from te_dispatch.core.facts import Arch
 from te_dispatch_triton.archs import ARCHS
 
@@ -48,6 +49,9 @@ class Target:
     descriptors: bool = False
     processors: int = 1
     scaled: frozenset[str] = frozenset()
+
+    def __hash__(self) -> int:
+        return hash(self.arch)  # whose hash is at hand: targets are among what calls are told apart by
 
     @property
     def triton_arch(self) -> int | str:
@@ -116,3 +120,4 @@ def pretend(device: torch.device, target: Target | None) -> None:
         _targets.pop(device, None)
     else:
         _targets[device] = target
+    caches.clear("te_dispatch_triton.")

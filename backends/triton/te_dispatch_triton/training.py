@@ -10,10 +10,10 @@ from typing import Any
 import torch
 import triton.language as tl
 
+from te_dispatch.backend_kit.caches import cached
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.ops.checks import training as checks
 from te_dispatch.ops.results import DropoutAddForward, MoePermute, MoeUnpermuteBackward
-from te_dispatch_triton.argument_facts import NUMBER, OPERAND, TENSOR
 from te_dispatch_triton.configs import Choice, choose
 from te_dispatch_triton.kept_tables import Known, Tables
 from te_dispatch_triton.kernels import dropout, moe, moe_sort, optimizer
@@ -30,9 +30,6 @@ _partial_norms, _finish_norms = Kernel(optimizer.partial_norms), Kernel(optimize
 _count_experts, _rank_choices = Kernel(moe_sort.count_experts), Kernel(moe_sort.rank_choices)
 _spread, _gather, _scatter = Kernel(moe.spread_rows), Kernel(moe.gather_rows), Kernel(moe.scatter_gradients)
 _clear_marks, _clear_rows = Kernel(moe.clear_marks), Kernel(moe.clear_rows)
-#: What configs/training.json says, as (values of the constants in the file's order, how to compile, whether this is
-#: Triton's interpreter), by kernel, device and size.
-_chosen: dict[tuple[str, torch.device, int], tuple[tuple[int, ...], Config, bool]] = {}
 _ADAM, _NORMS, _SCALES, _SCALES_IN_PLACE = Tables(), Tables(), Tables(), Tables()
 Found = tuple[Known, list[torch.Tensor]]
 #: Choices of a token whose rows are in flight together.
@@ -40,17 +37,16 @@ _UNROLLED = 8
 _TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
+@cached()
 def _choice(kernel: str, device: torch.device, columns: int = 0) -> tuple[tuple[int, ...], Config, bool]:
-    key = (kernel, device, columns)
-    found = _chosen.get(key)
-    if found is None:
-        target = target_of(device)
-        made: Choice = choose("training", kernel, target, columns=columns)
-        found = _chosen[key] = (tuple(made.constants.values()), made.config, target is INTERPRETER)
-    return found
+    """What configs/training.json says: values of the constants in the file's order, how to compile, and whether this is
+    Triton's interpreter."""
+    target = target_of(device)
+    made: Choice = choose("training", kernel, target, columns=columns)
+    return tuple(made.constants.values()), made.config, target is INTERPRETER
 
 
-@prepared(x=TENSOR, residual=TENSOR, bias=TENSOR, dropout_p=NUMBER, rng_state=TENSOR)
+@prepared()
 def dropout_add_fwd(
     x: torch.Tensor,
     residual: torch.Tensor | None = None,
@@ -94,7 +90,7 @@ def _threshold(p: float) -> int:
     return min(round(p * 4294967296.0), 4294967295) - 2147483648
 
 
-@prepared(dy=TENSOR, mask=TENSOR, dropout_p=NUMBER)
+@prepared()
 def dropout_add_bwd(dy: torch.Tensor, mask: torch.Tensor | None = None, *, dropout_p: float = 0.0) -> torch.Tensor:
     """dy * mask / (1 - p)."""
     checks.dropout_add_bwd(dy, mask, dropout_p)
@@ -222,7 +218,7 @@ def _same(lists: Any, others: Any) -> bool:
     return both and len(lists) == len(others) and all(map(is_, lists, others))
 
 
-@prepared(x=OPERAND, indices=TENSOR, probs=TENSOR, capacity=NUMBER)
+@prepared()
 def moe_permute(
     x: torch.Tensor | Quantized,
     indices: torch.Tensor,
@@ -293,7 +289,7 @@ def _spread_rows(
     return target
 
 
-@prepared(x=TENSOR, row_map=TENSOR, probs=TENSOR)
+@prepared()
 def moe_unpermute(x: torch.Tensor, row_map: torch.Tensor, *, probs: torch.Tensor | None = None) -> torch.Tensor:
     """Gather and sum in fp32, in the order of the choices."""
     checks.moe_unpermute(x, row_map, probs)
@@ -309,7 +305,7 @@ def moe_unpermute(x: torch.Tensor, row_map: torch.Tensor, *, probs: torch.Tensor
     return out
 
 
-@prepared(dy=TENSOR, x=TENSOR, row_map=TENSOR, probs=TENSOR)
+@prepared()
 def moe_unpermute_bwd(
     dy: torch.Tensor, x: torch.Tensor, row_map: torch.Tensor, *, probs: torch.Tensor | None = None
 ) -> MoeUnpermuteBackward:

@@ -117,7 +117,6 @@ bias, hidden = torch.empty(1, 2, 1024, 1024), torch.empty(1, 1, 1024, 1024, dtyp
 found = {{}}
 for chip in {chips!r}:
     targets.pretend(torch.device("cpu"), TARGETS[chip])
-    setting._plans.clear()
     with recording(launches := []):
         attention_fwd(q, k, v, mask="arbitrary", attn_mask=hidden, bias=bias, bias_type="post_scale", inference=True)
     found[chip] = row_of(chip, "attention", "beside", launches[0], {{"forward": {{chip: 10**6}}}}).problem
@@ -138,13 +137,11 @@ def _launch(chip: str) -> Launch:
 
     noted: list[Launch] = []
     targets.pretend(torch.device("cpu"), chips.TARGETS[chip])
-    training._chosen.clear()
     try:
         with recording(noted):
             training.dropout_add_bwd(torch.empty(64, 64), torch.empty(64, 64, dtype=torch.uint8), dropout_p=0.5)
     finally:
         targets.pretend(torch.device("cpu"), None)
-        training._chosen.clear()
     return noted[0]
 
 

@@ -54,7 +54,7 @@ def launched(*args: Any) -> None:
 def planted(**kinds: Any) -> Any:
     """An operator that allocates, launches and says whenever its host function ran."""
 
-    @prepared.prepared(**{"x": TENSOR, "scale": NUMBER, **kinds})
+    @prepared.prepared(None, **{"x": TENSOR, "scale": NUMBER, **kinds})
     def operator(x: Any, y: Any = None, *, option: Any = "a", scale: float = 1.0) -> Any:
         LOOKED.append("looked")
         out = empty("out", tuple(x.shape), x.dtype, x.device)
@@ -124,7 +124,7 @@ def test_signature_and_twin_are_those_of_the_function() -> None:
 
 
 def test_what_pytorch_computes_is_never_prepared() -> None:
-    @prepared.prepared(x=TENSOR)
+    @prepared.prepared(None, x=TENSOR)
     def operator(x: Any) -> Any:
         LOOKED.append("looked")
         launched(dense(x))
@@ -135,7 +135,7 @@ def test_what_pytorch_computes_is_never_prepared() -> None:
 
 
 def test_addresses_in_numbers_are_followed_or_refused() -> None:
-    @prepared.prepared(xs=OPERANDS, told=UNREAD)
+    @prepared.prepared(None, xs=OPERANDS, told=UNREAD)
     def operator(xs: Any, *, told: Any) -> None:
         LOOKED.append("looked")
         launched(tuple(word for x in xs for word in ((told(x) + 4) | 1 << 62, 2 * told(x) + 1, x.shape[0])))
@@ -147,7 +147,7 @@ def test_addresses_in_numbers_are_followed_or_refused() -> None:
     expected = tuple(n for x in second for n in ((x.data_ptr() + 4) | 1 << 62, 2 * x.data_ptr() + 1, 4))
     assert list(NOTED) == [(3, 2, 1, 7, "metadata", expected, "BLOCK")]
 
-    @prepared.prepared(x=TENSOR)
+    @prepared.prepared(None, x=TENSOR)
     def careless(x: Any) -> None:
         LOOKED.append("looked")
         launched((x.data_ptr(),))
@@ -156,7 +156,7 @@ def test_addresses_in_numbers_are_followed_or_refused() -> None:
 
 
 def test_addresses_of_parts_are_multiplied_whole_and_empty_parts_have_none() -> None:
-    @prepared.prepared(x=TENSOR)
+    @prepared.prepared(None, x=TENSOR)
     def operator(x: Any) -> None:
         LOOKED.append("looked")
         launched(tuple(address(part) * 16 + 5 for part in x.split_with_sizes((1, 0, 3))))
@@ -170,7 +170,7 @@ def test_addresses_of_parts_are_multiplied_whole_and_empty_parts_have_none() -> 
 
 
 def test_an_address_that_moves_along_hundreds_of_parts_is_followed() -> None:
-    @prepared.prepared(x=TENSOR)
+    @prepared.prepared(None, x=TENSOR)
     def operator(x: Any) -> None:
         LOOKED.append("looked")
         words, at = [], address(x)
@@ -196,7 +196,7 @@ def test_one_tensor_in_two_places_says_nothing_of_two() -> None:
 
 
 def test_records_quantizers_and_what_comes_back() -> None:
-    @prepared.prepared(x=OPERAND, quantizer=QUANTIZER)
+    @prepared.prepared(None, x=OPERAND, quantizer=QUANTIZER)
     def operator(x: Any, quantizer: Any) -> Any:
         LOOKED.append("looked")
         whole = empty("dq", (2, *x.shape), torch.float32, x.device)
@@ -300,7 +300,7 @@ def test_an_operator_within_another_is_watched_with_it() -> None:
     inner = planted()
     assert times(inner, *[(matrix(), {})] * 3) == 2
 
-    @prepared.prepared(x=TENSOR)
+    @prepared.prepared(None, x=TENSOR)
     def outer(x: Any) -> Any:
         return inner(x)
 
@@ -313,7 +313,7 @@ def test_an_operator_within_another_is_watched_with_it() -> None:
 def test_what_else_is_read_is_part_of_the_kind() -> None:
     setting = ["one"]
 
-    @prepared.prepared(also=lambda: setting[0], x=TENSOR)
+    @prepared.prepared(None, also=lambda: setting[0], x=TENSOR)
     def operator(x: Any) -> None:
         LOOKED.append("looked")
         launched(x, setting[0])
@@ -333,7 +333,7 @@ def test_tables_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_errors_are_the_functions_own_and_nothing_is_learned_from_them() -> None:
-    @prepared.prepared(x=TENSOR)
+    @prepared.prepared(None, x=TENSOR)
     def operator(x: Any) -> None:
         LOOKED.append("looked")
         raise ValueError("x: what is wrong with it")

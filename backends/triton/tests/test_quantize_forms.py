@@ -174,13 +174,11 @@ def test_launches_cover_the_padding_of_scales(scaling: str) -> None:
     )  # fmt: skip
     launches: list[Launch] = []
     targets.pretend(device, targets.target_for("nvidia", "sm_90"))
-    forms._chosen.clear()
     try:
         with recording(launches):
             made = forms.relayout_scales(x, scale_layout=layout)
     finally:
         targets.pretend(device, None)
-        forms._chosen.clear()
     assert made.row_scale_inv is not None
     br, bb = launches[0].constants[-2:]
     rows, columns = made.row_scale_inv.shape if layout != "gemm_1d" else made.row_scale_inv.t().shape
@@ -217,11 +215,9 @@ def test_kernels_compile_where_sizes_are_one(usage: str, block: bool) -> None:
     quantizer = BlockQuantizer() if block else DelayedQuantizer(scale=torch.ones(1))
     launches: list[Launch] = []
     targets.pretend(device, target)
-    quantize_many._plans.clear()
     try:
         with recording(launches):
             quantize_many.split_quantize(torch.empty(3, 1), [1, 1, 1], [quantizer] * 3, usage=usage)
     finally:
         targets.pretend(device, None)
-        quantize_many._plans.clear()
     assert compile_for(launches[-1], target).asm["cubin"]

@@ -14,7 +14,7 @@ import torch
 from te_dispatch.numerics.quantizers import Quantizer
 from te_dispatch.ops.checks import attention as checks
 from te_dispatch.ops.results import AttentionBackward, AttentionForward, Saved
-from te_dispatch_triton.argument_facts import NUMBER, NUMBERS, QUANTIZER, TENSOR, UNREAD
+from te_dispatch_triton.argument_facts import TENSOR
 from te_dispatch_triton.attention.setting import Plan, packed, plan
 from te_dispatch_triton.kernels import attention_backward, attention_bias, attention_forward
 from te_dispatch_triton.launch import Config, Kernel
@@ -63,12 +63,7 @@ def _plan(
     ))  # fmt: skip
 
 
-@prepared(
-    q=TENSOR, k=TENSOR, v=TENSOR, attn_mask=TENSOR, window=NUMBERS, cu_seqlens_q=TENSOR, cu_seqlens_kv=TENSOR,
-    cu_seqlens_q_padded=TENSOR, cu_seqlens_kv_padded=TENSOR, max_seqlen_q=NUMBER, max_seqlen_kv=NUMBER,
-    page_table=TENSOR, bias=TENSOR, alibi_slopes=TENSOR, softmax_scale=NUMBER, softmax_offset=TENSOR,
-    softcap=NUMBER, dropout_p=NUMBER, rng_state=TENSOR, s_quantizer=QUANTIZER, out_quantizer=QUANTIZER,
-)  # fmt: skip
+@prepared(q=TENSOR, k=TENSOR, v=TENSOR)
 def attention_fwd(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -171,13 +166,7 @@ def _gradients(
     return (*alone, *empty("dk" if first else "dq", whole, q.dtype, q.device).unbind(axis))  # type: ignore[return-value]
 
 
-@prepared(
-    dout=TENSOR, q=TENSOR, k=TENSOR, v=TENSOR, out=TENSOR, lse=TENSOR, saved=UNREAD, attn_mask=TENSOR,
-    window=NUMBERS, cu_seqlens_q=TENSOR, cu_seqlens_kv=TENSOR, cu_seqlens_q_padded=TENSOR,
-    cu_seqlens_kv_padded=TENSOR, max_seqlen_q=NUMBER, max_seqlen_kv=NUMBER, bias=TENSOR, alibi_slopes=TENSOR,
-    softmax_scale=NUMBER, softmax_offset=TENSOR, softcap=NUMBER, dropout_p=NUMBER, rng_state=TENSOR,
-    s_quantizer=QUANTIZER, dp_quantizer=QUANTIZER, dqkv_quantizer=QUANTIZER,
-)  # fmt: skip
+@prepared(dout=TENSOR, q=TENSOR, k=TENSOR, v=TENSOR, out=TENSOR)
 def attention_bwd(
     dout: torch.Tensor,
     q: torch.Tensor,

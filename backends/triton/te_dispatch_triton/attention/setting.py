@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from te_dispatch.backend_kit.caches import cached
 from te_dispatch_triton import configs
 from te_dispatch_triton.launch import Config, blocks
 from te_dispatch_triton.targets import INTERPRETER, Target, target_of
@@ -282,14 +283,7 @@ def _longest(s: Setting, of: Extents) -> int:
     return 1 << 30 if s.longest is None else s.longest
 
 
-_plans: dict[tuple[Any, ...], Plan] = {}
-
-
+@cached(4096)  # lengths may differ in every call
 def plan(key: tuple[Any, ...]) -> Plan:
-    """The plan of a setting, given as its members; made once."""
-    found = _plans.get(key)
-    if found is None:
-        if len(_plans) >= 4096:  # lengths that differ in every call
-            _plans.clear()
-        found = _plans[key] = plan_of(Setting(*key))
-    return found
+    """The plan of a setting, given as its members."""
+    return plan_of(Setting(*key))
