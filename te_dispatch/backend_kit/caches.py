@@ -1,8 +1,10 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""Caches of what host code works out once for each kind of call: bounded, the least recently used evicted, counted.
+"""Caches of what host code works out once for each kind of call, all of them bounded.
 
 A function that is `cached` answers from its arguments alone, which are hashable and hold no tensor. Whoever changes
 what such a function reads besides (a tuned choice, what a device stands for) calls `clear`.
+
+Where the arguments are not all that makes a kind of call, `BoundedDict` is a dict with a bound.
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
+
+from te_dispatch.core.bounded import BoundedDict as BoundedDict
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -29,7 +33,8 @@ class CacheStatistics(NamedTuple):
 
 
 def cached(capacity: int = CAPACITY) -> Callable[[Function], Function]:
-    """Decorator of a function of hashable arguments, given by position, that keeps what it answered last.
+    """Decorator of a function of hashable arguments, given by position, that keeps its answers, and drops the one that
+    was asked for least recently.
 
     Equal arguments of different classes, such as 1 and True, are one kind of call.
 

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from te_dispatch.core.bounded import BoundedDict
 from te_dispatch.core.decision import Accepted, Decision
 from te_dispatch.core.errors import Declined
 from te_dispatch.core.snapshot import Snapshot
@@ -44,16 +45,17 @@ class Entry:
         self.decision = decision
         self.bound = bound
         #: full description of a call -> what declined it
-        self.memory: dict[Any, Declines] = {}
+        self.memory: BoundedDict[Any, Declines] = BoundedDict(_MEMORY)
 
     @property
     def chosen(self) -> Accepted:
         return self.decision.accepted[0]
 
     def remember(self, call: Any, candidate: str, declined: Declined) -> None:
-        if len(self.memory) >= _MEMORY:
-            self.memory.clear()
-        self.memory.setdefault(call, Declines()).add(candidate, declined)
+        declines = self.memory.get(call)
+        if declines is None:
+            declines = self.memory[call] = Declines()
+        declines.add(candidate, declined)
 
 
 class Lookup(NamedTuple):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from te_dispatch.core.bounded import BoundedDict
 from te_dispatch.core.policy import Policy
 from te_dispatch.core.startup import no_collection
 
@@ -60,7 +61,7 @@ class Sources:
         #: Variables without effect that were warned of.
         self._warned: set[str] = set()
         #: name or path -> what was read: a scope in a loop names the same file each time.
-        self._loaded: dict[str, LoadedPolicy] = {}
+        self._loaded: BoundedDict[str, LoadedPolicy] = BoundedDict(_LOADED)
 
     def read(self) -> Contents:
         """Not thread-safe: the manager's lock guards it.
@@ -117,8 +118,6 @@ class Sources:
         found = self._loaded.get(name)
         if found is None or not found.current():
             found = load_files(policy, self._known())
-            if len(self._loaded) >= _LOADED:
-                self._loaded.clear()
             self._loaded[name] = found
         return found.policy
 

@@ -272,8 +272,9 @@ def test_subclasses_of_records_and_quantizers_are_checked_every_time() -> None:
 
 
 def test_the_memory_holds_no_tensor_and_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check_cache, "CAPACITY", 8)
     check = CHECKS["quantize.quantize"]
+    check.passed.clear()
+    monkeypatch.setattr(check.passed, "capacity", 8)
     for size in range(1, 50):
         agree(check, {"x": randn(size, 32), "quantizer": delayed(), "usage": "both", "out": None})
         assert 0 < len(check.passed) <= 8

@@ -266,7 +266,7 @@ def test_conditions_on_options_that_are_not_given_do_not_fail_in_the_key() -> No
         backend("b", kernel("mix", "k", answering("mix", "b"), requires=(Compare("mode", ">=", "2"),))),
         *answers("mix", ["c"]),
     )
-    assert [m.ops.mix(T, T, fast=f) for f in (None, 1, 0, None, 3)] == ["c", "a", "c", "c", "a"]
+    assert [m.ops.mix(T, T, fast=f) for f in (None, 1, 0, None, 3, "x")] == ["c", "a", "c", "c", "a", "c"]
     assert m.ops.mix(T, T, mode="3.1") == "b"
 
 

@@ -29,7 +29,7 @@ ROOMS: dict[str, set[str]] = {
     "core": {"te_dispatch", "torch_private"},
     "ops": {"core", "numerics", "torch_private"},
     "common": {"core"},
-    "backend_kit": {"numerics", "ops", "torch_private"},
+    "backend_kit": {"core", "numerics", "ops", "torch_private"},
     "conformance": {"te_dispatch", "core", "numerics", "ops", "torch_private"},
     "pytorch": {"common", "core", "numerics", "ops", "torch_private"},
     "compat": {"core", "numerics", "ops", "pytorch"},

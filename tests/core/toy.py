@@ -46,6 +46,7 @@ def _declare() -> None:
         version=1,
         shape=_shape,
         device="a.device",
+        options=("fast",),
         sizes={"k": "a.shape[-1]", "m": "a.shape[0]"},
         mutates=("out",),
     )
@@ -56,7 +57,7 @@ def _declare() -> None:
         mode: str = "plain",
         out: torch.Tensor | None = None,
         alpha: float = 1.0,
-        fast: bool | None = None,
+        fast: int | str | None = None,
     ) -> Any:
         """Two operands, options, an output that may be given."""
 

@@ -104,7 +104,7 @@ def test_plans_are_kept_and_bounded(monkeypatch):
     count = len(plans.PLANS)
     ops.gemm(a, b, layout="NT")
     assert len(plans.PLANS) == count
-    monkeypatch.setattr(plans, "CAPACITY", count + 2)
+    monkeypatch.setattr(plans.PLANS, "capacity", count + 2)
     for m in range(1, 9):
         torch.testing.assert_close(ops.gemm(a[:m], b, layout="NT").out, a[:m] @ b.t())
     assert len(plans.PLANS) <= count + 2

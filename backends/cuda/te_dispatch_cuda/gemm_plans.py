@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from te_dispatch.backend_kit.caches import BoundedDict
 from te_dispatch.core.errors import Declined
 from te_dispatch_cuda import libraries
 from te_dispatch_cuda.codes import DTYPES, ENCODINGS
@@ -36,7 +37,7 @@ SCALES = 16
 #: Plans kept. A model makes some tens of kinds of calls; ragged batches make a new kind for every number of rows.
 CAPACITY = 4096
 #: Key -> (plan, bytes of workspace). Keys belong to whoever asks; they start with a word of their own.
-PLANS: dict[Hashable, tuple[Any, int]] = {}
+PLANS: BoundedDict[Hashable, tuple[Any, int]] = BoundedDict(CAPACITY)
 #: Prepared calls of plans for operands that lie aligned; False where some did not: those calls look their plan up anew.
 CALLS = Calls()
 
@@ -94,7 +95,5 @@ def make(key: Hashable, problem: Problem) -> tuple[Any, int]:
         plan = _native.gemm_plan(*problem, tuning.algorithm_for(problem))
     except _native.GemmRefused as error:
         raise Declined(str(error)) from None
-    if len(PLANS) >= CAPACITY:
-        PLANS.clear()
     made = PLANS[key] = plan, plan.workspace
     return made

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from te_dispatch.backend_kit.caches import BoundedDict
 from te_dispatch.backend_kit.device import dlpack_exchange
 from te_dispatch.ops.checks.guards import PLAIN
 from te_dispatch_cuda.native import load
@@ -30,7 +31,7 @@ class Lists:
     __slots__ = ("_kinds",)
 
     def __init__(self) -> None:
-        self._kinds: dict[tuple[Any, ...], tuple[tuple[Any, torch.device], ...]] = {}
+        self._kinds: BoundedDict[tuple[Any, ...], tuple[tuple[Any, torch.device], ...]] = BoundedDict(_KINDS)
 
     def like(self, lists: Sequence[Any]) -> Sequence[tuple[Any, torch.device]]:
         """What is known of lists of these classes and lengths: for native code, which tells whether they look alike,
@@ -49,8 +50,6 @@ class Lists:
             known = _native.TensorLists(tuple(lists), _EXCHANGE), tensors[0].device
         except ValueError:  # an interface of another version, or what it cannot tell of
             return
-        if len(self._kinds) >= _KINDS:
-            self._kinds.clear()
         key = _key(lists)
         self._kinds[key] = (known, *self._kinds.get(key, ())[: _ALIKE - 1])
 

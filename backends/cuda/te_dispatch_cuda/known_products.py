@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from te_dispatch.backend_kit.caches import BoundedDict
 from te_dispatch.ops.checks.guards import PLAIN, guard_for
 from te_dispatch_cuda.gemm_plans import CALLS
 from te_dispatch_cuda.gemm_repeated import copies
@@ -63,12 +64,12 @@ class Products:
     __slots__ = ("_generation", "_known")
 
     def __init__(self) -> None:
-        self._generation, self._known = CALLS.generation, dict[Any, list[tuple[Any, Any]]]()
+        self._generation, self._known = CALLS.generation, BoundedDict[Any, list[tuple[Any, Any]]](_KINDS)
 
     def again(self, kind: Kind) -> Any:
         """The result of a product that is known; None where it is not, or where an address is less aligned."""
         if self._generation != CALLS.generation:
-            self._generation, self._known = CALLS.generation, {}
+            self._generation, self._known = CALLS.generation, BoundedDict(_KINDS)
         name, tensors, operands = kind
         call = None
         try:
@@ -85,8 +86,6 @@ class Products:
         name, tensors, _ = kind
         if not all(x.__class__ in PLAIN and x.is_contiguous() for x in tensors):
             return
-        if len(self._known) >= _KINDS:
-            self._known.clear()
         self._known[name] = [
             (guard_for(tensors, [True] * len(tensors)), call),
             *self._known.get(name, ())[: _ALIKE - 1],

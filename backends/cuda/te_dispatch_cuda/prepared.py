@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from te_dispatch.backend_kit.caches import BoundedDict
 from te_dispatch.backend_kit.memory import contiguous_strides
 from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized
 from te_dispatch_cuda import memory
@@ -72,22 +73,22 @@ class Record(NamedTuple):
     scale_layout: str = CANONICAL_SCALES
 
 
-class Calls(dict[Hashable, Any]):
-    """The prepared calls of one operator, by key; forgets all where there are too many.
+class Calls(BoundedDict[Hashable, Any]):
+    """The prepared calls of one operator, by key.
 
     Attributes:
         generation: how often all were forgotten: whoever keeps a call drops it when this has changed.
     """
 
-    generation = 0
+    def __init__(self) -> None:
+        super().__init__(CAPACITY)
+        self.generation = 0
 
     def clear(self) -> None:
         self.generation += 1
         super().clear()
 
     def keep(self, key: Hashable, call: Any) -> Any:
-        if len(self) >= CAPACITY:
-            self.clear()
         self[key] = call
         return call
 

@@ -17,6 +17,7 @@ import torch
 
 from te_dispatch.backend_kit import arguments
 from te_dispatch.backend_kit.arguments import Member, Parameter
+from te_dispatch.backend_kit.caches import BoundedDict
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.numerics.quantizers import (
     BlockQuantizer,
@@ -131,11 +132,11 @@ def _splits(x: str) -> str:
 
 #: By their length, lists that were met twice: what tells whether tensors look like them, and their facts. Reading facts
 #: from Python takes ten times as long as that.
-_known: dict[int, list[tuple[Guard, object]]] = {}
+_known: BoundedDict[int, list[tuple[Guard, object]]] = BoundedDict(256)
 #: What stands for a list's facts in keys: it is hashed at once, where facts are hashed one by one.
-_tokens: dict[tuple[Any, ...], object] = {}
-#: Lists of one length that are kept, lengths, and lists that were met.
-_ALIKE, _LENGTHS, _MET = 12, 256, 1024
+_tokens: BoundedDict[tuple[Any, ...], object] = BoundedDict(1024)
+#: Lists of one length that are kept.
+_ALIKE = 12
 
 
 def _facts_of(tensors: Sequence[Any]) -> object:
@@ -149,13 +150,10 @@ def _facts_of(tensors: Sequence[Any]) -> object:
     ])  # fmt: skip
     token = _tokens.get(facts)
     if token is not None:
-        if len(known) >= _ALIKE or len(_known) >= _LENGTHS:
-            _known.clear()
-        _known.setdefault(len(tensors), []).append((guard_for(tensors, [True] * len(tensors)), token))
+        _known[len(tensors)] = [(guard_for(tensors, [True] * len(tensors)), token), *known[: _ALIKE - 1]]
         return token
-    if len(_tokens) >= _MET:
-        _tokens.clear()
-    return _tokens.setdefault(facts, object())
+    token = _tokens[facts] = object()
+    return token
 
 
 def _operands(xs: Any) -> tuple[list[Any], Any]:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from te_dispatch.backend_kit.caches import BoundedDict
 from te_dispatch_triton.triton_private import descriptors_of
 
 
@@ -69,13 +70,11 @@ class Maps(NamedTuple):
         launcher: takes a map where there was a descriptor.
         make: (descriptor, meta) -> what the launcher takes for it.
         kept: (place among the launcher's arguments, meta, address, sizes and strides -> what was made), last first.
-        most: how many maps a place keeps.
     """
 
     launcher: Callable[..., None]
     make: Callable[[Any, Any], Any]
-    kept: list[tuple[int, Any, dict[Any, Any]]]
-    most: int
+    kept: list[tuple[int, Any, BoundedDict[Any, Any]]]
 
 
 #: Tensor maps that one place of a kernel keeps. A model's weights and buffers come back at the same addresses.
@@ -93,7 +92,9 @@ def mapped(launch: Callable[..., None]) -> Callable[..., None]:
         return launch
     launcher, make, described = parts
     # From the last on, because a descriptor becomes several arguments.
-    kept: list[tuple[int, Any, dict[Any, Any]]] = [(place, meta, {}) for place, meta in described][::-1]
+    kept: list[tuple[int, Any, BoundedDict[Any, Any]]] = [
+        (place, meta, BoundedDict(CAPACITY)) for place, meta in reversed(described)
+    ]
 
     def run(*args: Any) -> None:
         given = list(args)
@@ -102,11 +103,9 @@ def mapped(launch: Callable[..., None]) -> Callable[..., None]:
             key = (x.base.data_ptr(), x.shape, x.strides)
             found = maps.get(key)
             if found is None:
-                if len(maps) >= CAPACITY:
-                    maps.clear()
                 found = maps[key] = make(x, meta)
             given[place : place + 1] = found
         launcher(*given)
 
-    run.parts = Maps(launcher, make, kept, CAPACITY)  # type: ignore[attr-defined]  # for calls that are prepared
+    run.parts = Maps(launcher, make, kept)  # type: ignore[attr-defined]  # for calls that are prepared
     return run

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from te_dispatch.backend_kit.caches import BoundedDict
 from te_dispatch_triton import configs, tuning_cache
 from te_dispatch_triton.configs import Choice
 from te_dispatch_triton.launch import Config, blocks
@@ -30,13 +31,15 @@ from te_dispatch_triton.prepared import forget
 from te_dispatch_triton.targets import INTERPRETER, Target, target_of
 
 FAMILY = "gemm"
+#: Products that are kept, by shape.
+CAPACITY = 4096
 #: What a tuner put in place of the tables, by kind and by what `bucket` makes of the sizes.
 FORCED: dict[Any, Choice] = {}
 #: Launches of calls whose like was seen before, made of plans (`gemm_product`).
-READY: dict[Any, Any] = {}
+READY: BoundedDict[Any, Any] = BoundedDict(CAPACITY)
 
 
-class _Plans(dict[Any, Any]):
+class _Plans(BoundedDict[Any, Any]):
     """Plans by (device, problem)."""
 
     def clear(self) -> None:
@@ -45,7 +48,7 @@ class _Plans(dict[Any, Any]):
         forget()
 
 
-PLANS = _Plans()
+PLANS = _Plans(CAPACITY)
 #: torch dtypes of codes, as descriptors give them to the units.
 UNIT_TYPES = {
     "e4m3fn": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2,

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from te_dispatch.backend_kit.caches import BoundedDict
 from te_dispatch.backend_kit.device import is_capturing
 from te_dispatch.ops import alloc
 from te_dispatch.ops.checks.guards import PLAIN, guard_for
@@ -112,7 +113,7 @@ class Tables:
     __slots__ = ("_kinds",)
 
     def __init__(self) -> None:
-        self._kinds: dict[tuple[Any, ...], list[Known]] = {}
+        self._kinds: BoundedDict[tuple[Any, ...], list[Known]] = BoundedDict(_KINDS)
 
     def find(self, lists: Sequence[Any]) -> tuple[Known, list[torch.Tensor]] | None:
         """What is known of lists that look like ones that were kept, and all of their tensors; such lists need no
@@ -134,8 +135,6 @@ class Tables:
         key = key_of(lists, tensors)
         if key is None:
             return None
-        if len(self._kinds) >= _KINDS:
-            self._kinds.clear()
         known = Known(tensors, layout)
         self._kinds[key] = [known, *self._kinds.get(key, ())[: _SETS - 1]]
         return known, tensors

@@ -30,6 +30,7 @@ from types import CodeType
 from typing import Any, ParamSpec, TypeVar
 
 from te_dispatch.backend_kit.arguments import parameters
+from te_dispatch.backend_kit.caches import BoundedDict
 from te_dispatch.backend_kit.device import dispatch_modes
 from te_dispatch.ops import alloc
 from te_dispatch.ops.checks.guards import PLAIN
@@ -80,8 +81,8 @@ def prepared(
 
 
 def _wrapper(function: Any, kinds: dict[str, Kind], also: Any) -> Any:
-    calls: dict[Any, Any] = {}
-    met: dict[Any, int] = {}
+    calls: BoundedDict[Any, Any] = BoundedDict(CAPACITY)
+    met: BoundedDict[Any, int] = BoundedDict(MET)
     _tables.extend((calls, met))
     namespace = vars(argument_facts) | {
         "_launch": launch, "_direct": alloc.direct, "ACTIVE": ACTIVE,
@@ -131,8 +132,6 @@ def _learn(
     times = met.get(key, 0)
     if index < _LEAST or times > AFTER or launch.observed() or dispatch_modes():
         return run()
-    if len(met) >= MET:
-        met.clear()
     met[key] = times + 1
     given: dict[str, Given] = {}
     for name, x in _each(kinds, tensors):
@@ -149,8 +148,6 @@ def _learn(
     name = function.__name__
     source = tape.source(name, f"empty, stream, {_parameters(kinds)}", result)
     if source is not None:
-        if len(calls) >= CAPACITY:
-            calls.clear()
         calls[key] = _compiled(source, f"{name}, prepared", tape.names)
     return result
 

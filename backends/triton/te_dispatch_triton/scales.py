@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from te_dispatch.backend_kit.caches import cached
+from te_dispatch.backend_kit.caches import BoundedDict, cached
 from te_dispatch.core.errors import Declined
 from te_dispatch.ops.checks import quantize as checks
 from te_dispatch.ops.checks.guards import PLAIN, Guard, guard_for
@@ -136,7 +136,7 @@ class _Update(NamedTuple):
     launches: list[Arguments]
 
 
-_updates: dict[tuple[Any, ...], list[_Update]] = {}
+_updates: BoundedDict[tuple[Any, ...], list[_Update]] = BoundedDict(_KINDS)
 
 
 def _kept(lists: Sequence[Any], max_values: Any, how: tuple[Any, ...]) -> list[Arguments] | None:
@@ -161,8 +161,6 @@ def _keep(lists: Sequence[Any], max_values: Maxima, how: tuple[Any, ...]) -> Non
     if place is None or not PLAIN.issuperset(map(type, tensors)):
         return
     key = (place, *how)
-    if len(_updates) >= _KINDS:
-        _updates.clear()
     made = _Update(
         guard_for(tensors, [True] * len(tensors)), [*map(torch.Tensor.data_ptr, tensors)], [*map(list, max_values)],
         _listed([xs or () for xs in lists], max_values, how[0], how[-1], lasting),

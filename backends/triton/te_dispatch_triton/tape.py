@@ -24,11 +24,12 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from te_dispatch.backend_kit.caches import BoundedDict
 from te_dispatch.backend_kit.memory import contiguous_strides
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.ops import alloc
 from te_dispatch.ops.results import Saved
-from te_dispatch_triton.descriptor import Descriptor
+from te_dispatch_triton.descriptor import CAPACITY, Descriptor
 
 #: Tapes by the thread whose call they watch; mostly there is none.
 ACTIVE: dict[int, Tape] = {}
@@ -265,8 +266,8 @@ class Tape:
         if mapping is None:
             raise Spoiled("a descriptor at an unknown place")
         address = self._address(x.base)
-        kept = self._constant({})  # constants are told apart by identity: a dictionary of this place's own
-        fresh = self._constant(functools.partial(_mapped, self.names[kept], parts.make, mapping[1], fixed, parts.most))
+        kept = self._constant(BoundedDict(CAPACITY))  # constants are told apart by identity: this place's own
+        fresh = self._constant(functools.partial(_mapped, self.names[kept], parts.make, mapping[1], fixed))
         return f"*({kept}.get({address}) or {fresh}({address}, {owner.tensor}))"
 
     def _result(self, x: Any) -> str:
@@ -303,10 +304,8 @@ _RECORD = (
 
 
 def _mapped(
-    kept: dict[int, tuple[Any, ...]], make: Any, meta: Any, fixed: tuple[Any, ...], most: int, address: int, base: Any
+    kept: BoundedDict[int, tuple[Any, ...]], make: Any, meta: Any, fixed: tuple[Any, ...], address: int, base: Any
 ) -> tuple[Any, ...]:
     """What a launcher takes for a descriptor of a tensor at an address that was not seen yet."""
-    if len(kept) >= most:
-        kept.clear()
     found = kept[address] = tuple(make(Descriptor(base, *fixed), meta))
     return found

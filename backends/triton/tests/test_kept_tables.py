@@ -280,12 +280,13 @@ def test_products_in_place(again: Callable[[Any], Any], stride: int, written: li
 
 
 def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_tables, "_KINDS", 3)
+    kinds = training._NORMS._kinds
+    kinds.clear()
+    monkeypatch.setattr(kinds, "capacity", 3)
     for count in range(1, 9):
         for _ in range(7):
             tensors = [torch.rand(3) for _ in range(count)]
             training.multi_tensor_l2norm(tensors)
-    kinds = training._NORMS._kinds
     assert len(kinds) <= 3
     assert all(len(known._sets) <= kept_tables._SETS for alike in kinds.values() for known in alike)
 

@@ -246,7 +246,8 @@ def test_lists_that_are_known_are_told_apart(natively: bool, monkeypatch: pytest
 
 
 def test_lists_that_are_known_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(argument_facts, "_MET", 8)
+    argument_facts._tokens.clear()
+    monkeypatch.setattr(argument_facts._tokens, "capacity", 8)
     for rows in range(1, 60):
         for _ in range(2):
             argument_facts._facts_of([torch.empty(rows, 2)])

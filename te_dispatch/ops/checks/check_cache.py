@@ -32,6 +32,7 @@ from torch.compiler import is_dynamo_compiling  # noqa: F401  # called by genera
 
 import te_dispatch.ops.declared  # noqa: F401  # the operators
 from te_dispatch.core import parameters as kinds
+from te_dispatch.core.bounded import BoundedDict
 from te_dispatch.core.operator import OPERATORS
 from te_dispatch.core.parameters import Member, Parameter
 from te_dispatch.numerics.quantized import Quantized
@@ -268,7 +269,7 @@ def _source(name: str, arguments: dict[str, Kind]) -> str:
 
 
 def _wrapper(check: Callable[P, R], arguments: dict[str, Kind]) -> Callable[P, R]:
-    passed: dict[Any, Any] = {}
+    passed: BoundedDict[Any, Any] = BoundedDict(CAPACITY)
     learn = functools.partial(_learn, check, tuple(arguments.values()), passed)
     wrapper = _compiled(_source(check.__name__, arguments), check.__name__)(check, passed, learn)
     functools.update_wrapper(wrapper, check)
@@ -306,8 +307,6 @@ def _learn(
     if not all(map(_plain, tensors)):
         return result
     written = {id(t) for kind, x in given if kind.strides for t in _tensors_of(x)}
-    if len(passed) >= CAPACITY:
-        passed.clear()
     # A new list: another thread may be going through the old one.
     passed[facts] = [(guard_for(tensors, [id(t) in written for t in tensors]), result), *passes[: PASSES - 1]]
     return result

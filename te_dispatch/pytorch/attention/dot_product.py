@@ -12,6 +12,7 @@ import torch.utils.checkpoint
 
 from te_dispatch import ops
 from te_dispatch.core import scopes
+from te_dispatch.core.bounded import BoundedDict
 from te_dispatch.core.watched import reload_changed
 from te_dispatch.ops.attention import LAYOUTS, SOFTMAX_TYPES
 from te_dispatch.ops.checks.guards import PLAIN
@@ -291,8 +292,6 @@ class DotProductAttention(SavedModule, ContextParallelModule):
         options, tensors, bias = spell_out(options, tensors, operands, core_attention_bias, masking.bottom_right)
         call = AttentionCall(options, tensors)
         if key is not None and bias is None and not call.tensors:
-            if len(checked) >= _MAX_CHECKED:
-                checked.clear()
             checked[key] = call
             call = self._capturing(call, given, arguments)
         if checkpoint_core_attention and torch.is_grad_enabled():
@@ -303,7 +302,7 @@ class DotProductAttention(SavedModule, ContextParallelModule):
         super().__setattr__(name, value)
         # What calls without masks, lengths and biases were checked and worked out to be, by `call_key`. It depends on
         # that and on attributes: setting any forgets all. And the kinds of training steps among them.
-        self.__dict__["_checked"], self.__dict__["_signatures"] = {}, SignatureCache()
+        self.__dict__["_checked"], self.__dict__["_signatures"] = BoundedDict(_MAX_CHECKED), SignatureCache()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_checked": {}, "_signatures": SignatureCache()}

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from te_dispatch.common.recipe import DelayedScaling, Recipe
+from te_dispatch.core.bounded import BoundedDict
 from te_dispatch.pytorch.compile import call_outside_graph, exporting, register_call
 from te_dispatch.pytorch.compile.recipes import default_name, intern_group, intern_recipe, recipe_named
 from te_dispatch.pytorch.fp8 import regions, scale_update
@@ -38,6 +39,10 @@ class AutocastState:
         self.names = (recipe_name, intern_group(process_group))
 
 
+#: How many different autocasts a thread remembers.
+_STATES = 64
+
+
 class _Thread(threading.local):
     # Set in __init__ and not on the class: a traced read of a class-level default would not be guarded.
     def __init__(self) -> None:
@@ -49,13 +54,11 @@ class _Thread(threading.local):
         #: What autocasts were given, in eager: enabled, calibrating, the recipe's name, _graph, the id of the process
         #: group, which lives as long as the state, so that no other gets it. Per thread, so that a module sees by the
         #: state whether the thread that trains it is another one.
-        self.states: dict[tuple[bool, bool, str, bool, int], AutocastState] = {}
+        self.states: BoundedDict[tuple[bool, bool, str, bool, int], AutocastState] = BoundedDict(_STATES)
 
 
 thread = _Thread()
 
-#: How many different autocasts a thread remembers.
-_STATES = 64
 
 _LEFTOVERS = "backward_scales"
 register_call(_LEFTOVERS, scale_update.update_leftover_backward_scales)
@@ -151,8 +154,6 @@ class autocast:
             require_usable("autocast", recipe)
         state = AutocastState(bool(enabled), bool(calibrating), name, amax_reduction_group, bool(_graph))
         if not torch.compiler.is_compiling():
-            if len(thread.states) >= _STATES:  # a recipe with another function at every step
-                thread.states.clear()
             thread.states[key] = state
         self._state = state
 

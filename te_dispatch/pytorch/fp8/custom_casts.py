@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from te_dispatch.pytorch.fp8.casts import GemmCasts
     from te_dispatch.pytorch.fp8.delayed_scales import DelayedScales
 
-#: How many answers a module keeps: a program may make another recipe at every step.
-_KEPT = 64
-
 #: Scalings that products read together, by the scaling of one operand.
 _KINDS = {
     "tensor": "one scale per tensor",
@@ -155,8 +152,6 @@ class CustomCasts(RecipeCasts):
         known = self.roles.known
         if key not in known:
             given = _checked(self.recipe, place, role)
-            if len(known) >= _KEPT:
-                known.clear()
             known[key] = given
         given = known[key]
         answer = _Answer(place, given, None if given is None else given.cast(self.encodings, self.common))

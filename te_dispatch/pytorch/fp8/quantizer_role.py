@@ -8,6 +8,10 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from te_dispatch.common.recipe import Recipe
+from te_dispatch.core.bounded import BoundedDict
+
+#: How many answers a module keeps: a program may make another recipe at every step.
+_KEPT = 64
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,9 @@ class ModuleRoles:
     module: str
     forward: Roles = ()
     backward: Roles = ()
-    known: dict[tuple[Recipe, str, int, QuantizerRole | None], Any] = field(default_factory=dict)
+    known: BoundedDict[tuple[Recipe, str, int, QuantizerRole | None], Any] = field(
+        default_factory=lambda: BoundedDict(_KEPT)
+    )
 
     @classmethod
     def unnamed(cls, weights: int) -> ModuleRoles:

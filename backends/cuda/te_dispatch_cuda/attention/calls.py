@@ -9,15 +9,18 @@ from typing import Any
 
 import torch
 
+from te_dispatch.backend_kit.caches import BoundedDict
 from te_dispatch_cuda.attention import assemble, frontend
 from te_dispatch_cuda.attention.assemble import Call
 from te_dispatch_cuda.attention.setting import Setting
 
 Key = tuple[Any, ...]
+#: Graphs of one direction. Building one takes tens of milliseconds.
+CAPACITY = 1024
 
 #: ((members of `Setting`), inference, with_max_logit) and ((members of `Setting`), with_dbias)
-FORWARDS: dict[Key, Call] = {}
-BACKWARDS: dict[Key, Call] = {}
+FORWARDS: BoundedDict[Key, Call] = BoundedDict(CAPACITY)
+BACKWARDS: BoundedDict[Key, Call] = BoundedDict(CAPACITY)
 _building = threading.Lock()
 
 

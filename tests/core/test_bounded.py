@@ -1,0 +1,77 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""What keeps earlier calls has a bound, and drops one entry at a time."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from te_dispatch.backend_kit import caches
+from te_dispatch.core.bounded import BoundedDict
+
+
+@given(st.integers(1, 5), st.lists(st.integers(0, 9)))
+def test_the_entry_that_was_set_first_goes(capacity: int, keys: list[int]) -> None:
+    found: BoundedDict[int, int] = BoundedDict(capacity)
+    expected: list[int] = []
+    for number, key in enumerate(keys):
+        found[key] = number
+        if key not in expected:
+            expected = [*expected, key][-capacity:]
+        assert list(found) == expected and found[key] == number
+
+
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_a_copy_has_the_bound(again: Any) -> None:
+    found: BoundedDict[str, int] = BoundedDict(2)
+    found["a"], found["b"] = 1, 2
+    twin = again(found)
+    twin["c"] = 3
+    assert twin == {"b": 2, "c": 3} and found == {"a": 1, "b": 2}
+
+
+def test_threads_may_set_at_once() -> None:
+    found: BoundedDict[int, int] = BoundedDict(4)
+    errors: list[BaseException] = []
+
+    def fill(first: int) -> None:
+        try:
+            for i in range(20_000):
+                found[first + i % 7] = i
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=fill, args=(7 * i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors and 0 < len(found) <= 4 + len(threads)
+
+
+def test_a_cached_function_answers_once_for_each_kind_of_call_and_is_counted() -> None:
+    asked: list[tuple[int, str]] = []
+
+    @caches.cached(2)
+    def answer(x: int, word: str) -> int:
+        asked.append((x, word))
+        return x + len(word)
+
+    (name,) = [name for name in caches.statistics() if name.endswith("<locals>.answer")]
+    assert [answer(1, "a"), answer(1, "a"), answer(2, "a"), answer(1, "a"), answer(3, "a"), answer(2, "a")] == [
+        2, 2, 3, 2, 4, 3,
+    ]  # fmt: skip
+    assert asked == [(1, "a"), (2, "a"), (3, "a"), (2, "a")]  # 2 was asked for least recently when 3 came
+    assert caches.statistics()[name] == caches.CacheStatistics(2, 4, 2, 2)
+    caches.clear("another_package.")
+    answer(2, "a")
+    assert len(asked) == 4
+    caches.clear(__name__)
+    answer(2, "a")
+    assert len(asked) == 5
