@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from te_dispatch.backend_kit.tuning import Candidate, repeated, sets_of
 from te_dispatch.core.errors import Declined
 from te_dispatch.numerics.quantized import CANONICAL_SCALES
 from te_dispatch.ops.shapes import data_shapes, laid_out_shapes
@@ -29,13 +30,12 @@ class Scratch:
         Declined: the library has nothing for it.
     """
 
-    def __init__(self, call: Mapping[str, Any], device: int, rotated_bytes: int) -> None:
+    def __init__(self, call: Mapping[str, Any], device: int) -> None:
         self.device = torch.device("cuda", device)
         self._call = call
         first = self._operands()
         size = sum(x.numel() * x.element_size() for x in first if x is not None)
-        count = max(2, min(64, rotated_bytes // max(size, 1)))
-        self._sets = [first, *(self._operands() for _ in range(count - 1))]
+        self._sets = [first, *(self._operands() for _ in range(sets_of(size) - 1))]
         self.problem = self._problem(first)
         try:
             self._plan = _native.gemm_plan(*self.problem, None)
@@ -43,34 +43,25 @@ class Scratch:
             raise Declined(str(error)) from None
         self._next = itertools.cycle(self._sets)
 
-    def candidates(self, count: int) -> list[tuple[bytes, int, str]]:
-        """(algorithm, its workspace, in words), the library's favourite first."""
-        found: list[tuple[bytes, int, str]] = _native.gemm_candidates(self._plan, count)
-        return found
+    def candidates(self, count: int) -> list[Candidate]:
+        """The library's algorithms, its favourite first."""
+        return [
+            Candidate(
+                {"algorithm": algorithm.hex() if place else None, "words": words},
+                words,
+                self._captured(algorithm, size),
+            )
+            for place, (algorithm, size, words) in enumerate(_native.gemm_candidates(self._plan, count))
+        ]
 
-    def captured(self, algorithm: bytes, workspace: int, microseconds: float) -> Callable[[], float] | None:
+    def _captured(self, algorithm: bytes, workspace: int) -> Callable[[], float] | None:
         """A function that runs an algorithm many times and returns the microseconds of one; None if it fails."""
         try:
             _native.gemm_take(self._plan, algorithm, workspace)
             memory = torch.empty(self._plan.workspace, dtype=torch.uint8, device=self.device)
-            self._run(next(self._next), memory)
-            once = self._timed(lambda: self._run(next(self._next), memory))
-            count = max(len(self._sets), min(200, round(microseconds / max(once, 1.0))))
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                for _ in range(count):
-                    self._run(next(self._next), memory)
+            return repeated(lambda: self._run(next(self._next), memory), len(self._sets))
         except RuntimeError:
             return None
-        return lambda: self._timed(graph.replay) / count
-
-    def _timed(self, run: Callable[[], None]) -> float:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        run()
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end) * 1e3
 
     def _run(self, given: tuple[Any, ...], workspace: torch.Tensor) -> None:
         addresses = [0 if x is None else x.data_ptr() for x in given]

@@ -146,19 +146,3 @@ def test_a_directory_that_cannot_be_written_is_an_error(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(OSError):
         tuning_cache.write(tmp_path / "cuda_gemm.json", {"one": ENTRY})
-
-
-@pytest.mark.parametrize(
-    ("medians", "noise", "winner"),
-    [
-        ([10.0, 9.0, 8.0], 0.0, 2),
-        ([10.0, 8.05, 8.0], 0.0, 1),  # equal times: the earlier in the list
-        ([10.0, 9.95, 12.0], 0.0, 0),  # no gain worth a change
-        ([10.0, 9.0, 12.0], 0.2, 0),  # less than noise
-        ([10.0, float("inf"), 7.0], 0.0, 2),
-        ([10.0], 0.0, 0),
-    ],
-)
-def test_the_choice_is_the_same_wherever_times_are_equal(medians, noise, winner):
-    tuning = pytest.importorskip("te_dispatch_cuda.tuning")
-    assert tuning.choose(medians, noise) == winner

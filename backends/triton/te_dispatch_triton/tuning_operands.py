@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from te_dispatch.backend_kit.tuning import repeated, sets_of
 from te_dispatch.numerics.quantizers import (
     BlockQuantizer,
     CurrentQuantizer,
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
     from te_dispatch.numerics.quantized import Operand
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-#: Operands take turns, so that together they exceed any chip's level-2 cache, as in training.
-_ROTATED_BYTES = 256 << 20
-_TIMED_US = 400.0
 
 
 def quantizer_of(encoding: str, scaling: str) -> Quantizer:
@@ -61,7 +59,7 @@ class Scratch:
         }
         first = self._operands()
         size = sum(_bytes(x) for x in first if x is not None)
-        self._sets = [first, *(self._operands() for _ in range(max(1, min(64, _ROTATED_BYTES // size) - 1)))]
+        self._sets = [first, *(self._operands() for _ in range(sets_of(size) - 1))]
         self._next = itertools.cycle(self._sets)
         gemm_plans.PLANS.clear()
         self._run(first)
@@ -111,14 +109,7 @@ class Scratch:
 
     def _captured(self, name: str, choice: Choice) -> Callable[[], float]:
         with self._forced(name, choice):
-            self._run(next(self._next))
-            once = _timed(lambda: self._run(next(self._next)))
-            count = max(len(self._sets), min(200, round(_TIMED_US / max(once, 1.0))))
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                for _ in range(count):
-                    self._run(next(self._next))
-        return lambda: _timed(graph.replay) / count
+            return repeated(lambda: self._run(next(self._next)), len(self._sets))
 
     def _forced(self, name: str, choice: Choice) -> _Forced:
         return _Forced(name, choice, self._sizes())
@@ -182,13 +173,3 @@ class _Forced:
 def _bytes(x: Any) -> int:
     parts = (x,) if isinstance(x, torch.Tensor) else (x.row_data, x.col_data)
     return sum(part.numel() * part.element_size() for part in parts if part is not None)
-
-
-def _timed(run: Callable[[], None]) -> float:
-    """Microseconds on the device."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    run()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end)) * 1e3

@@ -172,22 +172,6 @@ def test_readers_never_see_half_a_file(cache: Path) -> None:
     assert len(tuning_cache.read(cache)) == 40, "and none of them takes away what the other has added"
 
 
-@pytest.mark.parametrize(
-    ("medians", "noise", "expected"),
-    [
-        ([10.0], 0.0, 0),
-        ([10.0, 9.0, 9.0], 0.01, 1),  # equal ones: the earlier
-        ([10.0, 9.05, 9.0], 0.01, 1),  # within 1%: equal
-        ([10.0, 9.2, 9.0], 0.01, 2),
-        ([10.0, 9.95], 0.0, 0),  # gains less than counts
-        ([10.0, 9.5], 0.06, 0),  # gains less than noise
-        ([9.0, 10.0], 0.01, 0),
-    ],
-)
-def test_equal_times_give_an_equal_choice(medians: list[float], noise: float, expected: int) -> None:
-    assert tuning.choose(medians, noise) == expected
-
-
 def test_a_machine_without_the_device_hears_so(cache: Path) -> None:
     calls, seen = [{"m": 1, "n": 1, "k": 1, "layout": "NT"}] * 2, []
     rows = tuning.tune(calls, device=99, done=lambda place, row: seen.append(place))
