@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import te_dispatch.pytorch as te
 from te_dispatch import ops
@@ -19,7 +20,7 @@ from te_dispatch.pytorch.capture.functions import Replayable, replayed
 from te_dispatch.pytorch.capture.program import Program
 from te_dispatch.pytorch.step import step
 
-from .capturing import RECIPES, made
+from .capturing import RECIPES, made, state_of
 from .capturing import step as train
 
 Compute = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -230,17 +231,39 @@ def test_the_statistics_tell_of_hits_and_of_why_calls_were_not_replayed() -> Non
     stats = te.capture_stats()
     assert (stats.hits, stats.captures, dict(stats.misses)) == (2, 2, {"new signature": 1})
     x = torch.randn(32, 1, 64)
-    with torch.no_grad():
-        module(x)
     with torch.autocast("cpu", torch.bfloat16):
         module(x)
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
         module(x)
+    checkpoint(module, x.requires_grad_(), use_reentrant=True)
     misses = te.capture_stats().misses
-    assert misses["no gradients"] == misses["torch.autocast"] == misses["hooks on saved tensors"] == 1
+    assert misses["checkpoint"] == misses["torch.autocast"] == misses["hooks on saved tensors"] == 1
     module(torch.randn(64, 64))
     assert te.capture_stats(reset=True).misses["new signature"] == 2
     assert te.capture_stats() == te.CaptureStats()
+
+
+@pytest.mark.parametrize("block", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("recipe", ["none", "delayed", "current"])
+@pytest.mark.parametrize("name", ["Linear", "LayerNormLinear", "LayerNormMLP"])
+def test_inference_is_replayed(name: str, recipe: str, block: Callable[[], Any]) -> None:
+    module = made(name)
+    for seed in range(2):
+        train(module, RECIPES[recipe], seed)
+    before = state_of(module)
+    te.capture_stats(reset=True)
+    outputs = []
+    for step_ in range(3):
+        x = torch.randn(32, 1, 64, generator=torch.Generator().manual_seed(5))
+        with block(), te.autocast(enabled=recipe != "none", recipe=RECIPES[recipe]):
+            outputs.append(module(x))
+        assert te.capture_stats().hits == step_
+    assert te.capture_stats().captures == 1
+    assert torch.equal(outputs[0], outputs[1]) and torch.equal(outputs[0], outputs[2])
+    for a, b in zip(before, state_of(module), strict=True):  # nothing was recorded
+        assert torch.equal(a.nan_to_num(-1), b.nan_to_num(-1))
+    train(module, RECIPES[recipe], 3)
+    assert te.capture_stats().hits == 3  # training goes on as it was
 
 
 def test_a_part_of_a_result_goes_while_another_stays() -> None:

@@ -310,14 +310,15 @@ class DotProductAttention(SavedModule, ContextParallelModule):
     def _captured(self, given: Given, arguments: tuple[Any, ...]) -> AttentionCall | None:
         """What a call like this one was captured as; None if none was."""
         signatures = self._signatures
-        if signatures and unwatched():
+        grad = torch.is_grad_enabled()  # without gradients the operator is called itself
+        if signatures and grad and unwatched():
             for index, found in enumerate(signatures):
                 if found.serves(given, arguments):
                     if index:
                         signatures.use(index, found)
                     STATISTICS.hits += 1
                     return found.call  # type: ignore[no-any-return]
-        STATISTICS.misses[reason_of_miss()] += 1
+        STATISTICS.misses[reason_of_miss() if grad else "no gradients"] += 1
         return None
 
     def _capturing(self, call: AttentionCall, given: Given, arguments: tuple[Any, ...]) -> AttentionCall:
@@ -325,7 +326,7 @@ class DotProductAttention(SavedModule, ContextParallelModule):
         options, checked, signatures = call.options, self._checked, self._signatures
         if (
             options.dropout_p or options.with_max_logit
-            or self.softmax_type == "learnable" or not capturable()
+            or self.softmax_type == "learnable" or not torch.is_grad_enabled() or not capturable()
             or not any(x is not None and x.requires_grad for x in given)
             or any(x is not None and x.__class__ not in PLAIN for x in given) or not signatures.admits()
         ):  # fmt: skip

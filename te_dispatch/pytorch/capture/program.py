@@ -118,7 +118,7 @@ class Program:
         self, plain: Callable[..., Any], names: Sequence[str], context: _Context, recorder: Recorder, result: Any
     ) -> None:
         """Of a forward that was recorded. `plain`: the Function's own backward. `names`: the forward's parameters."""
-        self.scope = context.attributes["scope"]
+        self.scope = recorder.scope
         self.needs = context.real.needs_input_grad
         for name, value in context.attributes.items():
             _require_constant(name, value)

@@ -4,7 +4,7 @@
 A signature is what a call follows from, beside the values of its tensors: their metadata, the autocast, the policy, and
 that nothing looks into the call. The module then skips its checks and calls the Function with the options of the
 captured call, which hold the program (`te_dispatch.pytorch.capture.program`). Checkpoints, cached weights, quantized
-inputs and outputs, compiled graphs, torch.autocast and no_grad take the plain path.
+inputs and outputs, compiled graphs and torch.autocast take the plain path.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import is_grad_enabled
+from torch import is_grad_enabled, is_inference_mode_enabled
 from torch.compiler import is_dynamo_compiling
 
 from te_dispatch.core import scopes
@@ -21,6 +21,7 @@ from te_dispatch.ops.checks.guards import PLAIN, Guard, guard_for
 from te_dispatch.pytorch.autograd.scoped import autocast_off
 from te_dispatch.pytorch.capture.functions import Replayable
 from te_dispatch.pytorch.capture.statistics import STATISTICS
+from te_dispatch.pytorch.fp8 import regions
 from te_dispatch.pytorch.fp8.autocast import thread
 from te_dispatch.torch_private import dispatch_modes, function_modes, graph_task, saved_tensors_hooks
 
@@ -67,14 +68,14 @@ class SignatureCache(list[Any]):
 
 
 def unwatched() -> bool:
-    """Whether a forward that is called now records gradients, and nothing looks into it: no compiler, torch.autocast,
-    recomputation, hook on saved tensors or mode of ``__torch_dispatch__``."""
+    """Whether nothing looks into a forward that is called now: no compiler, torch.autocast, checkpoint, recomputation,
+    hook on saved tensors or mode of ``__torch_dispatch__``."""
     return (
         autocast_off()
         and graph_task() == -1
-        and is_grad_enabled()
         and saved_tensors_hooks(True) is None
         and not dispatch_modes()
+        and (is_grad_enabled() or is_inference_mode_enabled() or not regions.any_around())
     )
 
 
@@ -86,32 +87,33 @@ def capturable() -> bool:
 
 def reason_of_miss() -> str:
     """Why a call that is made now is not replayed, whatever was captured."""
-    if not is_grad_enabled():
-        return "no gradients"
     if graph_task() != -1:
         return "recomputation"
     if not autocast_off():
         return "torch.autocast"
     if dispatch_modes():
         return "a mode of __torch_dispatch__"
-    return "hooks on saved tensors" if saved_tensors_hooks(True) is not None else "new signature"
+    if saved_tensors_hooks(True) is not None:
+        return "hooks on saved tensors"
+    return "new signature" if unwatched() else "checkpoint"
 
 
 class Signature:
     """Of captured calls of one module.
 
     Attributes:
-        state: the autocast's, None outside any. scope: the bindings.
+        state: the autocast's, None outside any. scope: the bindings. grad: whether gradients were recorded.
         count, guard: whether tensors are as many, and have the metadata of those of the first such call.
-        group: forward scales that such a call records amaxes for, or None.
+        group: forward scales that such a call records amaxes for; None where it records none.
         options: of the module's Function, with the program.
     """
 
-    __slots__ = ("state", "scope", "count", "guard", "group", "options")
+    __slots__ = ("state", "scope", "grad", "count", "guard", "group", "options")
 
-    def __init__(self, state: Any, scope: Any, count: int, guard: Guard, group: Any, options: Any) -> None:
+    def __init__(self, state: Any, scope: Any, grad: bool, count: int, guard: Guard, group: Any, options: Any) -> None:
         self.state = state
         self.scope = scope
+        self.grad = grad
         self.count = count
         self.guard = guard
         self.group = group
@@ -137,17 +139,23 @@ class CapturedCalls:
         """The Function's options for a call with these tensors, the input first; None if no such call was captured.
 
         Compared is what `Fp8State.begin`, `GemmModule._checked_input` and `check_alignment` look at: the tensors'
-        metadata, the autocast, the policy, and that nothing is compiled, recomputed, checkpointed, cast by
-        torch.autocast or run without gradients.
+        metadata, the autocast, the policy, whether gradients are recorded, and that nothing is compiled, recomputed,
+        checkpointed or cast by torch.autocast.
         """
         # The compiler must not see the cache: tracing may empty it, and guards on it would fail.
         if is_dynamo_compiling():
             return None
         signatures = self.signatures
         if signatures and unwatched():
-            state, scope, count = thread.state, scopes.capture(), len(tensors)
+            state, scope, grad, count = thread.state, scopes.capture(), is_grad_enabled(), len(tensors)
             for index, found in enumerate(signatures):
-                if found.state is state and found.scope is scope and found.count == count and found.guard(*tensors):
+                if (
+                    found.state is state
+                    and found.scope is scope
+                    and found.grad is grad
+                    and found.count == count
+                    and found.guard(*tensors)
+                ):
                     if index:
                         signatures.use(index, found)
                     if found.group is not None:
@@ -168,17 +176,20 @@ class CapturedCalls:
         """
         if is_dynamo_compiling() or not capturable() or not self.signatures.admits():
             return
-        state, scope = thread.state, scopes.capture()
-        outside = plan is None and state is None
-        inside = plan is not None and plan is current and not plan.replay and state is not None and state.enabled
+        state, scope, grad = thread.state, scopes.capture(), is_grad_enabled()
+        outside = plan is None and (state is None or not (state.enabled or state.calibrating))
+        inside = plan is not None and not plan.replay and state is not None and state.enabled
+        if inside and current is not None:
+            inside = plan is (current if grad else current.evaluation())
         present = [x for x in tensors if x is not None]
         if not (outside or inside) or any(x.__class__ not in PLAIN for x in present) or not present[0].is_contiguous():
             return
-        guard, group = guard_for(present, [True] * len(present)), None if plan is None else plan.forward_group
+        guard = guard_for(present, [True] * len(present))
+        group = None if plan is None or not grad else plan.forward_group
         count, signatures = len(present), self.signatures
 
         # It refers to neither the options nor the tensors: a cycle would keep the module, and them, until a collection.
         def keep(found: Replayable) -> None:
-            signatures.add(Signature(state, scope, count, guard, group, found))
+            signatures.add(Signature(state, scope, grad, count, guard, group, found))
 
         options.capture = keep

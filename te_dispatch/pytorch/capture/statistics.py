@@ -13,8 +13,8 @@ class CaptureStats:
 
     Attributes:
         hits: calls that were replayed.
-        misses: calls that were not, by why: ``new signature``, or what was on (``torch.autocast``, ``no gradients``,
-            ...).
+        misses: calls that were not, by why: ``new signature``, or what was on (``torch.autocast``,
+            ``checkpoint``, ...).
         captures: forwards and backwards that were recorded.
         evictions: signatures that had to go for others.
         refusals: forwards and backwards that could not be recorded, by why.

@@ -216,6 +216,12 @@ def maybe_checkpointed() -> bool:
     return saved_tensors_hooks(True) is not None
 
 
+def any_around() -> bool:
+    """Whether the caller runs in a checkpoint's first forward, or in its recomputation."""
+    targets, source = find()
+    return bool(targets) or source is not None
+
+
 def in_reentrant_forward() -> bool:
     """Whether the caller runs in a reentrant checkpoint's first forward that will have a backward."""
     if phase.declared and not phase.recomputing:

@@ -13,9 +13,8 @@ from te_dispatch import ops
 from te_dispatch.common.recipe import DelayedScaling
 from te_dispatch.core import scopes
 from te_dispatch.numerics.quantized import Quantized
-from te_dispatch.ops.checks.guards import guard_for
 from te_dispatch.pytorch.autograd.scoped import autocast_off
-from te_dispatch.pytorch.capture.signatures import CapturedCalls, SignatureCache
+from te_dispatch.pytorch.capture.signatures import CapturedCalls
 from te_dispatch.pytorch.compile import constant, exporting
 from te_dispatch.pytorch.distributed.arguments import ParallelModule
 from te_dispatch.pytorch.fp8.asking_module import AskingModule
@@ -56,8 +55,6 @@ class GemmModule(SavedModule, WeightGradModule, ParallelModule, AskingModule, St
         super().__init__()
         self.captured_calls = CapturedCalls()
         self.fp8_state = Fp8State(type(self).__name__, self.gemm_count, self.captured_calls)
-        #: (guard, features) of inputs that `_checked_input` returned unchanged.
-        self._checked_inputs = SignatureCache()
 
     # -- the FP8 state --------------------------------------------------------------------------------------------
 
@@ -150,21 +147,6 @@ class GemmModule(SavedModule, WeightGradModule, ParallelModule, AskingModule, St
 
     # -- checks ---------------------------------------------------------------------------------------------------
 
-    def _input_was_checked(self, inp: Any, weight: torch.Tensor, features: int) -> bool:
-        """Whether `_checked_input` returned an input with this metadata unchanged before.
-
-        The guard compares all that it reads: class, shape, strides, dtype and device, and those of the weight.
-        """
-        if not isinstance(inp, torch.Tensor) or not autocast_off():
-            return False
-        checked = self._checked_inputs
-        for index, entry in enumerate(checked):
-            if entry[0](inp, weight):
-                if index:
-                    checked.use(index, entry)
-                return bool(entry[1] == features)
-        return False
-
     def _checked_input(self, inp: torch.Tensor, weight: torch.Tensor, features: int) -> torch.Tensor:
         """The input, contiguous and in the dtype of torch.autocast where that is on; its values, if it is a
         `QuantizedTensor` that the module does not take as it is.
@@ -172,7 +154,7 @@ class GemmModule(SavedModule, WeightGradModule, ParallelModule, AskingModule, St
         Raises:
             TypeError, ValueError: not a tensor; another last dimension, device or dtype than the parameters'.
         """
-        name, given = type(self).__name__, inp
+        name = type(self).__name__
         if not isinstance(inp, torch.Tensor):
             raise TypeError(f"{name}: inp must be a tensor, got {type(inp).__name__}")
         if inp.dim() == 0 or inp.shape[-1] != features:
@@ -187,10 +169,7 @@ class GemmModule(SavedModule, WeightGradModule, ParallelModule, AskingModule, St
             raise ValueError(f"{name}: inp must be float32, bfloat16 or float16, got {inp.dtype}")
         if not self.takes_quantized:
             inp = plain(inp)
-        x = inp.contiguous()
-        if x is given and x.numel() and autocast_off() and type(x) is torch.Tensor and self._checked_inputs.admits():
-            self._checked_inputs.add((guard_for((x, weight), (True, False)), features))
-        return x
+        return inp.contiguous()
 
     def _run_function(self, apply: Callable[..., Any], plan: Plan | None, *arguments: Any) -> Any:
         """`apply` of `arguments`, the input first, under what it must run under."""
@@ -223,9 +202,6 @@ class GemmModule(SavedModule, WeightGradModule, ParallelModule, AskingModule, St
             stack.enter_context(off)
         stack.enter_context(scopes.reenter(plan.scope))
         return stack
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_checked_inputs": SignatureCache()}
 
 
 def update_passing(part: torch.nn.Module) -> None:

@@ -191,9 +191,6 @@ class LayerNormMLP(GemmModule):
             out = self._run_captured(inp, fc1_weight, fc1_bias, fc2_weight, added)
             if out is not None:
                 return self._results(out, fc2_bias) if self.return_bias or isinstance(out, tuple) else out
-        if self._input_was_checked(inp, fc1_weight, self.hidden_size):
-            out = self._run(inp, fc1_weight, fc1_bias, fc2_weight, added, is_first_microbatch)
-            return self._results(out, fc2_bias) if self.return_bias or isinstance(out, tuple) else out
         if isinstance(inp, torch.Tensor) and inp.dim() == 1:
             return without_rows(self.forward(inp[None], is_first_microbatch))
         x = self._checked_input(inp, fc1_weight, self.hidden_size)

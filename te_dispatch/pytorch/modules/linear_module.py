@@ -123,16 +123,13 @@ class LinearModule(GemmModule):
             out = self._run_captured(inp, weight, bias, parameters)
             if out is not None:
                 return out
-        if self._input_was_checked(inp, weight, self.in_features):
-            out = self._run(inp, weight, bias, parameters, is_first_microbatch, fp8_output, fp8_grad)
-        elif isinstance(inp, torch.Tensor) and inp.dim() == 1:
+        if isinstance(inp, torch.Tensor) and inp.dim() == 1:
             return without_rows(self.forward(inp[None], is_first_microbatch, fp8_output, fp8_grad))
+        x = self._checked_input(inp, weight, self.in_features)
+        if x.numel():
+            out = self._run(x, weight, bias, parameters, is_first_microbatch, fp8_output, fp8_grad)
         else:
-            x = self._checked_input(inp, weight, self.in_features)
-            if x.numel():
-                out = self._run(x, weight, bias, parameters, is_first_microbatch, fp8_output, fp8_grad)
-            else:
-                out = self._run_empty(plain(x), *self._with_gradients(adds_bias))
+            out = self._run_empty(plain(x), *self._with_gradients(adds_bias))
         if self.return_bias:
             return self._results(out, joined(self, self.bias_names))
         return self._results(out, None) if isinstance(out, tuple) else out
