@@ -93,6 +93,8 @@ def _row(call: Mapping[str, Any], device: int, prepare: Prepare, kept: dict[str,
             return {"problem": str(error), "candidates": 0}
         if not candidates:
             return {"problem": "nothing to multiply", "candidates": 0}
+        if candidates[0].run is None:  # there is nothing to compare the others with
+            return {"problem": f"{candidates[0].words}: the default does not run here", "candidates": 0}
         times = _times([candidate.run for candidate in candidates])
     medians = [statistics.median(t) if t else float("inf") for t in times]
     best = choose(medians, _noise(times[0]))
@@ -123,8 +125,6 @@ def _times(runs: Sequence[Callable[[], float] | None]) -> list[list[float]]:
 
 def _noise(times: Sequence[float]) -> float:
     """Relative spread of equal runs: half the middle of the distances to the median, twice."""
-    if not times:
-        return 0.0
     middle = statistics.median(times)
     return 2 * statistics.median(abs(t - middle) for t in times) / middle
 

@@ -53,6 +53,8 @@ def candidates(call: Mapping[str, Any], device: int) -> tuple[str, list[Candidat
         raise Declined("one row is no product")
     if call["m"] == 2:
         raise ValueError("two rows are none either")
+    if call["m"] == 3:
+        return "three", [Candidate({}, "first", None), Candidate({}, "second", taking(1.0))]
     slow, fast = taking(500.0, 10.0), taking(1.0, 8.0)  # the first round, which warms up, does not count
     return f"key {call['m']}", [
         Candidate({"name": "a"}, "the first", slow),
@@ -64,12 +66,13 @@ def candidates(call: Mapping[str, Any], device: int) -> tuple[str, list[Candidat
 def test_winners_are_kept_and_told(device: None) -> None:
     kept: list[Any] = []
     told: list[tuple[int, Any]] = []
-    calls = [{"m": m} for m in (5, 0, 1, 2, 6)]
+    calls = [{"m": m} for m in (5, 0, 1, 2, 3, 6)]
     rows = tuning.tune(calls, 0, candidates, kept.append, lambda place, row: told.append((place, row)))
     won = {"problem": None, "candidates": 3, "first_us": 10.0, "best_us": 8.0, "gain": 0.25, "place": 2}
-    assert rows[0] == {"m": 5, **won, "algorithm": "the fastest"} and rows[4]["place"] == 2
-    assert [row["problem"] for row in rows[1:4]] == [
+    assert rows[0] == {"m": 5, **won, "algorithm": "the fastest"} and rows[5]["place"] == 2
+    assert [row["problem"] for row in rows[1:5]] == [
         "nothing to multiply", "one row is no product", "two rows are none either",
+        "first: the default does not run here",
     ]  # fmt: skip
     assert told == list(enumerate(rows))
     entry = {"name": "c", "first_us": 10.0, "best_us": 8.0}
