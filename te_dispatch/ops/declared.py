@@ -1,6 +1,12 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
 """Declares every operator by importing its family, then the decompositions. A new family is added to these lists."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from te_dispatch.core.operator import OPERATORS
+from te_dispatch.core.parameters import Parameter
 from te_dispatch.ops import (  # noqa: F401
     activation,
     attention,
@@ -16,3 +22,14 @@ from te_dispatch.ops.composites import attention as _attention  # noqa: F401
 from te_dispatch.ops.composites import gemm as _gemm  # noqa: F401
 from te_dispatch.ops.composites import norm as _norm  # noqa: F401
 from te_dispatch.ops.composites import quantize as _quantize  # noqa: F401
+
+
+def parameters(operator: str) -> Mapping[str, Parameter]:
+    """The parameters of an operator by name, in the order of its signature.
+
+    For host code that keeps something for each kind of call: they say of what its keys must be made.
+
+    Raises:
+        KeyError: there is no such operator.
+    """
+    return OPERATORS[operator].parameters

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from te_dispatch.backend_kit import arguments
-from te_dispatch.backend_kit.arguments import Member, Parameter
 from te_dispatch.backend_kit.caches import BoundedDict
+from te_dispatch.core import parameters
+from te_dispatch.core.parameters import Member, Parameter
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.numerics.quantizers import (
     BlockQuantizer,
@@ -243,24 +243,24 @@ UNREAD = Kind()
 
 #: By what an operator's declaration says of a parameter.
 _DECLARED: dict[tuple[Member, ...], Kind] = {
-    (Member(arguments.TENSOR),): TENSOR,
-    (Member(arguments.RECORD),): OPERAND,
-    (Member(arguments.OPERAND),): OPERAND,
-    (Member(arguments.QUANTIZER),): QUANTIZER,
-    (Member(arguments.SAVED),): UNREAD,
-    (Member(arguments.TENSOR, 1),): OPERANDS,
-    (Member(arguments.OPERAND, 1),): OPERANDS,
-    (Member(arguments.QUANTIZER, 1),): QUANTIZERS,
-    (Member(arguments.INTEGER, 1),): NUMBERS,
-    (Member(arguments.NUMBER, 2),): NUMBER_LISTS,
-    (Member(arguments.INTEGER, 1), Member(arguments.TENSOR)): SPLITS,
-    (Member(arguments.NUMBER),): NUMBER,
-    (Member(arguments.INTEGER),): NUMBER,
-    (Member(arguments.INTEGERS),): NUMBERS,
-    (Member(arguments.NUMBERS),): NUMBERS,
-    (Member(arguments.STRING),): OPTION,
-    (Member(arguments.FLAG),): OPTION,
-    (Member(arguments.DTYPE),): OPTION,
+    (Member(parameters.TENSOR),): TENSOR,
+    (Member(parameters.RECORD),): OPERAND,
+    (Member(parameters.OPERAND),): OPERAND,
+    (Member(parameters.QUANTIZER),): QUANTIZER,
+    (Member(parameters.SAVED),): UNREAD,
+    (Member(parameters.TENSOR, 1),): OPERANDS,
+    (Member(parameters.OPERAND, 1),): OPERANDS,
+    (Member(parameters.QUANTIZER, 1),): QUANTIZERS,
+    (Member(parameters.INTEGER, 1),): NUMBERS,
+    (Member(parameters.NUMBER, 2),): NUMBER_LISTS,
+    (Member(parameters.INTEGER, 1), Member(parameters.TENSOR)): SPLITS,
+    (Member(parameters.NUMBER),): NUMBER,
+    (Member(parameters.INTEGER),): NUMBER,
+    (Member(parameters.INTEGERS),): NUMBERS,
+    (Member(parameters.NUMBERS),): NUMBERS,
+    (Member(parameters.STRING),): OPTION,
+    (Member(parameters.FLAG),): OPTION,
+    (Member(parameters.DTYPE),): OPTION,
 }
 
 

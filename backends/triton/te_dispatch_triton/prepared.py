@@ -29,11 +29,11 @@ from collections.abc import Callable, Iterator, Sequence
 from types import CodeType
 from typing import Any, ParamSpec, TypeVar
 
-from te_dispatch.backend_kit.arguments import parameters
 from te_dispatch.backend_kit.caches import BoundedDict
 from te_dispatch.backend_kit.device import dispatch_modes
 from te_dispatch.ops import alloc
 from te_dispatch.ops.checks.guards import PLAIN
+from te_dispatch.ops.declared import parameters
 from te_dispatch_triton import argument_facts, launch
 from te_dispatch_triton.argument_facts import OPERAND, OPTION, Kind, indented, kind_of
 from te_dispatch_triton.tape import ACTIVE, Given, Tape

@@ -30,10 +30,8 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 import torch
 from torch.compiler import is_dynamo_compiling  # noqa: F401  # called by generated code
 
-import te_dispatch.ops.declared  # noqa: F401  # the operators
 from te_dispatch.core import parameters as kinds
 from te_dispatch.core.bounded import BoundedDict
-from te_dispatch.core.operator import OPERATORS
 from te_dispatch.core.parameters import Member, Parameter
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.numerics.quantizers import (
@@ -47,6 +45,7 @@ from te_dispatch.numerics.quantizers import (
     NVFP4Quantizer,
 )
 from te_dispatch.ops.checks.guards import PLAIN, guard_for
+from te_dispatch.ops.declared import parameters as parameters_of_operator
 
 #: Quantizers of which checks read nothing but the encoding.
 _OF_ENCODING = frozenset(
@@ -190,7 +189,7 @@ def cached_check(operator: str = "", **exceptions: Kind) -> Callable[[Callable[P
         exceptions: kinds of arguments that are to be looked at otherwise than the operator's declaration says. Where
             none of them leads, the first tensor does.
     """
-    declared = OPERATORS[operator].parameters if operator else {}
+    declared = parameters_of_operator(operator) if operator else {}
 
     def wrap(check: Callable[P, R]) -> Callable[P, R]:
         parameters = inspect.signature(check).parameters

@@ -12,9 +12,7 @@ from te_dispatch.numerics.encodings import encoding as find_encoding
 from te_dispatch.numerics.quantized import CANONICAL_SCALES
 from te_dispatch.numerics.quantizers import Quantizer
 from te_dispatch.ops.checks import values as check
-from te_dispatch.ops.checks.check_cache import (
-    cached_check,
-)
+from te_dispatch.ops.checks.check_cache import cached_check
 from te_dispatch.ops.shapes import USAGES, ceil_div
 
 #: Kinds whose scale of the whole tensor may come from an amax that the caller has.

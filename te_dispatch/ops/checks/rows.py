@@ -10,12 +10,7 @@ import torch
 
 from te_dispatch.ops.activation import GATED, KINDS
 from te_dispatch.ops.checks import values as check
-from te_dispatch.ops.checks.check_cache import (
-    CONTENTS,
-    OFTEN,
-    OFTEN_QUANTIZER,
-    cached_check,
-)
+from te_dispatch.ops.checks.check_cache import CONTENTS, OFTEN, OFTEN_QUANTIZER, cached_check
 
 _ROPE_LAYOUTS = ("sbhd", "bshd", "thd")
 
