@@ -7,9 +7,9 @@ A plugin may use it or not; no operator asks for it. Start with `memory`. May im
 
 | module | what for |
 |---|---|
-| `te_dispatch.backend_kit.caches` | caches of what is worked out by kind of call, and a dict with a bound |
+| `te_dispatch.backend_kit.caches` | bounded caches of functions, and a dict with a bound |
 | `te_dispatch.backend_kit.device` | the current device, its stream, whether it is captured |
 | `te_dispatch.backend_kit.memory` | contiguous operands, outputs and strides |
-| `te_dispatch.backend_kit.tuning` | which of several ways to make a call is the fastest here |
+| `te_dispatch.backend_kit.tuning` | timing the candidates of a call for ``te-dispatch tune`` |
 | `te_dispatch.backend_kit.products` | PyTorch's settings and functions of matrix products |
 """

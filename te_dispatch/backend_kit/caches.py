@@ -1,10 +1,10 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""Caches of what host code works out once for each kind of call, all of them bounded.
+"""Bounded caches for host code: of functions of hashable arguments, and a dict.
 
-A function that is `cached` answers from its arguments alone, which are hashable and hold no tensor. Whoever changes
-what such a function reads besides (a tuned choice, what a device stands for) calls `clear`.
+The result of a `cached` function depends on its arguments, which hold no tensor. Code that changes anything else that
+the result depends on (a tuned configuration, the target of a device) calls `clear`.
 
-Where the arguments are not all that makes a kind of call, `BoundedDict` is a dict with a bound.
+`BoundedDict` is for caches whose key is not a function's arguments.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from te_dispatch.core.bounded import BoundedDict as BoundedDict
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-#: Kinds of calls that a cache keeps unless it says otherwise: a model makes some tens.
+#: Default capacity. A model makes some tens of different calls.
 CAPACITY = 512
 
 _caches: dict[str, Any] = {}
 
 
 class CacheStatistics(NamedTuple):
-    """Of one cache: calls that it answered, calls that it did not, what it holds and may hold."""
+    """Of one cache: hits, misses, the number of entries and its bound."""
 
     hits: int
     misses: int
@@ -33,13 +33,13 @@ class CacheStatistics(NamedTuple):
 
 
 def cached(capacity: int = CAPACITY) -> Callable[[Function], Function]:
-    """Decorator of a function of hashable arguments, given by position, that keeps its answers, and drops the one that
-    was asked for least recently.
+    """Decorator that caches the results of a function of hashable positional arguments, and evicts the least recently
+    used.
 
-    Equal arguments of different classes, such as 1 and True, are one kind of call.
+    Equal arguments of different classes, such as 1 and True, share an entry.
 
     Args:
-        capacity: how many answers it keeps.
+        capacity: how many results are cached.
     """
 
     def wrap(function: Function) -> Function:
@@ -51,7 +51,7 @@ def cached(capacity: int = CAPACITY) -> Callable[[Function], Function]:
 
 
 def clear(package: str = "") -> None:
-    """Forget every answer, or those of the modules of one package."""
+    """Empty every cache, or those of one package's modules, such as ``acme.``."""
     for name, cache in _caches.items():
         if name.startswith(package):
             cache.cache_clear()

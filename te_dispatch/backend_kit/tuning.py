@@ -25,7 +25,7 @@ EQUAL = 0.01
 ROUNDS, PART_US = 7, 400.0
 
 Row = dict[str, Any]
-#: Called with each call's place and row as it is there.
+#: Called after each call was tuned, with its index and its row.
 Done = Callable[[int, Mapping[str, Any]], None]
 
 
@@ -33,7 +33,7 @@ class Candidate(NamedTuple):
     """One way to make a call.
 
     Attributes:
-        entry: what is kept of it where it wins. words: the same for readers.
+        entry: what the cache holds of it if it is the fastest. words: a description for people.
         run: makes the call several times on the device, and returns the microseconds of one; None where it cannot.
     """
 
@@ -42,8 +42,8 @@ class Candidate(NamedTuple):
     run: Callable[[], float] | None
 
 
-#: (call, device index) -> what the winner is kept as, and the candidates, the one that calls take untuned first. Raises
-#: `Declined` or ValueError with the reason where nothing serves the call.
+#: (call, device index) -> the key of the cache's entry, and the candidates, the default first. Raises `Declined` or
+#: ValueError with the reason where nothing serves the call.
 Prepare = Callable[[Mapping[str, Any], int], tuple[str, Sequence[Candidate]]]
 
 
@@ -112,7 +112,8 @@ def _row(call: Mapping[str, Any], device: int, prepare: Prepare, kept: dict[str,
 
 
 def _times(runs: Sequence[Callable[[], float] | None]) -> list[list[float]]:
-    """Microseconds of each candidate, one number per round. Rounds interleave, so that clocks treat all alike."""
+    """Microseconds of each candidate, one number per round. Rounds are interleaved, so that changing clock rates affect
+    all candidates alike."""
     times: list[list[float]] = [[] for _ in runs]
     for round_ in range(ROUNDS + 1):
         for found, run in zip(times, runs):

@@ -73,7 +73,7 @@ def tune(calls: Sequence[Mapping[str, Any]], device: int = 0, done: tuner.Done |
             ``a.dtype``, ``b.dtype`` (bf16), ``a.scaling``, ``b.scaling`` (tensor for encodings), ``out_dtype`` (bf16,
             else a's), ``bias``, ``accumulate`` (False), ``split_accumulator`` (None).
         device: CUDA device index.
-        done: called with each call's place and row as it is there.
+        done: called after each call was tuned, with its index and its row.
 
     Returns:
         What `te_dispatch.backend_kit.tuning.tune` does. ``place`` is that in the library's list.
