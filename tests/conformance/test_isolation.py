@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -11,6 +12,7 @@ from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
+import torch
 
 from te_dispatch.conformance import running, serving
 from te_dispatch.conformance.case import Unit
@@ -128,6 +130,29 @@ def test_a_worker_whose_set_up_is_wrong_says_so() -> None:
     worker = Worker(Settings(device="cpux"))
     with pytest.raises(WorkerError, match="device: 'cpux' cannot be used"):
         worker.run(Unit.parse(f"torch.softmax_fwd/values/{CASE}"))
+
+
+def _threads(manager: object, settings: Settings) -> tuple[int, str | None]:
+    return torch.get_num_threads(), os.environ.get("OPENBLAS_NUM_THREADS")
+
+
+def test_workers_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 6)
+
+    def threads(jobs: int) -> tuple[int, str | None]:
+        worker = Worker(Settings(backends=("torch",), operators=("pad_rows",), jobs=jobs))
+        try:
+            found: tuple[int, str | None] = worker.call(_threads)
+            return found
+        finally:
+            worker.stop()
+
+    assert threads(3) == (2, "2") and threads(8) == (1, "1")
+    assert threads(1)[1] is None
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert threads(3) == (1, None)
 
 
 def test_a_worker_that_dies_as_it_starts_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,6 +59,7 @@ def test_a_graph_is_built_once() -> None:
 def test_captured_modules_run_the_graphs_of_other_calls(packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the bits of calls that look for them, off alignment and on another stream too, and without looking."""
     from te_dispatch.pytorch.attention.dot_product import DotProductAttention
+    from te_dispatch.pytorch.attention.signature import AttentionSignature
     from te_dispatch_cuda.attention import calls
 
     def steps(module: DotProductAttention, *seeds: int, shift: int = 0) -> list[torch.Tensor]:
@@ -80,11 +81,12 @@ def test_captured_modules_run_the_graphs_of_other_calls(packed: bool, monkeypatc
 
     with te_dispatch.using(attention="cuda"):
         module, plain = (DotProductAttention(2, 64, attention_dropout=0.0) for _ in range(2))
-        monkeypatch.setattr(plain, "_capturing", lambda call, *args: call)
-        expected, shifted = steps(plain, 1, 2, 3), steps(plain, 4, shift=1)
+        with monkeypatch.context() as patch:
+            patch.setattr(AttentionSignature, "capturing", lambda signature: signature.call)
+            expected, shifted = steps(plain, 1, 2, 3), steps(plain, 4, shift=1)
         steps(module, 0, 0)
         (known,) = module._signatures
-        assert known.call.program.attributes["saved_by"] == CUDNN and known.call.program.backwards
+        assert known.captured.program.attributes["saved_by"] == CUDNN and known.captured.program.backwards
         assert same(steps(module, 4, shift=1), shifted)
         with monkeypatch.context() as patch:
             patch.setattr(calls, "FORWARDS", None)
@@ -93,7 +95,7 @@ def test_captured_modules_run_the_graphs_of_other_calls(packed: bool, monkeypatc
             with torch.cuda.stream(torch.cuda.Stream()):
                 assert same(steps(module, 1, 2, 3), expected)
             torch.cuda.synchronize()
-        assert len(module._signatures) == 1 and not plain._signatures
+        assert len(module._signatures) == 1 and all(other.captured is None for other in plain._signatures)
 
 
 def test_the_process_holds_one_cudnn() -> None:

@@ -13,8 +13,12 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import te_dispatch
+import te_dispatch.pytorch as te
 from te_dispatch.core import scopes
+from te_dispatch.pytorch.attention import dot_product
 from te_dispatch.pytorch.attention.dot_product import DotProductAttention
+
+from .worlds import without_capture
 
 S, B, H, D = 6, 2, 3, 8
 Tensors = list[torch.Tensor]
@@ -61,20 +65,20 @@ def captured(form: str = "qkv, h3d", **options: Any) -> DotProductAttention:
     for seed in range(2):
         step(module, form, seed)
     (known,) = module._signatures
-    assert known.call.program.backwards
+    assert known.captured.program.backwards
     return module
 
 
 @pytest.mark.parametrize("backend", ["torch", "reference"])
 @pytest.mark.parametrize("form", FORMS)
-def test_captured_calls_have_the_bits_of_others(form: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_captured_calls_have_the_bits_of_others(form: str, backend: str) -> None:
     with te_dispatch.using(attention=backend):
         module = captured(form)
         found = [step(module, form, seed) for seed in range(3)]
         assert len(module._signatures) == 1
-        monkeypatch.setattr(DotProductAttention, "_capturing", lambda self, call, *args: call)
         plain = made()
-        assert all(equal(x, step(plain, form, seed)) for seed, x in enumerate(found)) and not plain._signatures
+        with without_capture():
+            assert all(equal(x, step(plain, form, seed)) for seed, x in enumerate(found)) and not plain._signatures
 
 
 def test_packed_gradients_are_the_tensor_that_their_parts_share(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,13 +240,13 @@ def test_a_call_without_gradients_before_does_not_matter() -> None:
                     assert train(module) == backend
         for _ in range(3):
             train(module)
-        assert any(known.call.program is not None for known in module._signatures)
+        assert any(known.captured.program is not None for known in module._signatures)
     module = made()
     with torch.no_grad():
         module(qkv_layer=x, qkv_interleave_dim=-2)
     train(module), train(module)
-    (known,) = module._signatures
-    assert known.call.program.backwards
+    known, inference = module._signatures
+    assert known.captured.program.backwards and inference.captured is None
 
 
 def test_hooks_checkpoints_and_second_derivatives() -> None:
@@ -277,6 +281,48 @@ def test_copies_of_a_module_learn_for_themselves() -> None:
         assert not other._signatures
         assert equal(step(other, "qkv, h3d", 4), step(module, "qkv, h3d", 4))
     module.attention_dropout = 0.5
+    te.capture_stats(reset=True)
     for seed in range(3):
         step(module, "qkv, h3d", seed)
-    assert not module._signatures  # a random state of its own for every call
+    # A random state of its own for every call.
+    assert te.capture_stats().hits == te.capture_stats().captures == 0
+    assert te.capture_stats().misses == {"new signature": 1, "options of attention": 2}
+
+
+@pytest.mark.parametrize("options", [{}, {"return_max_logit": True}, {"softmax_type": "learnable"}], ids=str)
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("form", FORMS)
+def test_inference_is_checked_once(
+    form: str, mode: Callable[[], Any], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And training beside it has a signature of its own."""
+    module = made(**options)
+    inputs = [FORMS[form](torch.randn(3, S, B, H, D)) for _ in range(3)]
+    with without_capture(), mode():
+        expected = [module(**given) for given in inputs]
+    with mode():
+        module(**inputs[0])
+    if not options.get("return_max_logit"):
+        step(module, form, 1)
+    with mode():
+        monkeypatch.setattr(dot_product, "check_operands", lambda *args: pytest.fail("checked again"))
+        te.capture_stats(reset=True)
+        found = [module(**given) for given in inputs]
+    assert te.capture_stats().hits == 3 and not te.capture_stats().misses
+    for x, y in zip(found, expected, strict=True):
+        assert equal(list(x), list(y)) if isinstance(x, tuple) else torch.equal(x, y)
+
+
+def test_what_inference_was_checked_for_is_checked_again() -> None:
+    module = made()
+    q, k, v = torch.randn(3, S, B, H, D).unbind(0)
+    with torch.no_grad():
+        for _ in range(2):
+            module(q, k, v)
+        with pytest.raises(ValueError, match="value_layer must have key_layer's tokens"):
+            module(q, k, v[:3])
+        with pytest.raises(ValueError, match=r"key_layer and value_layer must be torch\.float32"):
+            module(q, k.half(), v)
+        module.num_gqa_groups = 1
+        with pytest.raises(ValueError, match="key_layer must end in"):
+            module(q, k, v)

@@ -70,11 +70,11 @@ def test_a_policy_is_followed_by_a_captured_module() -> None:
             step(module, RECIPE, 3)
     assert "reference" in seen and len(out) == 2
     step(module, RECIPE, 3)
-    known = module.captured_calls.signatures
+    known = list(module.captured_calls.signatures)
     te_dispatch.set_policy("deterministic")
     try:
         step(module, RECIPE, 3)
-        assert module.captured_calls.signatures and module.captured_calls.signatures[0] is not known[0]
+        assert module.captured_calls.signatures and next(iter(module.captured_calls.signatures)) is not known[0]
     finally:
         te_dispatch.set_policy(None)
 
@@ -109,7 +109,8 @@ def test_copies_are_captured_for_themselves() -> None:
         step(twin, RECIPE, 1)
         assert (
             twin.captured_calls.signatures
-            and twin.captured_calls.signatures[0].options.plan is not module.captured_calls.signatures[0].options.plan
+            and next(iter(twin.captured_calls.signatures)).options.plan
+            is not next(iter(module.captured_calls.signatures)).options.plan
         )
 
 

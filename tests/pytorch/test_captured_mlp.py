@@ -53,7 +53,7 @@ def trained(**arguments: Any) -> te.LayerNormMLP:
     module = made(**arguments)
     for seed in range(2):
         step(module, seed)
-    assert module.captured_calls.signatures and module.captured_calls.signatures[0].options.program.backwards
+    assert module.captured_calls.signatures and next(iter(module.captured_calls.signatures)).options.program.backwards
     return module
 
 
@@ -108,7 +108,7 @@ def test_every_kind_of_mlp_is_captured(arguments: dict[str, Any], recipe: Any, m
         return found
 
     train(module)
-    assert module.captured_calls.signatures[0].options.program.backwards
+    assert next(iter(module.captured_calls.signatures)).options.program.backwards
     same_as_plain(module, train, monkeypatch)
 
 
@@ -143,7 +143,7 @@ def test_a_captured_mlp_saves_what_it_frees_as_it_goes() -> None:
     del saved
     assert wide() is not None
     alive = []
-    (backward,) = module.captured_calls.signatures[0].options.program.backwards
+    (backward,) = next(iter(module.captured_calls.signatures)).options.program.backwards
     # The last two products are of the first layer: its input's gradient, then its weight's.
     gradients = [cell for cell in backward.run.__closure__ if "gemm" in getattr(cell.cell_contents, "__name__", "")]
     first = gradients[2].cell_contents

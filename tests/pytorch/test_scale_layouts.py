@@ -83,7 +83,7 @@ def test_such_steps_are_captured(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     module = made(name)
     for seed in range(2):
         step(module, RECIPE, seed)
-    assert module.captured_calls.signatures and module.captured_calls.signatures[0].options.program.backwards
+    assert module.captured_calls.signatures and next(iter(module.captured_calls.signatures)).options.program.backwards
 
 
 def test_what_leaves_a_module_is_canonical(monkeypatch: pytest.MonkeyPatch) -> None:

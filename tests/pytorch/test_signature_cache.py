@@ -44,20 +44,47 @@ def slow_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_the_least_recently_used_is_evicted() -> None:
-    cache = SignatureCache()
+    cache, shapes = SignatureCache(), [torch.Size((number,)) for number in range(MAX_SIGNATURES // 2 + 1)]
     for number in range(MAX_SIGNATURES):
-        cache.add(number)
-    cache.use(len(cache) - 1, 0)
-    cache.add("new")
-    assert len(cache) == MAX_SIGNATURES
-    assert cache[:2] == ["new", 0] and 1 not in cache and cache[-1] == 2
+        cache.add(shapes[number // 2], number)
+    assert len(cache) == MAX_SIGNATURES and list(cache)[:3] == [
+        MAX_SIGNATURES - 1,
+        MAX_SIGNATURES - 2,
+        MAX_SIGNATURES - 3,
+    ]
+    cache.use(shapes[0], 1)
+    assert list(cache)[:2] == [0, 1] and cache.by_shape[shapes[0]] is cache.recent
+    cache.add(shapes[-1], "new")
+    assert len(cache) == MAX_SIGNATURES and list(cache)[:3] == ["new", 0, 1] and list(cache)[-2:] == [4, 3]
+    cache.add(shapes[-1], "newer")
+    assert len(cache) == MAX_SIGNATURES and shapes[1] not in cache.by_shape
+
+
+def test_entries_of_one_shape_are_evicted_too() -> None:
+    cache, shape = SignatureCache(), torch.Size((3, 4))
+    for number in range(MAX_SIGNATURES):
+        cache.add(shape, number)
+    cache.use(shape, MAX_SIGNATURES - 1)
+    cache.add(shape, "new")
+    assert len(cache) == MAX_SIGNATURES and list(cache)[:2] == ["new", 0] and list(cache)[-1] == 2
+
+
+def test_what_another_thread_has_taken_is_left_alone() -> None:
+    cache, shape = SignatureCache(), torch.Size((3, 4))
+    cache.add(shape, "one")
+    entries = cache.by_shape.pop(shape)
+    cache.use(shape, 0)
+    assert not len(cache)
+    cache.by_shape[shape] = entries
+    cache.use(shape, 5)
+    assert list(cache) == ["one"]
 
 
 def test_a_full_cache_captures_some_of_what_it_misses() -> None:
     cache = SignatureCache()
     for number in range(MAX_SIGNATURES):
         assert cache.admits()
-        cache.add(number)
+        cache.add(torch.Size((number,)), number)
     assert 0 < sum(cache.admits() for _ in range(100)) < 20
 
 
@@ -106,9 +133,9 @@ def test_more_lengths_than_are_kept_cost_no_memory() -> None:
     assert len(module.captured_calls.signatures) == MAX_SIGNATURES
     for _ in range(20):  # one that comes again is kept in the end, and those that do not are evicted
         _rows(module, 1000, None)
-    first = module.captured_calls.signatures[0]
+    first = next(iter(module.captured_calls.signatures))
     _rows(module, 1000, None)
-    assert module.captured_calls.signatures[0] is first
+    assert next(iter(module.captured_calls.signatures)) is first
 
 
 def _expanded(out: torch.Tensor) -> torch.Tensor:
@@ -161,4 +188,4 @@ def test_a_cache_that_was_replaced_is_not_written_to() -> None:
     old = module.captured_calls.signatures
     assert old
     module.save_original_input = True
-    assert module.captured_calls.signatures == [] and module.captured_calls.signatures is not old
+    assert not module.captured_calls.signatures and module.captured_calls.signatures is not old

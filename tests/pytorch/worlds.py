@@ -17,7 +17,7 @@ import te_dispatch
 import te_dispatch.pytorch as te
 from te_dispatch.common.recipe import DelayedScaling
 from te_dispatch.core import scopes
-from te_dispatch.pytorch.attention.dot_product import DotProductAttention
+from te_dispatch.pytorch.attention.signature import AttentionSignatures
 from te_dispatch.pytorch.capture.signatures import CapturedCalls
 
 from .capturing import RECIPES
@@ -77,7 +77,8 @@ def without_capture() -> Iterator[None]:
     """A block in which no call is captured."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CapturedCalls, "capture", lambda *args: None)
-        patch.setattr(DotProductAttention, "_capturing", lambda self, call, *others: call)
+        patch.setattr(AttentionSignatures, "find", lambda *args: None)
+        patch.setattr(AttentionSignatures, "made", lambda self, operands, arguments, call: call)
         yield
 
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -12,10 +11,8 @@ import torch.utils.checkpoint
 
 from te_dispatch import ops
 from te_dispatch.core import scopes
-from te_dispatch.core.bounded import BoundedDict
 from te_dispatch.core.watched import reload_changed
 from te_dispatch.ops.attention import LAYOUTS, SOFTMAX_TYPES
-from te_dispatch.ops.checks.guards import PLAIN
 from te_dispatch.pytorch.arguments import reject_unsupported, require_choice, require_probability, resolve_device
 from te_dispatch.pytorch.attention.bounds import Bounds, sequence_bounds
 from te_dispatch.pytorch.attention.function import (
@@ -25,7 +22,7 @@ from te_dispatch.pytorch.attention.function import (
     attention,
     run_attention,
 )
-from te_dispatch.pytorch.attention.inputs import Operands, as_given, call_key, check_operands, gather_operands
+from te_dispatch.pytorch.attention.inputs import Operands, as_given, check_operands, gather_operands
 from te_dispatch.pytorch.attention.lowering import (
     AttentionMask,
     arbitrary_mask,
@@ -41,9 +38,7 @@ from te_dispatch.pytorch.attention.masks import (
     canonical_window,
     starts_bottom_right,
 )
-from te_dispatch.pytorch.attention.signature import AttentionSignature, Given
-from te_dispatch.pytorch.capture.signatures import SignatureCache, capturable, reason_of_miss, unwatched
-from te_dispatch.pytorch.capture.statistics import STATISTICS
+from te_dispatch.pytorch.attention.signature import AttentionSignatures
 from te_dispatch.pytorch.distributed.arguments import ContextParallelModule, forked, require_one_context_rank
 from te_dispatch.pytorch.fp8.saved_module import SavedModule
 from te_dispatch.pytorch.randomness import draw_rng_state
@@ -247,26 +242,24 @@ class DotProductAttention(SavedModule, ContextParallelModule):
             reject_unsupported("DotProductAttention.forward", locals(), _UNSUPPORTED_CALL)
         if not torch.compiler.is_compiling():
             reload_changed(scopes.MANAGER)
-        key: tuple[Any, ...] | None = None
-        checked: dict[Any, AttentionCall] = {}
         given = query_layer, key_layer, value_layer, qkv_layer, kv_layer
         arguments = (
             qkv_interleave_dim, qkv_format, max_seqlen_q, max_seqlen_kv, attn_mask_type, window_size,
             bottom_right_diagonal, softcap, core_attention_bias_type, pad_between_seqs,
         )  # fmt: skip
+        signatures: AttentionSignatures | None = None
         if not (
             attention_mask is not None or cu_seqlens_q is not None or cu_seqlens_kv is not None
             or cu_seqlens_q_padded is not None or cu_seqlens_kv_padded is not None or core_attention_bias is not None
             or alibi_slopes is not None or checkpoint_core_attention or torch.compiler.is_compiling()
         ):  # fmt: skip
-            replayed = self._captured(given, arguments)
-            if replayed is not None:
-                return run_attention(*as_given(*given), None, None, replayed)  # type: ignore[no-any-return]
-            checked = self._checked  # the one that is forgotten if an attribute is set meanwhile
-            key = call_key(given, *arguments, _deterministic())
-            found = None if key is None else checked.get(key)
+            signatures = self._signatures  # the ones that are forgotten if an attribute is set meanwhile
+            found = signatures.find(given, arguments)
             if found is not None:
-                return self._attend(*as_given(*given), self._capturing(found, given, arguments), None)
+                call = found.made()
+                if call.program is not None:
+                    return run_attention(*as_given(*given), None, None, call)  # type: ignore[no-any-return]
+                return self._attend(*as_given(*given), call, None)
         operands = gather_operands(*given, qkv_interleave_dim)
         layout = qkv_format or self.qkv_format
         check_operands(operands, layout, self.num_attention_heads, self.num_gqa_groups, self._widths())
@@ -278,8 +271,9 @@ class DotProductAttention(SavedModule, ContextParallelModule):
             bounds = bounds.padded_between(pad_between_seqs, layout)
         own = self.attention_type == "self"
         bounds = sequence_bounds(operands, layout, masking.mask_type, attention_mask, bounds, own)
+        mask = arbitrary_mask(operands, layout, masking.mask_type, attention_mask)
         tensors = AttentionTensors(
-            attn_mask=arbitrary_mask(operands, layout, masking.mask_type, attention_mask),
+            attn_mask=mask,
             cu_seqlens_q=bounds.cu_seqlens_q,
             cu_seqlens_kv=bounds.cu_seqlens_kv,
             cu_seqlens_q_padded=bounds.cu_seqlens_q_padded,
@@ -287,60 +281,23 @@ class DotProductAttention(SavedModule, ContextParallelModule):
             alibi_slopes=alibi_slopes,
         )
         bias_type = operator_bias_type(core_attention_bias_type, core_attention_bias)
-        core_attention_bias = of_every_query(core_attention_bias, operands, layout)
+        bias = of_every_query(core_attention_bias, operands, layout)
         options = self._options(operands, layout, masking, bounds, bias_type, softcap)
-        options, tensors, bias = spell_out(options, tensors, operands, core_attention_bias, masking.bottom_right)
+        options, tensors, bias = spell_out(options, tensors, operands, bias, masking.bottom_right)
         call = AttentionCall(options, tensors)
-        if key is not None and bias is None and not call.tensors:
-            checked[key] = call
-            call = self._capturing(call, given, arguments)
+        if signatures is not None and bias is None and not call.tensors:
+            call = signatures.made(given, arguments, call)
         if checkpoint_core_attention and torch.is_grad_enabled():
             return _checkpointed(self._attend, operands.q, operands.k, operands.v, call, bias)
         return self._attend(operands.q, operands.k, operands.v, call, bias)
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
-        # What calls without masks, lengths and biases were checked and worked out to be, by `call_key`. It depends on
-        # that and on attributes: setting any forgets all. And the kinds of training steps among them.
-        self.__dict__["_checked"], self.__dict__["_signatures"] = BoundedDict(_MAX_CHECKED), SignatureCache()
+        # Of calls without masks, lengths and biases. They rest on attributes: setting any forgets all.
+        self.__dict__["_signatures"] = AttentionSignatures()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_checked": {}, "_signatures": SignatureCache()}
-
-    def _captured(self, given: Given, arguments: tuple[Any, ...]) -> AttentionCall | None:
-        """What a call like this one was captured as; None if none was."""
-        signatures = self._signatures
-        grad = torch.is_grad_enabled()  # without gradients the operator is called itself
-        if signatures and grad and unwatched():
-            for index, found in enumerate(signatures):
-                if found.serves(given, arguments):
-                    if index:
-                        signatures.use(index, found)
-                    STATISTICS.hits += 1
-                    return found.call  # type: ignore[no-any-return]
-        STATISTICS.misses[reason_of_miss() if grad else "no gradients"] += 1
-        return None
-
-    def _capturing(self, call: AttentionCall, given: Given, arguments: tuple[Any, ...]) -> AttentionCall:
-        """The call, or one that is to be captured for calls like it."""
-        options, checked, signatures = call.options, self._checked, self._signatures
-        if (
-            options.dropout_p or options.with_max_logit
-            or self.softmax_type == "learnable" or not torch.is_grad_enabled() or not capturable()
-            or not any(x is not None and x.requires_grad for x in given)
-            or any(x is not None and x.__class__ not in PLAIN for x in given) or not signatures.admits()
-        ):  # fmt: skip
-            return call
-        signature = AttentionSignature(given, arguments, options.packing if options.joined == 0 else None)
-
-        def keep(found: AttentionCall) -> None:
-            if self._checked is checked:  # else it was forgotten meanwhile
-                signature.call = found
-                signatures.add(signature)
-
-        call = copy.copy(call)
-        call.capture = keep
-        return call
+        return {**self.__dict__, "_signatures": AttentionSignatures()}
 
     def _widths(self) -> tuple[int, int]:
         return self.hidden_size_per_attention_head_k, self.hidden_size_per_attention_head_v
@@ -415,10 +372,6 @@ class DotProductAttention(SavedModule, ContextParallelModule):
             return draw_rng_state(device)
         with forked(self._dropout_tracker):
             return draw_rng_state(device)
-
-
-#: How many different calls a module remembers.
-_MAX_CHECKED = 256
 
 
 def _deterministic() -> bool:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -124,26 +124,6 @@ def shared_packing(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str | N
     if step == width and strides[-2] == count * width:
         return f"h{count}d"
     return None
-
-
-def call_key(operands: tuple[torch.Tensor | None, ...], *arguments: Any) -> tuple[Any, ...] | None:
-    """What decides how a call of ordinary tensors without masks, lengths and biases runs, beside its module."""
-    looks: list[Any] = []
-    for x in operands:
-        if x is None:
-            looks.append(None)
-        elif x.__class__ is not torch.Tensor:
-            return None
-        else:
-            looks += (x.shape, x.dtype, x.device)
-    q, k, v = operands[:3]
-    if q is not None and k is not None and v is not None:
-        looks.append(shared_packing(q, k, v))
-    try:
-        hash(arguments)
-    except TypeError:  # a window as a list, say
-        return None
-    return (*looks, *arguments)
 
 
 def check_operands(operands: Operands, layout: str, heads: int, groups: int, widths: tuple[int, int]) -> None:

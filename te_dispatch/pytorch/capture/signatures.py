@@ -9,7 +9,7 @@ inputs and outputs, compiled graphs and torch.autocast take the plain path.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,18 +35,32 @@ MAX_SIGNATURES = 64
 _MISSES_PER_CAPTURE = 8
 
 
-class SignatureCache(list[Any]):
-    """What a module knows of calls, the most recently used first; the least recently used is evicted.
+class SignatureCache:
+    """What a module knows of calls, by the shape of their first tensor; the least recently used entry is evicted.
 
     To invalidate it, replace it by a new one. A thread that still uses the old one then changes nothing that others
-    see. Threads that change one at the same time may evict, or keep twice, an entry more; none gets a wrong one.
+    see. Threads that change one at the same time may lose, or keep twice, an entry; none gets a wrong one.
+
+    Attributes:
+        by_shape: the entries of each shape, the most recently used first; a list never changes. The shape that was used
+            last comes last.
+        recent: the entries of that shape.
     """
 
-    __slots__ = ("_misses",)
+    __slots__ = ("by_shape", "recent", "_misses")
 
     def __init__(self) -> None:
-        super().__init__()
+        self.by_shape: dict[torch.Size, list[Any]] = {}
+        self.recent: list[Any] | None = None
         self._misses = 0
+
+    def __len__(self) -> int:
+        return sum([len(entries) for entries in self.by_shape.copy().values()])
+
+    def __iter__(self) -> Iterator[Any]:
+        """The most recently used first."""
+        for entries in reversed(list(self.by_shape.values())):
+            yield from list(entries)
 
     def admits(self) -> bool:
         """Whether a call that it does not hold is to be captured."""
@@ -55,16 +69,25 @@ class SignatureCache(list[Any]):
         self._misses += 1
         return self._misses % _MISSES_PER_CAPTURE == 0
 
-    def use(self, index: int, entry: Any) -> None:
-        """Say that the entry, found at an index, is in use."""
-        del self[index : index + 1]
-        self.insert(0, entry)
+    def use(self, shape: torch.Size, index: int) -> None:
+        """Say that the entry at an index of a shape's entries is in use."""
+        entries = self.by_shape.pop(shape, None)
+        if entries is None:  # another thread is at it
+            return
+        if index:
+            entries = [*entries[index : index + 1], *entries[:index], *entries[index + 1 :]]
+        self.by_shape[shape] = self.recent = entries
 
-    def add(self, entry: Any) -> None:
-        self.insert(0, entry)
+    def add(self, shape: torch.Size, entry: Any) -> None:
+        self.by_shape[shape] = self.recent = [entry, *self.by_shape.pop(shape, ())]
         if len(self) > MAX_SIGNATURES:
             STATISTICS.evictions += 1
-            del self[MAX_SIGNATURES:]
+            oldest = next(iter(self.by_shape.copy()))
+            kept = self.by_shape[oldest][:-1]
+            if kept:
+                self.by_shape[oldest] = kept
+            else:
+                self.by_shape.pop(oldest, None)
 
 
 def unwatched() -> bool:
@@ -145,10 +168,11 @@ class CapturedCalls:
         # The compiler must not see the cache: tracing may empty it, and guards on it would fail.
         if is_dynamo_compiling():
             return None
-        signatures = self.signatures
-        if signatures and unwatched():
+        signatures, x = self.signatures, tensors[0]
+        entries = signatures.by_shape.get(x.shape) if x.__class__ in PLAIN else None
+        if entries is not None and unwatched():
             state, scope, grad, count = thread.state, scopes.capture(), is_grad_enabled(), len(tensors)
-            for index, found in enumerate(signatures):
+            for index, found in enumerate(entries):
                 if (
                     found.state is state
                     and found.scope is scope
@@ -156,8 +180,8 @@ class CapturedCalls:
                     and found.count == count
                     and found.guard(*tensors)
                 ):
-                    if index:
-                        signatures.use(index, found)
+                    if index or entries is not signatures.recent:
+                        signatures.use(x.shape, index)
                     if found.group is not None:
                         found.group.dirty = True
                     STATISTICS.hits += 1
@@ -186,10 +210,10 @@ class CapturedCalls:
             return
         guard = guard_for(present, [True] * len(present))
         group = None if plan is None or not grad else plan.forward_group
-        count, signatures = len(present), self.signatures
+        count, signatures, shape = len(present), self.signatures, present[0].shape
 
         # It refers to neither the options nor the tensors: a cycle would keep the module, and them, until a collection.
         def keep(found: Replayable) -> None:
-            signatures.add(Signature(state, scope, grad, count, guard, group, found))
+            signatures.add(shape, Signature(state, scope, grad, count, guard, group, found))
 
         options.capture = keep
