@@ -89,7 +89,7 @@ def test_a_capture_that_is_replayed_where_it_does_not_fit_is_found(
 ) -> None:
     """The harness itself: with a lookup that compares nothing."""
     monkeypatch.setattr(
-        CapturedCalls, "find", lambda self, *tensors: next(iter(self.signatures)).options if self.signatures else None
+        CapturedCalls, "find", lambda self, *args: next(iter(self.signatures)).options if self.signatures else None
     )
     with pytest.raises(AssertionError, match="after"):
         walk("Linear", [change])

@@ -9,6 +9,8 @@ inputs and outputs, compiled graphs and torch.autocast take the plain path.
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +35,8 @@ MAX_SIGNATURES = 64
 #: Of so many calls that a full cache does not hold, one is captured: where there are more signatures than are kept,
 #: capturing each of them costs more than it saves.
 _MISSES_PER_CAPTURE = 8
+#: Of an optional tensor: without the Python call that a comprehension or a lambda would be, for every call of a module.
+_given = functools.partial(operator.is_not, None)
 
 
 class SignatureCache:
@@ -158,8 +162,10 @@ class CapturedCalls:
     def __reduce__(self) -> tuple[Any, ...]:
         return CapturedCalls, ()  # copies of a module capture for themselves
 
-    def find(self, *tensors: torch.Tensor) -> Any:
-        """The Function's options for a call with these tensors, the input first; None if no such call was captured.
+    def find(
+        self, x: torch.Tensor, others: tuple[torch.Tensor | None, ...], parameters: tuple[torch.Tensor, ...] = ()
+    ) -> Any:
+        """The Function's options for a call with this input and these tensors; None if no such call was captured.
 
         Compared is what `Fp8State.begin`, `GemmModule._checked_input` and `check_alignment` look at: the tensors'
         metadata, the autocast, the policy, whether gradients are recorded, and that nothing is compiled, recomputed,
@@ -168,9 +174,10 @@ class CapturedCalls:
         # The compiler must not see the cache: tracing may empty it, and guards on it would fail.
         if is_dynamo_compiling():
             return None
-        signatures, x = self.signatures, tensors[0]
+        signatures = self.signatures
         entries = signatures.by_shape.get(x.shape) if x.__class__ in PLAIN else None
         if entries is not None and unwatched():
+            tensors = (x, *filter(_given, others), *parameters)
             state, scope, grad, count = thread.state, scopes.capture(), is_grad_enabled(), len(tensors)
             for index, found in enumerate(entries):
                 if (
@@ -196,7 +203,7 @@ class CapturedCalls:
 
         Args:
             plan: the call's. current: the one in the module's state.
-            tensors: what `find` will be given, the input as it came; None for those that are absent.
+            tensors: what `find` will be given, one after the other.
         """
         if is_dynamo_compiling() or not capturable() or not self.signatures.admits():
             return

@@ -40,6 +40,8 @@ class GemmModule(SavedModule, WeightGradModule, ParallelModule, AskingModule, St
         captured_calls: calls that are replayed; they rest on the plan in `fp8_state`.
     """
 
+    #: The module's autograd Function, of (x, tensors.., options, *parameters).
+    function: Callable[..., Any]
     #: How many weights the module has; each has an input, a weight and a gradient that are cast.
     gemm_count = 1
 
@@ -171,15 +173,39 @@ class GemmModule(SavedModule, WeightGradModule, ParallelModule, AskingModule, St
             inp = plain(inp)
         return inp.contiguous()
 
-    def _run_function(self, apply: Callable[..., Any], plan: Plan | None, *arguments: Any) -> Any:
-        """`apply` of `arguments`, the input first, under what it must run under."""
+    def _replayed(
+        self, x: torch.Tensor, tensors: tuple[torch.Tensor | None, ...], parameters: tuple[torch.Tensor, ...] = ()
+    ) -> Any:
+        """What `_run_function` returns for a call like one that was captured; None if none was."""
+        options = self.captured_calls.find(x, tensors, parameters)
+        if options is None or options.passes_input is not self.passes_input:
+            return None
+        return self.function(x, *tensors, options, *parameters)
+
+    def _run_function(
+        self,
+        tensors: tuple[torch.Tensor | None, ...],
+        options: Any,
+        parameters: tuple[torch.Tensor, ...] = (),
+        captures: bool = False,
+    ) -> Any:
+        """The Function of these arguments, the input first, under what it must run under.
+
+        Args:
+            captures: whether `_replayed` will be asked for calls like this one.
+        """
+        plan = options.plan
+        if captures and options.repeatable:
+            self.captured_calls.capture(options, plan, self.fp8_state.plan, (*tensors, *parameters))
         if autocast_off() and (plan is None or not plan.replay):
-            return apply(*arguments)
-        surroundings = self._surroundings(plan, arguments[0].device.type)
+            return self.function(*tensors, options, *parameters)
+        x = tensors[0]
+        assert x is not None
+        surroundings = self._surroundings(plan, x.device.type)
         if surroundings is None:
-            return apply(*arguments)
+            return self.function(*tensors, options, *parameters)
         with surroundings:
-            return apply(*arguments)
+            return self.function(*tensors, options, *parameters)
 
     def _results(self, out: Any, bias: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         """What the module returns where more is asked for than the output, which `out` may have beside it."""

@@ -103,9 +103,6 @@ class _LayerNormLinear(torch.autograd.Function):
         return dx, grads.dgamma, grads.dbeta if needs[2] else None, *of_linear
 
 
-_run_layernorm_linear = applied(_LayerNormLinear)
-
-
 class LayerNormLinear(LinearModule):
     """y = norm(x) W^T + b, with LayerNorm or RMSNorm.
 
@@ -129,6 +126,8 @@ class LayerNormLinear(LinearModule):
     Raises:
         As `Linear`.
     """
+
+    function = staticmethod(applied(_LayerNormLinear))
 
     def __init__(
         self,
@@ -213,12 +212,8 @@ class LayerNormLinear(LinearModule):
         )
         options.sink = self._weight_sink(self.weight_names, is_first_microbatch)
         # A norm's parameter in another dtype would have to be cast in every call.
-        own = gamma is given[0] and beta is given[1] and options.sink is None
-        own = own and (plan is None or plan.override is None)
-        if own and is_first_microbatch is None and not returns_norm and output is None and input_grad is None:
-            tensors = (x, gamma, beta, weight, bias)
-            self.captured_calls.capture(options, plan, self.fp8_state.plan, tensors)
-        result = self._run_function(_run_layernorm_linear, plan, x, gamma, beta, weight, bias, options, *parameters)
+        captures = is_first_microbatch is None and gamma is given[0] and beta is given[1]
+        result = self._run_function((x, gamma, beta, weight, bias), options, parameters, captures)
         # Slices, because dynamo before PyTorch 2.12 makes a tuple of what `out, *beside = ...` makes a list of.
         results = result if isinstance(result, tuple) else (result,)
         end = len(results) - self.passes_input
@@ -230,25 +225,6 @@ class LayerNormLinear(LinearModule):
             self._calibrate(0, norms[0], weight)
             norms = ()
         return (out, *norms, *passed) if norms or passed else out
-
-    def _run_captured(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        parameters: tuple[torch.Tensor, ...],
-    ) -> Any:
-        if self.return_layernorm_output:
-            return None
-        gamma, beta = norm_parameters(self)
-        options = self.captured_calls.find(x, gamma, *[t for t in (beta, weight, bias) if t is not None])
-        if (
-            options is None
-            or options.passes_input is not self.passes_input
-            or (parameters and options.rows != self._split.weights.rows)
-        ):
-            return None
-        return _run_layernorm_linear(x, gamma, beta, weight, bias, options, *parameters)
 
     def _run_empty(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
         out = empty_result(x, self.out_features, (self.layer_norm_weight, self.layer_norm_bias, weight, bias))

@@ -10,9 +10,10 @@ import torch
 
 from te_dispatch.ops.activation import CLAMPED_SWIGLU, GATED, KINDS
 from te_dispatch.pytorch.arguments import reject_unsupported, require_choice
+from te_dispatch.pytorch.autograd.apply import applied
 from te_dispatch.pytorch.distributed.arguments import mark_divided, mark_sequence_parallel
 from te_dispatch.pytorch.modules.gemm_module import GemmModule
-from te_dispatch.pytorch.modules.layernorm_mlp_function import LayerNormMLPOptions, run_layernorm_mlp
+from te_dispatch.pytorch.modules.layernorm_mlp_function import LayerNormMLPFunction, LayerNormMLPOptions
 from te_dispatch.pytorch.modules.norm_steps import (
     NormOptions,
     add_norm_parameters,
@@ -81,6 +82,7 @@ class LayerNormMLP(GemmModule):
         As `Linear`.
     """
 
+    function = staticmethod(applied(LayerNormMLPFunction))
     gemm_count = 2
     part_names = ("fc1", "fc2")
 
@@ -174,6 +176,15 @@ class LayerNormMLP(GemmModule):
                 if self.set_parallel_mode:
                     mark_sequence_parallel(self.fc2_bias, self.sequence_parallel)
 
+    @property
+    def activation(self) -> str:
+        return self._activation
+
+    @activation.setter
+    def activation(self, value: str) -> None:
+        self._activation = value
+        self.captured_calls.forget()
+
     def extra_repr(self) -> str:
         return (
             f"hidden_size={self.hidden_size}, ffn_hidden_size={self.ffn_hidden_size}, "
@@ -187,8 +198,8 @@ class LayerNormMLP(GemmModule):
         fc1_bias = parameter(self, "fc1_bias") if self.use_bias else None
         fc2_bias = parameter(self, "fc2_bias") if self.use_bias else None
         added = None if self.return_bias else fc2_bias
-        if is_first_microbatch is None:
-            out = self._run_captured(inp, fc1_weight, fc1_bias, fc2_weight, added)
+        if is_first_microbatch is None and not self.return_layernorm_output and not self.checkpoint:
+            out = self._replayed(inp, (*norm_parameters(self), fc1_weight, fc1_bias, fc2_weight, added))
             if out is not None:
                 return self._results(out, fc2_bias) if self.return_bias or isinstance(out, tuple) else out
         if isinstance(inp, torch.Tensor) and inp.dim() == 1:
@@ -239,16 +250,10 @@ class LayerNormMLP(GemmModule):
         gamma, beta = (norm_parameter(p, x) for p in given)
         tensors = (x, gamma, beta, fc1_weight, fc1_bias, fc2_weight, fc2_bias)
         # A norm's parameter in another dtype would have to be cast in every call.
-        own = gamma is given[0] and beta is given[1] and options.sinks is None
-        if own and is_first_microbatch is None and not self.return_layernorm_output and not self.checkpoint:
-            self.captured_calls.capture(options, plan, self.fp8_state.plan, tensors)
+        captures = is_first_microbatch is None and gamma is given[0] and beta is given[1]
         if by_compiler:
-            return checkpoint(
-                lambda *given: self._run_function(run_layernorm_mlp, plan, *given, options),
-                *tensors,
-                use_reentrant=False,
-            )
-        return self._run_function(run_layernorm_mlp, plan, *tensors, options)
+            return checkpoint(lambda *given: self._run_function(given, options), *tensors, use_reentrant=False)
+        return self._run_function(tensors, options, captures=captures)
 
     def _weights_of_call(self) -> tuple[torch.Tensor, ...]:
         return parameter(self, "fc1_weight"), parameter(self, "fc2_weight")
@@ -257,21 +262,3 @@ class LayerNormMLP(GemmModule):
         """Where the gradients of both weights go, None to return them."""
         first, second = (self._weight_sink((f"fc{i}_weight",), is_first_microbatch) for i in (1, 2))
         return None if first is None or second is None else (first, second)
-
-    def _run_captured(
-        self,
-        x: torch.Tensor,
-        fc1_weight: torch.Tensor,
-        fc1_bias: torch.Tensor | None,
-        fc2_weight: torch.Tensor,
-        fc2_bias: torch.Tensor | None,
-    ) -> Any:
-        """As `LinearModule._run_captured`."""
-        if self.return_layernorm_output or self.checkpoint:
-            return None
-        gamma, beta = norm_parameters(self)
-        tensors = (gamma, beta, fc1_weight, fc1_bias, fc2_weight, fc2_bias)
-        options = self.captured_calls.find(x, *[t for t in tensors if t is not None])
-        if options is None or options.passes_input is not self.passes_input or options.kind != self.activation:
-            return None
-        return run_layernorm_mlp(x, *tensors, options)

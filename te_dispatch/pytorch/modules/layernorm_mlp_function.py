@@ -11,7 +11,6 @@ import torch
 from te_dispatch import ops
 from te_dispatch.core import scopes
 from te_dispatch.numerics.quantized import Quantized
-from te_dispatch.pytorch.autograd.apply import applied
 from te_dispatch.pytorch.autograd.scoped import in_forward_scope_as_is
 from te_dispatch.pytorch.capture.functions import Replayable, replayed
 from te_dispatch.pytorch.compile import returned, snapshot
@@ -77,6 +76,11 @@ class LayerNormMLPOptions(Replayable):
         self.calibrate = calibrate
         self.passes_input = passes_input
         self.sinks = sinks
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether a call with these options can be captured."""
+        return self.sinks is None and not self.returns_norm and not self.recomputes
 
 
 #: How many tensors are saved in front of those of the two products.
@@ -346,6 +350,3 @@ def _first_gradients(
         return dx, dw, dbias
     dx = None if x_dtype is None else dgrad(casts, dz, weight, x_dtype)
     return dx, None if weight_dtype is None else wgrad(casts, dz, operand, weight_dtype, into), dbias
-
-
-run_layernorm_mlp = applied(LayerNormMLPFunction)

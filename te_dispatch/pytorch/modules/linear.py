@@ -67,9 +67,6 @@ class _Linear(torch.autograd.Function):
         return dx, *options.gradients(needs, 1, dw, db)
 
 
-_run_linear = applied(_Linear)
-
-
 class Linear(LinearModule):
     """y = x W^T + b.
 
@@ -118,6 +115,8 @@ class Linear(LinearModule):
     """
 
     takes_quantized = True
+
+    function = staticmethod(applied(_Linear))
 
     def __init__(
         self,
@@ -190,29 +189,8 @@ class Linear(LinearModule):
             if plan.forward is not None:
                 raise ValueError(f"Linear: save_original_input=True does not go with {type(plan.recipe).__name__}")
             options.saves_input = True
-        elif (
-            options.sink is None
-            and (plan is None or plan.override is None)
-            and is_first_microbatch is None
-            and output is None
-            and input_grad is None
-        ):
-            self.captured_calls.capture(options, plan, self.fp8_state.plan, (x, weight, bias))
-        out = self._run_function(_run_linear, plan, x, weight, bias, options, *parameters)
+        out = self._run_function((x, weight, bias), options, parameters, is_first_microbatch is None)
         return arrived(out[0], out[1:], output) if isinstance(out, tuple) else out
-
-    def _run_captured(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        parameters: tuple[torch.Tensor, ...],
-    ) -> torch.Tensor | None:
-        find = self.captured_calls.find
-        options = find(x, weight) if bias is None else find(x, weight, bias)
-        if options is None or (parameters and options.rows != self._split.weights.rows):
-            return None
-        return _run_linear(x, weight, bias, options, *parameters)  # type: ignore[no-any-return]
 
     def _run_empty(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return empty_result(x, self.out_features, (weight, bias))

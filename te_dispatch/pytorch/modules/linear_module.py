@@ -15,6 +15,7 @@ from te_dispatch.pytorch.export.mode import is_in_onnx_export_mode
 from te_dispatch.pytorch.fp8.casts import Plan
 from te_dispatch.pytorch.fp8.quantized_io import Leaves
 from te_dispatch.pytorch.modules.gemm_module import GemmModule
+from te_dispatch.pytorch.modules.norm_steps import NormOptions, norm_parameters
 from te_dispatch.pytorch.modules.parameters import (
     InitMethod,
     SplitParameters,
@@ -44,6 +45,8 @@ _OUTPUT_IN_ONNX = (
 class LinearModule(GemmModule):
     """Base of the modules with one GEMM; they say in `_run` and `_run_empty` what happens to a checked input."""
 
+    #: Of the norm in front, where there is one.
+    _norm: NormOptions | None = None
     weight_names: list[str]
     bias_names: list[str]
 
@@ -119,8 +122,12 @@ class LinearModule(GemmModule):
     ) -> Any:
         adds_bias = self.use_bias and not self.return_bias
         weight, bias, parameters = self._parameters_of_call(adds_bias)
-        if is_first_microbatch is None and not fp8_output and not fp8_grad and not self.return_bias:
-            out = self._run_captured(inp, weight, bias, parameters)
+        if (
+            is_first_microbatch is None and not fp8_output and not fp8_grad
+            and not self.return_bias and not self.return_layernorm_output
+        ):  # fmt: skip
+            tensors = (weight, bias) if self._norm is None else (*norm_parameters(self), weight, bias)
+            out = self._replayed(inp, tensors, parameters)
             if out is not None:
                 return out
         if isinstance(inp, torch.Tensor) and inp.dim() == 1:
@@ -169,16 +176,6 @@ class LinearModule(GemmModule):
     ) -> Any:
         """The result, in a tuple with the norm's output (`return_layernorm_output`) and the input (`passes_input`)."""
         raise NotImplementedError
-
-    def _run_captured(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        parameters: tuple[torch.Tensor, ...],
-    ) -> Any:
-        """What the module returns for a call of a known kind; None if it is of none."""
-        return None
 
     def _run_empty(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
         """`_run` of an x without elements."""

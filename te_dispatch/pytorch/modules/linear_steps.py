@@ -79,6 +79,18 @@ class LinearOptions(Replayable):
         self.sink: WeightSink | None = None
         self.rows = rows
 
+    @property
+    def repeatable(self) -> bool:
+        """Whether a call with these options can be captured."""
+        return (
+            self.sink is None
+            and not self.saves_input
+            and not self.returns_norm
+            and self.output is None
+            and self.input_grad is None
+            and (self.plan is None or self.plan.override is None)
+        )
+
     def trained(self, needs: Sequence[bool], at: int) -> tuple[bool, bool]:
         """Whether a gradient of the weight is needed, and of the bias.
 
