@@ -57,8 +57,11 @@ test-all: $(STAMP) $(if $(NVCC),$(call cuda_stamp,$(ALL_ARCHS)))
 	$(on_cpu) $(if $(PART),--part $(PART)) $(if $(SLICE),--slice $(SLICE))
 
 # accelerate, transformers, Lightning, Megatron Core, peft, DDP and FSDP, unmodified, on te_dispatch (docs/integrations.md).
-test-integrations: $(STAMP_INTEGRATIONS)
+# Then the plugin for Transformer Engine beside its own Python, which must not be where the frameworks would find it.
+test-integrations: $(STAMP_INTEGRATIONS) $(STAMP)
 	$(VENV_INTEGRATIONS)/bin/python -m pytest -n 2 -q $(or $(TESTS),tests/integrations)
+	$(if $(TESTS),,PYTHONPATH=$(VENV_INTEGRATIONS)/transformer_engine $(BIN)/python -m pytest -q \
+		tests/compat/test_nvte_plugin_wheel.py)
 
 $(STAMP_INTEGRATIONS): tests/integrations/requirements.txt pyproject.toml \
 		backends/reference/pyproject.toml backends/torch/pyproject.toml
@@ -66,6 +69,8 @@ $(STAMP_INTEGRATIONS): tests/integrations/requirements.txt pyproject.toml \
 	$(VENV_INTEGRATIONS)/bin/python -m pip install --upgrade pip
 	$(VENV_INTEGRATIONS)/bin/python -m pip install -e ".[test]" -e ./backends/reference -e ./backends/torch \
 		-r tests/integrations/requirements.txt
+	$(VENV_INTEGRATIONS)/bin/python -m pip install --no-deps --target $(VENV_INTEGRATIONS)/transformer_engine \
+		transformer_engine==2.20.2 einops
 	touch $@
 
 cuda: $(call cuda_stamp,$(ALL_ARCHS))

@@ -26,7 +26,8 @@ class Announcements:
         chosen = decision.chosen
         assert chosen is not None
         where = decision.device.label()
-        asked_for = any(rejected.where == "policy" for rejected in decision.rejected)
+        # An oracle that nobody named is rejected by no line of a policy.
+        asked_for = any(rejected.where == "policy" and rejected.origin is not None for rejected in decision.rejected)
         if "emulated" in chosen.traits and not asked_for and self._once("emulated", chosen.id, where):
             _log.warning(
                 "%s runs emulated on %s (%s): no installed backend has a real implementation for this call; "

@@ -11,6 +11,7 @@ what each folder holds. May import: torch, `te_dispatch.ops`, `te_dispatch.core`
 from te_dispatch.pytorch.attention.dot_product import DotProductAttention
 from te_dispatch.pytorch.attention.rotary import RotaryPositionEmbedding, apply_rotary_pos_emb
 from te_dispatch.pytorch.capture.statistics import CaptureStats, capture_stats
+from te_dispatch.pytorch.constants import CPLoadBalancingStrategy
 from te_dispatch.pytorch.export import onnx_export
 from te_dispatch.pytorch.fp8.autocast import autocast, fp8_autocast, get_default_recipe
 from te_dispatch.pytorch.fp8.model_init import fp8_model_init, quantized_model_init
@@ -49,6 +50,7 @@ from te_dispatch.pytorch.tensor import (
 from te_dispatch.pytorch.tensor.quantized_tensor import QuantizedTensor
 
 __all__ = [
+    "CPLoadBalancingStrategy",
     "CaptureStats",
     "DType",
     "DotProductAttention",

@@ -12,7 +12,7 @@ import torch
 from te_dispatch.numerics.quantizers import BLOCK
 from te_dispatch.pytorch.attention.lowering import BIAS_TYPES
 from te_dispatch.pytorch.attention.masks import ATTENTION_TYPES, MASK_TYPES
-from te_dispatch.pytorch.distributed.arguments import PARALLEL_MODES
+from te_dispatch.pytorch.distributed.arguments import PARALLEL_MODES, CPLoadBalancingStrategy
 
 __all__ = [
     "MXFP8_BLOCK_SCALING_SIZE",
@@ -20,6 +20,7 @@ __all__ = [
     "AttnBiasTypes",
     "AttnMaskTypes",
     "AttnTypes",
+    "CPLoadBalancingStrategy",
     "GemmParallelModes",
     "LayerTypes",
     "dist_group_type",

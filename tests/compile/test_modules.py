@@ -210,3 +210,24 @@ def test_inductor_with_several_scaled_blocks():
 
     for name, want, got in zip(("y", "dx", "dw"), step(module), step(compiler("inductor")(module)), strict=True):
         assert torch.equal(want, got), name
+
+
+@pytest.mark.parametrize("operands", ["qqq", "qkk", "qqv", "qkq"])
+def test_attention_to_the_same_tensor(operands):
+    """As in self attention without projections."""
+    module = te.DotProductAttention(2, 8, attention_dropout=0.0, attn_mask_type="no_mask")
+    torch.manual_seed(0)
+    given = {name: torch.randn(6, 2, 2, 8, requires_grad=True) for name in sorted(set(operands))}
+
+    def step(function):
+        out = function(*(given[name] for name in operands))
+        out.sum().backward()
+        found = [out.detach(), *(x.grad for x in given.values())]
+        for x in given.values():
+            x.grad = None
+        return found
+
+    expected = step(module)
+    found = step(torch.compile(module, fullgraph=True, backend="aot_eager"))
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b)

@@ -379,8 +379,11 @@ def messages(caplog: pytest.LogCaptureFixture, word: str) -> list[str]:
     return [r.getMessage() for r in caplog.records if word in r.getMessage()]
 
 
-def test_an_emulated_choice_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    m = manager(*answers("mix", ["slow"], traits={"emulated"}))
+@pytest.mark.parametrize("oracle", [False, True])
+def test_an_emulated_choice_is_told_once(oracle: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Also beside an oracle, which no policy has to reject."""
+    judges = answers("mix", ["judge"], traits={"oracle"}) if oracle else []
+    m = manager(*answers("mix", ["slow"], traits={"emulated"}), *judges)
     with caplog.at_level(logging.WARNING, "te_dispatch"):
         for mode in ("plain", "odd", "plain"):
             m.ops.mix(T, T, mode=mode)

@@ -326,3 +326,24 @@ def test_what_inference_was_checked_for_is_checked_again() -> None:
         module.num_gqa_groups = 1
         with pytest.raises(ValueError, match="key_layer must end in"):
             module(q, k, v)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize(
+    ("given", "dtype"), [("float32", "bfloat16"), ("bfloat16", "float16"), ("float16", "bfloat16")]
+)
+def test_torch_autocast_decides_the_dtype(given: str, dtype: str, packed: bool) -> None:
+    """As for PyTorch's scaled_dot_product_attention; gradients come in the operands' own."""
+    module = made()
+    x = torch.randn(S, B, H, 3, D).to(getattr(torch, given)).requires_grad_()
+
+    def attend(x: torch.Tensor) -> torch.Tensor:
+        return module(qkv_layer=x, qkv_interleave_dim=-2) if packed else module(*x.unbind(-2))
+
+    with torch.autocast("cpu", dtype=getattr(torch, dtype)):
+        outs = [attend(x) for _ in range(2)]
+    expected = attend(x.detach().to(getattr(torch, dtype)))
+    for out in outs:
+        assert out.dtype is getattr(torch, dtype) and torch.equal(out, expected)
+    outs[0].sum().backward()
+    assert x.grad is not None and x.grad.dtype is x.dtype

@@ -96,6 +96,11 @@ def test_context_parallelism_on_one_rank(name: str, alone: Any, pair: Any) -> No
     module.set_context_parallel_group(alone, [0], None, "a2a")
     assert {part.cp_group for part in module.modules() if hasattr(part, "cp_group")} == {alone}
     module.set_context_parallel_group([alone, alone], [0], None, "a2a+p2p")
+    module.set_context_parallel_group(
+        alone, [0], None, load_balancing_strategy=te.CPLoadBalancingStrategy.NO_LOAD_BALANCE
+    )
+    with pytest.raises(TypeError, match="load_balancing_strategy must be a CPLoadBalancingStrategy, got str"):
+        module.set_context_parallel_group(alone, [0], None, "p2p", "dual_chunk_swap")
     with pytest.raises(NotImplementedError, match="cp_group of 2 ranks"):
         module.set_context_parallel_group([alone, pair], [0], None, "a2a+p2p")
     with pytest.raises(ValueError, match="cp_comm_type must be one of"):

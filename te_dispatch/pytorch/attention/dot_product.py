@@ -22,7 +22,7 @@ from te_dispatch.pytorch.attention.function import (
     attention,
     run_attention,
 )
-from te_dispatch.pytorch.attention.inputs import Operands, as_given, check_operands, gather_operands
+from te_dispatch.pytorch.attention.inputs import Operands, as_given, check_operands, gather_operands, under_autocast
 from te_dispatch.pytorch.attention.lowering import (
     AttentionMask,
     arbitrary_mask,
@@ -38,7 +38,8 @@ from te_dispatch.pytorch.attention.masks import (
     canonical_window,
     starts_bottom_right,
 )
-from te_dispatch.pytorch.attention.signature import AttentionSignatures
+from te_dispatch.pytorch.attention.signature import AttentionSignatures, Given
+from te_dispatch.pytorch.autograd.scoped import autocast_off
 from te_dispatch.pytorch.distributed.arguments import ContextParallelModule, forked, require_one_context_rank
 from te_dispatch.pytorch.fp8.saved_module import SavedModule
 from te_dispatch.pytorch.randomness import draw_rng_state
@@ -209,7 +210,8 @@ class DotProductAttention(SavedModule, ContextParallelModule):
 
         Args:
             query_layer, key_layer, value_layer: (s, b, h, d), (b, s, h, d) or (t, h, d), as the format says; key and
-                value with their own s and number of heads. float32, bfloat16 or float16.
+                value with their own s and number of heads. float32, bfloat16 or float16; under torch.autocast they
+                are cast to its dtype.
             attention_mask: True = masked out. For padding masks bool (b, 1, 1, s), padding after the tokens; cross
                 attention takes a pair (of queries, of keys). For ``arbitrary`` bool broadcastable to
                 (b, h, s_q, s_kv). Other masks do not read it.
@@ -242,7 +244,9 @@ class DotProductAttention(SavedModule, ContextParallelModule):
             reject_unsupported("DotProductAttention.forward", locals(), _UNSUPPORTED_CALL)
         if not torch.compiler.is_compiling():
             reload_changed(scopes.MANAGER)
-        given = query_layer, key_layer, value_layer, qkv_layer, kv_layer
+        given: Given = (query_layer, key_layer, value_layer, qkv_layer, kv_layer)
+        if not autocast_off():
+            given = tuple([under_autocast(x) for x in given])
         arguments = (
             qkv_interleave_dim, qkv_format, max_seqlen_q, max_seqlen_kv, attn_mask_type, window_size,
             bottom_right_diagonal, softcap, core_attention_bias_type, pad_between_seqs,

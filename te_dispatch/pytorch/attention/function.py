@@ -234,6 +234,9 @@ def attention(
     Returns:
         The output with its heads merged, (..., h * d_v); with `with_max_logit` also float32 (h,), without gradient.
     """
+    if torch.compiler.is_compiling():  # dynamo traces no Function that is given one tensor twice
+        v = v.view_as(v) if v is not None and (v is k or v is q) else v
+        k = k.view_as(k) if k is not None and k is q else k
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (q, k, v, bias, softmax_offset)):
         function = run_attention
     else:

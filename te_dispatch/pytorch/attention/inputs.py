@@ -85,6 +85,13 @@ def gather_operands(
     )
 
 
+def under_autocast(x: torch.Tensor | None) -> torch.Tensor | None:
+    """An operand in the dtype of torch.autocast, where that is on for its device."""
+    if not isinstance(x, torch.Tensor) or not torch.is_autocast_enabled(x.device.type):
+        return x
+    return plain(x).to(torch.get_autocast_dtype(x.device.type))
+
+
 def as_given(
     query: torch.Tensor | None,
     key: torch.Tensor | None,

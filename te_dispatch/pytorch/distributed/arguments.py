@@ -8,6 +8,7 @@ are refused.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -22,6 +23,17 @@ PARALLEL_MODES = (None, "column", "row")
 
 #: How ranks of a context-parallel group exchange keys and values.
 CONTEXT_COMMUNICATION = ("p2p", "all_gather", "a2a", "a2a+p2p")
+
+
+class CPLoadBalancingStrategy(enum.Enum):
+    """How ranks of a context-parallel group divide the tokens: two chunks each, from both ends; or one after the other.
+
+    On one rank it has no effect.
+    """
+
+    DUAL_CHUNK_SWAP = "dual_chunk_swap"
+    NO_LOAD_BALANCE = "no_load_balance"
+
 
 #: Arguments that are kept as attributes of the same name.
 _KEPT = ("tp_group", "parallel_mode", "set_parallel_mode", "get_rng_state_tracker", "rng_tracker_name", "ub_name")
@@ -112,14 +124,25 @@ class ContextParallelModule(ParallelModule):
     cp_group: Any = None
 
     def set_context_parallel_group(
-        self, cp_group: Any, cp_global_ranks: Any, cp_stream: Any, cp_comm_type: str = "p2p"
+        self,
+        cp_group: Any,
+        cp_global_ranks: Any,
+        cp_stream: Any,
+        cp_comm_type: str = "p2p",
+        load_balancing_strategy: CPLoadBalancingStrategy = CPLoadBalancingStrategy.DUAL_CHUNK_SWAP,
     ) -> None:
         """Set the context-parallel group of this module and its parts. On one rank, the rest has no effect.
 
         Raises:
             TypeError, ValueError: an argument that is none of its kind. NotImplementedError: several ranks.
         """
-        require_one_context_rank(f"{type(self).__name__}.set_context_parallel_group", cp_group, cp_comm_type)
+        owner = f"{type(self).__name__}.set_context_parallel_group"
+        require_one_context_rank(owner, cp_group, cp_comm_type)
+        if not isinstance(load_balancing_strategy, CPLoadBalancingStrategy):
+            raise TypeError(
+                f"{owner}: load_balancing_strategy must be a CPLoadBalancingStrategy, got "
+                f"{type(load_balancing_strategy).__name__}"
+            )
         for module in self.modules():
             if isinstance(module, ContextParallelModule):
                 module.cp_group = cp_group
