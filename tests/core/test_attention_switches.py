@@ -27,6 +27,7 @@ CALL = {"q.dtype": "bf16", "k.dtype": "bf16", "v.dtype": "bf16", "q.scaling": "n
 PACKAGES = {"cuda.flash_attention_2", "cuda.flash_attention_3", "cuda.flash_attention_4"}
 LIBRARIES = {
     "cuda.cudnn_attention", "cuda.cudnn_attention_deterministic", "cuda.cudnn_fp8_attention", "torch.sdpa_cudnn",
+    "torch.sdpa_aotriton_flash", "torch.sdpa_aotriton_efficient",
 }  # fmt: skip
 UNFUSED = {"torch.unfused_attention", "torch.varlen_attention"}
 
@@ -76,6 +77,15 @@ def test_what_megatron_sets_on_a_hopper_chip() -> None:
     assert kind(first("1", "0", "0")) == "flash"
     assert kind(first("0", "1", "0")) == "fused"
     assert kind(first("0", "0", "1")) == "unfused"
+
+
+def test_the_vendor_s_library_on_amd_is_aotriton() -> None:
+    for operator in ("attention_fwd", "attention_bwd"):
+        everything = decided({}, "amd:gfx942", operator)
+        fused = [candidate for candidate in everything if kind(candidate) == "fused"]
+        half = "_bwd" if operator == "attention_bwd" else ""
+        assert fused == [f"torch.sdpa_aotriton_{name}{half}" for name in ("flash", "efficient")]
+        assert set(everything) - set(decided({"NVTE_FUSED_ATTN": "0"}, "amd:gfx942", operator)) == set(fused)
 
 
 @pytest.mark.parametrize("release", "234")

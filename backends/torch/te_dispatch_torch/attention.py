@@ -313,8 +313,13 @@ _BATCHES = 65535
 FLASH = Kernel("sdpa_flash", True, False, _flash_forward, _flash_backward, batches=_BATCHES)
 CUDNN = Kernel("sdpa_cudnn", False, False, _cudnn_forward, _cudnn_backward, lone_query=False, batches=_BATCHES)
 EFFICIENT = Kernel("sdpa_efficient", False, True, _efficient_forward, _efficient_backward)
+# On ROCm PyTorch gives both to AOTriton. Names of their own, because there they are the vendor's library.
+AOTRITON_FLASH = FLASH._replace(name="sdpa_aotriton_flash")
+AOTRITON_EFFICIENT = EFFICIENT._replace(name="sdpa_aotriton_efficient")
 
 cpu_fwd, cpu_bwd = _forward(CPU), _backward(CPU)
 flash_fwd, flash_bwd = _forward(FLASH), _backward(FLASH)
 cudnn_fwd, cudnn_bwd = _forward(CUDNN), _backward(CUDNN)
 efficient_fwd, efficient_bwd = _forward(EFFICIENT), _backward(EFFICIENT)
+aotriton_flash_fwd, aotriton_flash_bwd = _forward(AOTRITON_FLASH), _backward(AOTRITON_FLASH)
+aotriton_efficient_fwd, aotriton_efficient_bwd = _forward(AOTRITON_EFFICIENT), _backward(AOTRITON_EFFICIENT)

@@ -207,7 +207,7 @@ def _sdpa(
 _CAPTURABLE = frozenset({"capturable", "no_host_sync"})
 _CUDA = OneOf("device.type", "cuda")
 _NOT_DETERMINISTIC = OneOf("deterministic", False)
-_MODERN = AnyOf(Compare("device.arch", ">=", "sm_80"), OneOf("device.vendor", "amd"))
+_NVIDIA, _AMD = OneOf("device.vendor", "nvidia"), OneOf("device.vendor", "amd")
 # Their causal masks start at the last column, the operator's at the first.
 _SQUARE = AnyOf(OneOf("mask", "none"), OneOf("same_seqlen", True))
 # cuDNN has no backward for one query and one key.
@@ -237,14 +237,18 @@ def _unfused(
 _ATTENTION = (
     *_sdpa("cpu", _RANK, _ON_DEVICE, {"flash"}, OneOf("device.type", "cpu"), OneOf("q.dtype", *_FLOATS)),
     *_sdpa(
-        "cudnn", _RANK, _CAPTURABLE, {"flash", "vendor_library"}, _CUDA, OneOf("device.vendor", "nvidia"),
+        "cudnn", _RANK, _CAPTURABLE, {"flash", "vendor_library"}, _CUDA, _NVIDIA,
         Compare("device.arch", ">=", "sm_90"), OneOf("q.dtype", *_HALF), _NOT_DETERMINISTIC, *_HEADS_128, _SQUARE,
         _NOT_LONE,
     ),
-    *_sdpa("flash", _RANK + 1, _CAPTURABLE, {"flash"}, _CUDA, _MODERN, OneOf("q.dtype", *_HALF), _NOT_DETERMINISTIC,
-           *_HEADS_256, _SQUARE),
-    *_sdpa("efficient", _RANK + 2, _CAPTURABLE, set(), _CUDA, OneOf("q.dtype", *_FLOATS), _NOT_DETERMINISTIC,
+    *_sdpa("flash", _RANK + 1, _CAPTURABLE, {"flash"}, _CUDA, _NVIDIA, Compare("device.arch", ">=", "sm_80"),
+           OneOf("q.dtype", *_HALF), _NOT_DETERMINISTIC, *_HEADS_256, _SQUARE),
+    *_sdpa("efficient", _RANK + 2, _CAPTURABLE, set(), _CUDA, _NVIDIA, OneOf("q.dtype", *_FLOATS), _NOT_DETERMINISTIC,
            MultipleOf("head_dim", 8)),
+    *_sdpa("aotriton_flash", _RANK + 1, _CAPTURABLE, {"flash", "vendor_library"}, _CUDA, _AMD,
+           OneOf("q.dtype", *_HALF), _NOT_DETERMINISTIC, *_HEADS_256, _SQUARE),
+    *_sdpa("aotriton_efficient", _RANK + 2, _CAPTURABLE, {"vendor_library"}, _CUDA, _AMD, OneOf("q.dtype", *_FLOATS),
+           _NOT_DETERMINISTIC, MultipleOf("head_dim", 8)),
     *_unfused("unfused_attention", _RANK + 300, _ON_DEVICE, frozenset({"plain_torch", "unfused"}), _LENGTHS_GIVEN),
     # Without max_seqlen the longest sequence is read back.
     *_unfused(

@@ -60,7 +60,10 @@ def test_signature_and_facts(implementation: Any) -> None:
 
 
 def test_pairs_share_their_saved_format() -> None:
-    for name in ("sdpa_cpu", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "unfused_attention", "varlen_attention"):
+    for name in (
+        "sdpa_cpu", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "sdpa_aotriton_flash", "sdpa_aotriton_efficient",
+        "unfused_attention", "varlen_attention",
+    ):  # fmt: skip
         halves = {i.operator: i.saved_format for i in IMPLEMENTATIONS if i.name in (name, f"{name}_bwd")}
         assert set(halves) == {"attention_fwd", "attention_bwd"} and len(set(halves.values())) == 1
 
