@@ -8,6 +8,7 @@ import itertools
 import pytest
 
 import te_dispatch
+import te_dispatch.ops  # declares the operators
 from te_dispatch.core.devices import describe_device
 from te_dispatch.core.environment import environment_layers
 from te_dispatch.core.errors import NoImplementation, PolicyError
