@@ -74,6 +74,11 @@ def _blocks_1d(x: torch.Tensor, quantizer: BlockQuantizer, draws: Draws | None) 
     return codes.flatten(1)[:, : x.shape[1]].contiguous(), scale.reciprocal().squeeze(-1).contiguous()
 
 
+def transposed(x: torch.Tensor) -> torch.Tensor:
+    """(M, K) -> (K, M) in memory of its own, also of one row, whose transpose is contiguous as it is."""
+    return x.t().clone(memory_format=torch.contiguous_format)
+
+
 def cast_blocks_2d(x: torch.Tensor, quantizer: BlockQuantizer, draws: Draws | None) -> Parts:
     """One scale per 128x128 tile, so that both copies hold the same codes."""
     matrix = as_matrix(x)
@@ -83,7 +88,7 @@ def cast_blocks_2d(x: torch.Tensor, quantizer: BlockQuantizer, draws: Draws | No
     codes = encode_(tiles * scale, quantizer.encoding, quantizer.max_value, quantizer.keeps_negative_zero, draws)
     codes = codes.flatten(2).flatten(0, 1)[: matrix.shape[0], : matrix.shape[1]].contiguous()
     scale_inv = scale.reciprocal().squeeze(3).squeeze(1).contiguous()
-    return codes.view(x.shape), codes.t().contiguous(), scale_inv, scale_inv.t().contiguous()
+    return codes.view(x.shape), transposed(codes), scale_inv, transposed(scale_inv)
 
 
 def cast_mxfp8(x: torch.Tensor, quantizer: MXFP8Quantizer, usage: str, draws: Draws | None) -> Parts:

@@ -116,7 +116,7 @@ def _cast_tensor(
     scale_inv = scale.reciprocal()
     # A product keeps its operand's strides; a record's data is contiguous.
     row = codes.contiguous() if usage != "column" else None
-    column = None if usage == "row" else codes.reshape(rows_of(tuple(x.shape)), x.shape[-1]).t().contiguous()
+    column = None if usage == "row" else blocks.transposed(codes.reshape(rows_of(tuple(x.shape)), x.shape[-1]))
     parts = (row, column, None if row is None else scale_inv, None if column is None else scale_inv)
     return _record(x, quantizer, usage, dtype, parts)
 
@@ -178,8 +178,8 @@ def transpose_quantized(x: Quantized) -> Quantized:
     """Add the column-wise copy by moving bytes."""
     checks.transpose_quantized(x)
     assert x.row_data is not None and x.row_scale_inv is not None  # checked
-    column = x.row_data.reshape(x.rows(), x.shape[-1]).t().contiguous()
-    scale = x.row_scale_inv if x.scaling == "tensor" else x.row_scale_inv.t().contiguous()
+    column = blocks.transposed(x.row_data.reshape(x.rows(), x.shape[-1]))
+    scale = x.row_scale_inv if x.scaling == "tensor" else blocks.transposed(x.row_scale_inv)
     return Quantized(
         x.row_data, column, x.row_scale_inv, scale, x.encoding, x.scaling, x.scale_layout, x.shape, x.dtype, x.device
     )

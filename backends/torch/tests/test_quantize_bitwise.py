@@ -173,6 +173,18 @@ def test_relayout_gives_scales_of_their_own_where_nothing_moves() -> None:
             assert one.untyped_storage().data_ptr() != other.untyped_storage().data_ptr()
 
 
+@pytest.mark.parametrize("shape", [(1, 64), (3, 64), (64, 1), (1, 1)])
+@pytest.mark.parametrize("q", [CurrentQuantizer(), BlockQuantizer(two_d=True)], ids=["tensor", "block_2d"])
+def test_the_two_copies_are_no_one_memory(q: CurrentQuantizer | BlockQuantizer, shape: tuple[int, int]) -> None:
+    """Of one row or column too, where a transpose is contiguous as it is."""
+    made = quantize.quantize(torch.randn(shape), q, usage="both")
+    turned = quantize.transpose_quantized(quantize.quantize(torch.randn(shape), q, usage="row"))
+    for record in (made, turned):
+        assert record.row_data.data_ptr() != record.col_data.data_ptr()
+        # One scale of a whole tensor serves both copies.
+        assert q.scaling == "tensor" or record.row_scale_inv.data_ptr() != record.col_scale_inv.data_ptr()
+
+
 def test_transpose() -> None:
     for q in (CurrentQuantizer(), BlockQuantizer(two_d=True)):
         made = quantize.quantize(torch.randn(3, 50, 130), q, usage="row")
