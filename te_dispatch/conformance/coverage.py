@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -43,6 +44,7 @@ class Operand(NamedTuple):
         shape, strides, dtype: of the one tensor that it is; None for several, as in a list or a record.
         dims: how many dimensions the tensor with most of them has.
         duplicates: whether it is a list with two floating-point tensors of the same shape, strides and dtype.
+        unequal: whether it is a list with two of other sizes.
     """
 
     shape: tuple[int, ...] | None = None
@@ -50,6 +52,7 @@ class Operand(NamedTuple):
     dtype: torch.dtype | None = None
     dims: int = 0
     duplicates: bool = False
+    unequal: bool = False
 
     @classmethod
     def of(cls, value: Any) -> Operand:
@@ -57,7 +60,8 @@ class Operand(NamedTuple):
             dims = max((tensor.dim() for _, tensor in transfer.tensors({"": value})), default=0)
             items = value if isinstance(value, list) else []
             forms = [cls.of(x) for x in items if isinstance(x, torch.Tensor) and x.is_floating_point() and x.numel()]
-            return cls(dims=dims, duplicates=len(set(forms)) < len(forms))
+            unequal = len({math.prod(one.shape or ()) for one in forms}) > 1
+            return cls(dims=dims, duplicates=len(set(forms)) < len(forms), unequal=unequal)
         return cls(tuple(value.shape), value.stride(), value.dtype, value.dim())
 
 

@@ -10,7 +10,8 @@
 | one_sign | uniform in [0.5, 1) | lost carries: sums that grow without cancelling |
 | denormal | subnormal numbers of the dtype and of FP8 | flush to zero |
 | zeros | +0 and -0 | signs of zero, division by an amax of 0 |
-| nan, inf | normal, with a share of NaN, or of Inf of both signs | special values made finite, amax of NaN |
+| nan | normal, with a share of NaN, the largest elements beside them | NaN made finite, or lost with what is beside |
+| inf | normal, with a share of Inf of both signs | Inf made finite |
 | ties | exact midpoints between neighbouring FP8 codes | rounding away instead of to even, truncation |
 | saturation | around the largest finite FP8 values | overflow to NaN or Inf |
 | cancelling | x, -x in turn, with a remainder 2^-10 as large | sums whose terms are far larger than the result |
@@ -115,7 +116,15 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generato
 
 def _nan(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
     x = torch.randn(shape, generator=generator)
-    return _sprinkled(x, torch.full(shape, torch.nan).copysign(_signs(shape, generator).float()), generator)
+    x = _sprinkled(x, torch.full(shape, torch.nan).copysign(_signs(shape, generator).float()), generator)
+    flat = x.view(-1)
+    places = flat.isnan().nonzero().view(-1)
+    # The largest elements are beside NaN: the other one of a pair, or another of four or eight, which are what kernels
+    # load and compare together. In one tensor always the same.
+    beside = places ^ (1, 2, 1, 4)[flat.numel() % 4]
+    beside = beside[beside < flat.numel()]
+    flat[beside] = torch.where(flat[beside].isnan(), flat[beside], flat[beside].sign() * 8.0)
+    return x
 
 
 def _inf(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:

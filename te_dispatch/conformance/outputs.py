@@ -7,11 +7,13 @@ for a plain tensor, and ``argument:quantizer.amax`` for an argument that the ope
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
+from te_dispatch.conformance.memory import overlapping
 from te_dispatch.conformance.subject import Subject
 from te_dispatch.conformance.transfer import tensors
 from te_dispatch.core.operator import Operator
@@ -136,3 +138,26 @@ def _words(value: Any) -> str:
     if isinstance(value, (tuple, str)) or value is None:
         return repr(value) if not hasattr(value, "_fields") else type(value).__name__
     return repr(value) if isinstance(value, Quantized) else type(value).__name__
+
+
+def shared_memory(results: Mapping[str, torch.Tensor], arguments: Mapping[str, Any], expected_form: Any) -> str | None:
+    """Which result lies in memory of an argument's, where the shape function does not say so: whoever writes to the one
+    (the next update of a quantizer's scale, say) changes the other."""
+    given = dict(tensors(dict(arguments)))
+    meant = [tensor for _, tensor in tensors(expected_form)]
+    for path, result in results.items():
+        for name, argument in given.items():
+            if overlapping(result, argument) and not any(overlapping(argument, tensor) for tensor in meant):
+                return f"{path} is no memory of its own but {name}, and follows every change of it"
+    return _same_twice(results)
+
+
+def _same_twice(results: Mapping[str, torch.Tensor]) -> str | None:
+    """Two results of a call that are one tensor. A record's two copies may be: of one row they hold the same bytes, and
+    one scale serves both."""
+    for (path, one), (other_path, other) in itertools.combinations(results.items(), 2):
+        record, _, name = path.rpartition(".")
+        copies = name.startswith("row_") and other_path == (f"{record}." if record else "") + f"col_{name[4:]}"
+        if one.numel() and other.numel() and one.data_ptr() == other.data_ptr() and not copies:
+            return f"{path} and {other_path} are one memory"
+    return None

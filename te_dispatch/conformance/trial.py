@@ -14,7 +14,7 @@ from te_dispatch.conformance.case import Case
 from te_dispatch.conformance.forwards import NotClaimed, complete
 from te_dispatch.conformance.maker import Maker
 from te_dispatch.conformance.oracle import Oracle
-from te_dispatch.conformance.outputs import named_results
+from te_dispatch.conformance.outputs import ARGUMENT, differing_form, named_results, shared_memory, wrong_label
 from te_dispatch.conformance.rules import Finding, Rule, judge
 from te_dispatch.conformance.space import Arguments, Judged, Space, Values, find
 from te_dispatch.conformance.subject import Claim, Subject
@@ -164,6 +164,28 @@ class Trial:
         """The oracle's results by path, on the host. Computed once per case, whichever implementation asks."""
         return self.oracle.results(self.space, self.case, self.arguments)
 
+    def expected_form(self, arguments: Mapping[str, Any]) -> Any:
+        """What the operator's shape function says of a call."""
+        operator = self.subject.operator
+        return operator.shape(**dict(zip(operator.signature.parameters, self.subject.positional(arguments))))
+
+    def require_form(self, result: Any, arguments: Mapping[str, Any], expected: Any) -> None:
+        """See that a result is what `expected_form` says, labels included, and memory of its own.
+
+        Raises:
+            Failure: it is not.
+        """
+        difference = differing_form(result, expected)
+        if difference is not None:
+            raise Failure(f"not what the shape function says: {difference}")
+        mislabelled = wrong_label(result, self.subject)
+        if mislabelled is not None:
+            raise Failure(mislabelled)
+        made = {path: x for path, x in self.results(result, arguments).items() if not path.startswith(ARGUMENT)}
+        shared = shared_memory(made, arguments, expected)
+        if shared is not None:
+            raise Failure(shared)
+
     def judge(
         self,
         result: Any,
@@ -180,6 +202,7 @@ class Trial:
             Failure: a result is missing, or not as it must be.
             KitError: the kit cannot tell.
         """
+        self.require_form(result, arguments, self.expected_form(arguments))
         actual = {path: tensor.detach().cpu() for path, tensor in self.results(result, arguments).items()}
         expected = self.expected()
         if actual.keys() != expected.keys():

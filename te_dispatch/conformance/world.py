@@ -78,6 +78,12 @@ def _common() -> tuple[Setting, ...]:
             Setting(f"torch.backends.cuda.{name}_sdp_enabled", *_attention(name))
             for name in ("flash", "mem_efficient", "math", "cudnn")
         ),
+        *(
+            (Setting("the CPUs that the thread may run on", lambda: os.sched_getaffinity(0), _set_affinity),)
+            if hasattr(os, "sched_getaffinity")
+            else ()
+        ),
+        Setting("how often Python switches threads", sys.getswitchinterval, sys.setswitchinterval),
         Setting("Python's garbage collection", gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
         Setting("the working directory", os.getcwd, os.chdir),
         Setting("the environment's variables", lambda: dict(os.environ), _set_environment, False, imported=True),
@@ -103,6 +109,10 @@ def _common() -> tuple[Setting, ...]:
             for name in names
         ),
     )  # fmt: skip
+
+
+def _set_affinity(cpus: set[int]) -> None:
+    os.sched_setaffinity(0, cpus)
 
 
 def _modes() -> tuple[int, int]:

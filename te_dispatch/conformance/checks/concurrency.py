@@ -23,8 +23,8 @@ from te_dispatch.torch_private import sleep
 
 #: As many as the cases that they call on.
 THREADS = 4
-#: Threads that PyTorch's operations on the CPU are given: one less than a power of two divides no work evenly.
-COUNTS = (2, 7)
+#: Threads that PyTorch's operations on the CPU are given: one beside a power of two divides no work evenly.
+COUNTS = (2, 7, 17)
 #: Times that all threads start together, and calls of each every time.
 ROUNDS, CALLS = 3, 4
 #: Owners of functions during which nothing is computed.

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch.nn import Parameter
 
 from te_dispatch.conformance import arranging
 from te_dispatch.conformance.arranging import Allocate, Arranged, Chosen, Plan
@@ -235,13 +236,17 @@ def _equal_everywhere(names: tuple[str, ...]) -> Callable[[Arguments], Arguments
 
 
 def tracked(trial: Trial) -> None:
-    """Operands that require gradients, as a module's do where no gradients are recorded, and where they are; and
-    operands of inference mode."""
+    """Operands that require gradients, as a module's do where no gradients are recorded, and where they are; operands
+    that are parameters; and those of inference mode."""
     memory = trial.subject.operator.memory
-    for recording in (False, True):
+    for recording, leaf in (
+        (False, torch.Tensor.requires_grad_),
+        (True, torch.Tensor.requires_grad_),
+        (False, Parameter),
+    ):
         plain = trial.on_device()
         trial.claim(plain)
-        read = {n: _leaves(v) if memory.get(n) in (ANY, ROWS) or _scaled(v) else v for n, v in plain.items()}
+        read = {n: _leaves(v, leaf) if memory.get(n) in (ANY, ROWS) or _scaled(v) else v for n, v in plain.items()}
         leaves = {n: v for n, v in read.items() if memory.get(n) in (ANY, ROWS)}
         before = _of_autograd(leaves)
         with torch.set_grad_enabled(recording):
@@ -273,13 +278,17 @@ def _require_untouched(arguments: Arguments, required: Mapping[str, bool]) -> No
             raise Failure(f"{path} has a gradient, which nobody asked for")
 
 
-def _leaves(value: Any) -> Any:
-    """Tensors of floats require gradients, and scales of quantizers; records have none."""
+def _leaves(value: Any, leaf: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Tensors of floats require gradients, and scales of quantizers; records have none.
+
+    Args:
+        leaf: makes a tensor require one.
+    """
     if isinstance(value, (list, tuple)):
-        return type(value)(_leaves(item) for item in value)
+        return type(value)(_leaves(item, leaf) for item in value)
     if _scaled(value):
-        return dataclasses.replace(value, scale=value.scale.requires_grad_())
-    return value.requires_grad_() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+        return dataclasses.replace(value, scale=leaf(value.scale))
+    return leaf(value) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
 
 def _scaled(value: Any) -> bool:

@@ -8,6 +8,7 @@ where a kernel writes new data, or one scale, into the same memory.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import sys
 import time
@@ -26,6 +27,7 @@ from te_dispatch.conformance.subject import Subject
 from te_dispatch.conformance.transfer import mapped, moved, options, tensors
 from te_dispatch.conformance.trial import Failure, Trial
 from te_dispatch.core.errors import Declined
+from te_dispatch.core.memory import ANY
 from te_dispatch.numerics.quantized import Quantized
 
 #: Seeds among which data of the same options are looked for.
@@ -87,6 +89,35 @@ def same_memory(trial: Trial) -> None:
             name: _refilled(there.get(name), value) for name, value in moved(other.arguments(), trial.device).items()
         }
         call_again(other, refilled, "in the same lists and records, which hold other tensors now: ")
+
+
+def restrided(trial: Trial) -> None:
+    """Calls on the same memory through the transposes of its square operands, one after the other."""
+    there = moved(trial.arguments(), trial.device)
+    call_again(trial, there, "")
+    square = [name for name in _any_strides(trial.subject) if isinstance(there.get(name), torch.Tensor)]
+    square = [name for name in square if there[name].is_floating_point() and _is_square(tuple(there[name].shape))]
+    if not square:
+        trial.notes.append("no operand is square")
+    same = trial.with_axes(trial.case.values)  # the same data under other names
+    for name in square:
+        other = same.with_values(f"transposed_{name}", functools.partial(_transposed, name, True))
+        call_again(other, _transposed(name, False, there), f"through the transpose of {name}: ")
+    call_again(trial, there, "behind calls through transposes: ")
+
+
+def _is_square(shape: tuple[int, ...] | None) -> bool:
+    return shape is not None and len(shape) > 1 and shape[-1] == shape[-2] > 1
+
+
+def _any_strides(subject: Subject) -> list[str]:
+    return [name for name, form in subject.operator.memory.items() if form == ANY]
+
+
+def _transposed(name: str, copied: bool, given: Arguments) -> Arguments:
+    """With an operand's transpose in its place: a view, or a copy."""
+    view = given[name].mT
+    return {**given, name: view.contiguous() if copied else view}
 
 
 def _holds_tensors(value: Any) -> bool:
@@ -298,6 +329,18 @@ def keepable(subject: Subject, space: Space) -> str | None:
     return "operands are views of one tensor, as an argument promises" if space.views else anywhere(subject, space)
 
 
+def _may_be_square(subject: Subject, space: Space) -> str | None:
+    if subject.operator.backward:
+        return "a backward reads what its forward made of its other operands"
+    if space.views:
+        return "operands are views of one tensor, as an argument promises"
+    return None if _any_strides(subject) else "no operand may have any strides"
+
+
+def _shows_square(subject: Subject, space: Space, operands: Mapping[str, Operand]) -> bool:
+    return any(name in operands and _is_square(operands[name].shape) for name in _any_strides(subject))
+
+
 def _turns(subject: Subject, space: Space) -> str | None:
     return None if space.turned is not None else "no integers say where operands lie"
 
@@ -317,6 +360,9 @@ CHECKS = (
     Check(
         "same_memory", same_memory, keepable, 1, 3, "the same memory with other contents, or other scales alone",
         of_forms=True,
+    ),
+    Check(
+        "restrided", restrided, _may_be_square, 0, 2, "the same memory through other strides", shows=_shows_square,
     ),
     Check("turned", turned, _turns, 1, 4, "the same memory with other groups or sequences", shows=_can_turn),
     Check("many_calls", many_calls, anywhere, 0, 1, "the results of late calls, and what calls leave behind"),

@@ -4,6 +4,7 @@ objects as in an earlier call."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import time
 from collections.abc import Iterator
@@ -23,6 +24,8 @@ from te_dispatch.core.memory import ANY, ROWS
 
 #: Seconds after which no further call is made: interpreted kernels take seconds each.
 _BUDGET_S = 4.0
+#: Objects that are made to find a place again.
+_PLACES = 50
 #: What options that are fractions are multiplied with. A cache may be keyed by one that was rounded.
 _FACTORS = {"half": 0.5, "slightly other": 1.0 - 2.0**-6}
 
@@ -33,6 +36,7 @@ def renewed(trial: Trial) -> None:
     there = moved(given, trial.device)
     call_again(trial, there, "")
     until = time.monotonic() + _BUDGET_S
+    gone: dict[str, int] = {}
     for other, what in _others(trial, given):
         if time.monotonic() > until:
             trial.notes.append(f"not all operands and options were renewed, which took {_BUDGET_S:g} s")
@@ -41,12 +45,29 @@ def renewed(trial: Trial) -> None:
         kept = {name for name, value in fresh.items() if name in given and _equal(value, given[name])}
         if not any(any(True for _ in tensors({name: fresh[name]})) for name in kept):
             continue
-        mixed = {name: there[name] if name in kept else moved(value, trial.device) for name, value in fresh.items()}
+        mixed = {
+            name: there[name] if name in kept else _placed(moved(value, trial.device), gone.get(name))
+            for name, value in fresh.items()
+        }
+        gone = {name: id(value) for name, value in mixed.items() if name not in kept}
         try:
             call_again(other, mixed, f"with {what}, and the other tensors of an earlier call: ")
         except (NotClaimed, Declined):
             continue
+        finally:
+            del mixed
     call_again(trial, there, "behind calls with other operands and options: ")
+
+
+def _placed(value: Any, address: int | None) -> Any:
+    """A quantizer in the place of one that is gone, whose id it then has, where Python gives that place out again."""
+    if address is None or not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return value
+    spare: list[Any] = []
+    while id(value) != address and len(spare) < _PLACES:
+        spare.append(value)
+        value = dataclasses.replace(value)
+    return value
 
 
 def _equal(one: Any, other: Any) -> bool:

@@ -44,12 +44,25 @@ def shared(trial: Trial) -> None:
         shared = {name: given[first_of.get(name, name)] for name in given}
         return shared | {name: _firsts(given[name]) for name in lists}
 
-    other = trial.with_values("shared", change)
-    arguments = other.on_device()
-    other.claim(arguments)
-    result = other.call(arguments)
-    synchronize(other)
-    other.judge(result, arguments)
+    _judge(trial.with_values("shared", change))
+
+
+def parts(trial: Trial) -> None:
+    """The items of a list are parts of one tensor that begin where it begins."""
+    given = trial.arguments()
+    lists = [name for name in _lists(trial.subject, trial.space) if Operand.of(given.get(name)).unequal]
+    if not lists:
+        trial.notes.append("no list has items of several sizes")
+        return
+    _judge(trial.with_values("parts", lambda given: given | {name: _parts(given[name]) for name in lists}))
+
+
+def _judge(trial: Trial) -> None:
+    arguments = trial.on_device()
+    trial.claim(arguments)
+    result = trial.call(arguments)
+    synchronize(trial)
+    trial.judge(result, arguments)
 
 
 def _read(subject: Subject) -> tuple[str, ...]:
@@ -67,6 +80,21 @@ def _firsts(items: list[Any]) -> list[Any]:
     found: dict[Operand, torch.Tensor] = {}
     numbers = [isinstance(x, torch.Tensor) and x.is_floating_point() for x in items]
     return [found.setdefault(Operand.of(x), x) if known else x for x, known in zip(items, numbers)]
+
+
+def _parts(items: list[Any]) -> list[Any]:
+    """The list with each floating-point tensor replaced by the first elements of the largest one of its dtype, which
+    begin at the same address."""
+    numbers = [x for x in items if isinstance(x, torch.Tensor) and x.is_floating_point() and x.is_contiguous()]
+    largest: dict[torch.dtype, torch.Tensor] = {}
+    for x in sorted(numbers, key=torch.Tensor.numel):
+        largest[x.dtype] = x
+    made = {
+        id(x): largest[x.dtype].view(-1)[: x.numel()].view(x.shape)
+        for x in numbers
+        if 0 < x.numel() < largest[x.dtype].numel()
+    }
+    return [made.get(id(x), x) for x in items]
 
 
 def _first_of(subject: Subject, space: Space, operands: Mapping[str, Operand]) -> dict[str, str]:
@@ -99,4 +127,17 @@ def _applies(subject: Subject, space: Space) -> str | None:
     return movable(subject, space) if _read(subject) else "reads no operand"
 
 
-CHECKS = (Check("shared", shared, _applies, 1, 2, "one tensor as several operands", of_forms=True, shows=_can_share),)
+def _has_lists(subject: Subject, space: Space) -> str | None:
+    parameters = subject.operator.parameters
+    takes = any(member.depth for name in _lists(subject, space) for member in parameters[name].members)
+    return movable(subject, space) if takes else "reads no list"
+
+
+def _can_be_parts(subject: Subject, space: Space, operands: Mapping[str, Operand]) -> bool:
+    return any(operands[name].unequal for name in _lists(subject, space) if name in operands)
+
+
+CHECKS = (
+    Check("shared", shared, _applies, 1, 2, "one tensor as several operands", of_forms=True, shows=_can_share),
+    Check("parts", parts, _has_lists, 0, 2, "parts of one tensor as the items of a list", shows=_can_be_parts),
+)

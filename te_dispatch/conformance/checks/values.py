@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +14,7 @@ import torch
 
 from te_dispatch.conformance.checks import Check, anywhere
 from te_dispatch.conformance.memory import GuardedMemory, overlapping, same_bits, unwritten
-from te_dispatch.conformance.outputs import ARGUMENT, differing_form, wrong_label
+from te_dispatch.conformance.outputs import ARGUMENT
 from te_dispatch.conformance.space import Arguments
 from te_dispatch.conformance.transfer import mapped, tensors
 from te_dispatch.conformance.trial import Failure, Trial
@@ -91,7 +90,7 @@ def _call(trial: Trial, poison: int, run: Callable[..., Any]) -> tuple[Any, Argu
     with GuardedMemory(poison) as memory:
         arguments = _guarded(trial, arguments, memory)
         versions = _versions(arguments)
-        expected_form = trial.subject.operator.shape(**_all(trial, arguments))
+        expected_form = trial.expected_form(arguments)
         try:
             result, watched = run(trial.device, functools.partial(_watched, trial, arguments))
         except Declined as declined:
@@ -103,12 +102,7 @@ def _call(trial: Trial, poison: int, run: Callable[..., Any]) -> tuple[Any, Argu
         overruns = memory.overruns()
     if overruns:
         raise Failure("; ".join(overruns))
-    difference = differing_form(result, expected_form)
-    if difference is not None:
-        raise Failure(f"not what the shape function says: {difference}")
-    mislabelled = wrong_label(result, trial.subject)
-    if mislabelled is not None:
-        raise Failure(mislabelled)
+    trial.require_form(result, arguments, expected_form)
     state = arguments.get("rng_state")
     if isinstance(state, torch.Tensor) and any(overlapping(x, state) for x in _saved(result)):
         raise Failure("saved holds the caller's rng_state, which moves on: a backward is given its own")
@@ -123,9 +117,6 @@ def _call(trial: Trial, poison: int, run: Callable[..., Any]) -> tuple[Any, Argu
     if given:
         raise Failure(f"{given[0]} was given a gradient: operators are below autograd")
     made = _made(trial.results(result, arguments))
-    shared = _shared_memory(made, arguments, expected_form)
-    if shared is not None:
-        raise Failure(shared)
     unguarded = watched.unfilled(made)
     if unguarded is not None:
         raise Failure(f"{unguarded} was written into memory that did not come from te_dispatch.ops.alloc.empty")
@@ -165,29 +156,6 @@ def _guarded(trial: Trial, arguments: Arguments, memory: GuardedMemory) -> Argum
     }
 
 
-def _shared_memory(results: Mapping[str, torch.Tensor], arguments: Mapping[str, Any], expected_form: Any) -> str | None:
-    """Which result lies in memory of an argument's, where the shape function does not say so: whoever writes to the one
-    (the next update of a quantizer's scale, say) changes the other."""
-    given = dict(tensors(dict(arguments)))
-    meant = [tensor for _, tensor in tensors(expected_form)]
-    for path, result in results.items():
-        for name, argument in given.items():
-            if overlapping(result, argument) and not any(overlapping(argument, tensor) for tensor in meant):
-                return f"{path} is no memory of its own but {name}, and follows every change of it"
-    return _same_twice(results)
-
-
-def _same_twice(results: Mapping[str, torch.Tensor]) -> str | None:
-    """Two results of a call that are one tensor. A record's two copies may be: of one row they hold the same bytes, and
-    one scale serves both."""
-    for (path, one), (other_path, other) in itertools.combinations(results.items(), 2):
-        record, _, name = path.rpartition(".")
-        copies = name.startswith("row_") and other_path == (f"{record}." if record else "") + f"col_{name[4:]}"
-        if one.numel() and other.numel() and one.data_ptr() == other.data_ptr() and not copies:
-            return f"{path} and {other_path} are one memory"
-    return None
-
-
 def _reused_memory(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> str | None:
     """Which result of a call lies in memory that the call before gave out, and that is still in use."""
     for path, result in other.items():
@@ -199,10 +167,6 @@ def _reused_memory(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Te
 
 def _made(results: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {path: tensor for path, tensor in results.items() if not path.startswith(ARGUMENT)}
-
-
-def _all(trial: Trial, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    return dict(zip(trial.subject.operator.signature.parameters, trial.subject.positional(arguments)))
 
 
 def synchronize(trial: Trial) -> None:

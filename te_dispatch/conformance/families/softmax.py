@@ -15,7 +15,7 @@ from te_dispatch.conformance.space import Arguments, Axis, Judged, Space, Values
 
 _SHAPES = (
     "2x16x16", "1x1x1", "1x7x127", "3x129x33", "2x3x15x17", "1x128x128", "2x17x129", "4x1x1031", "1x1031x1", "40x16",
-    "1x4x4099", "0x4x8", "2x0x8", "2x4x0",
+    "1x4x4099", "2x2x3x4x5", "0x4x8", "2x0x8", "2x4x0",
 )  # fmt: skip
 #: More rows than 16 bits count, in either dimension; columns beyond a block's registers and shared memory; many heads;
 #: columns that vectors and tiles divide.

@@ -20,6 +20,7 @@ from te_dispatch_faulty import (
     conduct,
     corners,
     draws,
+    elsewhere,
     forms,
     mixed,
     narrow,
@@ -326,7 +327,7 @@ _CONDUCT = (
 
 _TABLES = (
     sizes, operands, special, secondary, state, draws, options, narrow, paths, rare, surroundings, usage, clauses,
-    corners, unseen, tiles, rounding, mixed, callers, remains, between, plans,
+    corners, unseen, tiles, rounding, mixed, callers, remains, between, plans, elsewhere,
 )  # fmt: skip
 
 FAULTS: tuple[Fault, ...] = (

@@ -1,0 +1,140 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Faults that the plain call of a case does not show: they need a tuple for a list, one tensor given twice, a
+parameter, more threads or dimensions, other strides on the same memory, a quantizer in the place of a dead one; or they
+leave the thread otherwise than they found it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any
+
+import torch
+
+from te_dispatch_faulty.binding import Call
+from te_dispatch_faulty.fault import Fault
+from te_dispatch_faulty.spoiling import Memory, operand, remembering, rows_of, spoil, table
+
+
+def _as_given(call: Call) -> Any:
+    """Gives its results in a tuple where parts are given in one."""
+    made = call.sound()
+    return tuple(made) if isinstance(call["splits"], tuple) else made
+
+
+def _one_product_twice(call: Call) -> Any:
+    """Makes a product once that is asked for twice."""
+    made = call.sound()
+    if call["out"] is not None or call["splits"] is not None:
+        return made
+    bias, seen = call["bias"], {}
+    for i, (a, b) in enumerate(zip(call["a"], call["b"])):
+        key = (id(a), id(b), None if bias is None else id(bias[i]))
+        made[i] = made[seen.setdefault(key, i)]
+    return made
+
+
+def _pins(call: Call) -> Any:
+    """Binds the calling thread to one CPU, as OpenMP's runtimes may, and leaves it there."""
+    made = call.sound()
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    return made
+
+
+def _eight_threads(call: Call) -> Any:
+    """Has partial sums for 8 threads."""
+    made = call.sound()
+    if torch.get_num_threads() > 8 and made.dgamma.numel() and rows_of(call["x"]) > 8:
+        spoil(made.dgamma)
+    return made
+
+
+def _no_parameters(call: Call) -> Any:
+    """Knows tensors by their class alone."""
+    for name in ("a", "b", "bias"):
+        if isinstance(call[name], torch.nn.Parameter):
+            raise TypeError(f"{name}: {type(call[name]).__name__}, expected a torch.Tensor")
+    return call.sound()
+
+
+def _one_mask_for_all(call: Call) -> Any:
+    """Indexes the mask of x's last four dimensions: of five, the first one's first item serves all."""
+    mask = call["mask"]
+    if mask is None or mask.dim() < 5 or mask.shape[0] < 2:
+        return call.sound()
+    return call.sound(mask=mask[:1].expand(mask.shape))
+
+
+def _beside_nan(call: Call) -> Any:
+    """Compares 16-bit numbers in pairs, and leaves out a pair that holds a NaN."""
+    x = call["x"]
+    if x.dtype == torch.float32 or not x.isnan().any():
+        return call.sound()
+    flat = x.detach().reshape(-1).clone()
+    even = flat[: flat.numel() // 2 * 2].view(-1, 2)
+    even[even.isnan().any(1)] = 0
+    return call.sound(x=flat)
+
+
+def _without_strides(call: Call, memory: Memory) -> Any:
+    """Keeps a packed copy of the last b by its memory, shape and bytes, and not by its strides."""
+    b = operand(call, "b")
+    if b is None or b.is_inference() or not b.numel():
+        return call.sound()
+    key = (b.untyped_storage()._cdata, b.data_ptr(), tuple(b.shape), b.dtype)
+    with torch.inference_mode(False), torch.no_grad():
+        image = _image(b)
+        kept = memory.kept.get(key)
+        if kept is not None and kept[1].device == b.device and torch.equal(kept[0], image):
+            return call.sound(b=kept[1].clone())
+        memory.kept.clear()
+        memory.kept[key] = (image, b.detach().clone(memory_format=torch.contiguous_format))
+    return call.sound()
+
+
+def _once_for_an_address(call: Call) -> Any:
+    """Sums each address once in a call: of two parts that begin at one place, the second has the first one's sum."""
+    seen: dict[int, torch.Tensor] = {}
+    return call.sound(tensors=[seen.setdefault(x.data_ptr(), x) if x.numel() else x for x in call["tensors"]])
+
+
+def _image(b: torch.Tensor) -> torch.Tensor:
+    """The bytes of the memory that a tensor is in, from its first element to its last."""
+    storage = b.untyped_storage()
+    whole = torch.empty(0, dtype=torch.uint8, device=b.device).set_(storage, 0, (storage.nbytes(),), (1,))
+    first = b.storage_offset() * b.element_size()
+    last = first + (sum((size - 1) * stride for size, stride in zip(b.shape, b.stride())) + 1) * b.element_size()
+    return whole[first:last].clone()
+
+
+def _by_id(call: Call, memory: Memory) -> Any:
+    """Keeps a cast's options by the quantizer's id, which another one has when that is gone."""
+    quantizer = call["quantizer"]
+    names = [name for name in ("epsilon", "power_of_two") if hasattr(quantizer, name)]
+    if not names:
+        return call.sound()
+    key = (id(quantizer), quantizer.kind, quantizer.encoding)
+    kept = memory.kept.setdefault(key, {name: getattr(quantizer, name) for name in names})
+    if all(getattr(quantizer, name) == kept[name] for name in names):
+        return call.sound()
+    return call.sound(quantizer=dataclasses.replace(quantizer, **kept))
+
+
+FAULTS: tuple[Fault, ...] = (
+    *table("split_quantize", {"returns_a_tuple_for_one": ("returns a tuple where splits are one", _as_given)}),
+    *table("grouped_gemm", {"makes_one_product_once": (
+        "returns one product twice for operands that are given twice", _one_product_twice)}, on="grouped_matmul"),
+    *table("moe_unpermute_bwd", {"leaves_its_thread_pinned": ("leaves its thread bound to one CPU", _pins)}),
+    *table("rmsnorm_bwd", {"sums_in_eight_threads": ("has partial sums for 8 threads", _eight_threads)}),
+    *table("gemm", {
+        "refuses_parameters": ("refuses torch.nn.Parameter", _no_parameters),
+        "keeps_a_weight_without_strides": (
+            "keeps a weight by its memory and shape, and not by strides", remembering(_without_strides)),
+    }, on="matmul"),
+    *table("softmax_fwd", {"takes_the_first_of_five_dimensions": (
+        "takes the first item of a mask of five dimensions", _one_mask_for_all)}),
+    *table("multi_tensor_l2norm", {"sums_an_address_once": (
+        "takes list items that begin at one address for one tensor", _once_for_an_address)}),
+    *table("compute_amax", {"leaves_out_what_is_beside_nan": ("leaves out a 16-bit number beside a NaN", _beside_nan)}),
+    *table("quantize", {"keeps_options_by_id": ("keeps options by a quantizer's id", remembering(_by_id))}),
+)  # fmt: skip
