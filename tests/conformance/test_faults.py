@@ -47,7 +47,7 @@ RAISING = (
     "raises_unexpectedly", "raises_system_exit", "reads_what_others_do_not_save", "serves_one_thread_at_a_time",
     "product_refuses_weights_that_require_gradients", "refuses_inputs_that_require_gradients",
     "partial_cast_raises_assertions", "layernorm_raises_runtime_errors",
-    "activation_gradient_refuses_nan_in_anomaly_mode",
+    "activation_gradient_refuses_nan_in_anomaly_mode", "refuses_parameters",
 )  # fmt: skip
 _ERROR = re.compile(r"(.* too: )?\w+(Error|Exception|Exit): ")
 

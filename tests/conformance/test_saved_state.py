@@ -85,7 +85,7 @@ def test_a_forward_that_saves_its_quantizer_s_scale_itself(monkeypatch: pytest.M
         saved = arguments["saved"]
         factor = saved.scale / saved.at if isinstance(saved, _Late) else 1.0
         made = right.call(arguments)
-        return made._replace(dv=made.dv * factor) if isinstance(made.dv, torch.Tensor) else made
+        return made._replace(dv=(made.dv * factor).to(made.dv.dtype)) if isinstance(made.dv, torch.Tensor) else made
 
     _with_forward(monkeypatch, late)
     with pytest.raises(Failure, match="behind a forward whose scales moved on: dv"):

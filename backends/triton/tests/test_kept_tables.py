@@ -29,7 +29,7 @@ def stream(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     monkeypatch.setattr(kept_tables, "_capturing", lambda: False)
     monkeypatch.setattr(launch, "_raw_stream", lambda index: current[0])
     for tables in (training._ADAM, training._NORMS, training._SCALES, training._SCALES_IN_PLACE):
-        monkeypatch.setattr(tables, "_kinds", {})
+        monkeypatch.setattr(tables, "_kinds", kept_tables.BoundedDict(kept_tables._KINDS))
     monkeypatch.setattr(scales, "_updates", {})
     yield current
     alloc.set_allocator(None)
