@@ -27,7 +27,7 @@ from te_dispatch.ops.composites import quantize as _quantize  # noqa: F401
 def parameters(operator: str) -> Mapping[str, Parameter]:
     """The parameters of an operator by name, in the order of its signature.
 
-    For host code that keeps something for each kind of call: they say of what its keys must be made.
+    For host code that caches results per call signature: its keys are made of these.
 
     Raises:
         KeyError: there is no such operator.

@@ -75,7 +75,7 @@ def _blocks_1d(x: torch.Tensor, quantizer: BlockQuantizer, draws: Draws | None) 
 
 
 def transposed(x: torch.Tensor) -> torch.Tensor:
-    """(M, K) -> (K, M) in memory of its own, also of one row, whose transpose is contiguous as it is."""
+    """The transpose of a matrix as a contiguous copy; ``.t().contiguous()`` is a view for one row or column."""
     return x.t().clone(memory_format=torch.contiguous_format)
 
 

@@ -176,7 +176,7 @@ def test_relayout_gives_scales_of_their_own_where_nothing_moves() -> None:
 @pytest.mark.parametrize("shape", [(1, 64), (3, 64), (64, 1), (1, 1)])
 @pytest.mark.parametrize("q", [CurrentQuantizer(), BlockQuantizer(two_d=True)], ids=["tensor", "block_2d"])
 def test_the_two_copies_are_no_one_memory(q: CurrentQuantizer | BlockQuantizer, shape: tuple[int, int]) -> None:
-    """Of one row or column too, where a transpose is contiguous as it is."""
+    """Also for one row or column, whose transpose is contiguous without a copy."""
     made = quantize.quantize(torch.randn(shape), q, usage="both")
     turned = quantize.transpose_quantized(quantize.quantize(torch.randn(shape), q, usage="row"))
     for record in (made, turned):

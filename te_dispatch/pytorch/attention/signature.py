@@ -57,7 +57,7 @@ class AttentionSignature:
         )
 
     def made(self) -> AttentionCall:
-        """The call to make: as it was captured, or to be captured now; as it is where it cannot be replayed."""
+        """The call to run: the captured one; else the plain one, which is captured now if possible."""
         if not self.grad:
             STATISTICS.hits += 1  # nothing is left between the module and the operator
         elif not unwatched():
@@ -115,7 +115,7 @@ class AttentionSignatures(SignatureCache):
         return None
 
     def made(self, operands: Given, arguments: Any, call: AttentionCall) -> AttentionCall:
-        """The call to make for a new signature, which is added if it can tell what the call comes to."""
+        """The call to run for a new signature, which is added where its guard can identify later calls."""
         STATISTICS.misses[reason_of_miss()] += 1
         if any(x is not None and x.__class__ not in PLAIN for x in operands) or not self.admits():
             return call

@@ -35,7 +35,7 @@ MAX_SIGNATURES = 64
 #: Of so many calls that a full cache does not hold, one is captured: where there are more signatures than are kept,
 #: capturing each of them costs more than it saves.
 _MISSES_PER_CAPTURE = 8
-#: Of an optional tensor: without the Python call that a comprehension or a lambda would be, for every call of a module.
+#: Whether an optional tensor was given. A C function, because a comprehension is one more Python call on the hot path.
 _given = functools.partial(operator.is_not, None)
 
 
