@@ -65,8 +65,7 @@ def main() -> None:
     dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=folder[0])
 
     resumed, its_optimizer = sharded(device, seed=1)
-    with te.autocast(recipe=RECIPE):  # makes room for the scales that are to be read
-        weights, moments = get_state_dict(resumed, its_optimizer)
+    weights, moments = get_state_dict(resumed, its_optimizer)
     state = {"model": weights, "optimizer": moments}
     dcp.load(state, checkpoint_id=folder[0])
     set_state_dict(resumed, its_optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])

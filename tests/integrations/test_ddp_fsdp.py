@@ -161,8 +161,7 @@ def _resumed(wrap: Callable[[Any], torch.nn.Module], rank: int) -> None:
 
         model = wrap(_model(seed=1))
         optimizer = _optimizer(model)
-        with te.fp8_autocast(enabled=True, fp8_recipe=recipe):  # makes room for the scales that are to be read
-            weights, moments = get_state_dict(model, optimizer)
+        weights, moments = get_state_dict(model, optimizer)
         state = {"model": weights, "optimizer": moments}
         dcp.load(state, checkpoint_id=where[0])
         set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])

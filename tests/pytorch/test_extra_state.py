@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 import io
 import json
 import pickle
@@ -97,21 +98,96 @@ def test_torch_save_reads_back_without_pickle() -> None:
     _assert_same(model, other)
 
 
-def test_distributed_checkpoints_fill_a_model_that_never_ran(tmp_path: Path) -> None:
-    """Under an autocast: what is read into a state_dict needs room there."""
+@pytest.mark.parametrize("under_autocast", (False, True))
+def test_distributed_checkpoints_fill_a_model_that_never_ran(under_autocast: bool, tmp_path: Path) -> None:
+    """Its entries are empty, or under an autocast have the room that the recipe needs."""
     model, other = _trained(), _model()
     dcp.save(model.state_dict(), checkpoint_id=tmp_path)
-    with te.autocast(recipe=RECIPE):
+    with te.autocast(enabled=under_autocast, recipe=RECIPE):
         state = other.state_dict()
     dcp.load(state, checkpoint_id=tmp_path)
     other.load_state_dict(state)
     _assert_same(model, other)
+    assert torch.equal(_step(model), _step(other))
 
 
-def test_distributed_checkpoints_without_room_are_an_error(tmp_path: Path) -> None:
-    dcp.save(_trained().state_dict(), checkpoint_id=tmp_path)
-    with pytest.raises(BaseException, match=r"Size mismatch.*_extra_state"):
-        dcp.load(_model().state_dict(), checkpoint_id=tmp_path)
+def test_distributed_checkpoints_of_models_that_never_ran(tmp_path: Path) -> None:
+    """What is saved is an empty tensor, which a plain one can take."""
+    model = _model()
+    dcp.save(model.state_dict(), checkpoint_id=tmp_path / "fresh")
+    plain = {key: torch.empty(0, dtype=torch.uint8) for key in _entries(model)}
+    dcp.load(plain, checkpoint_id=tmp_path / "fresh")
+    state = model.state_dict()
+    dcp.load(state, checkpoint_id=tmp_path / "fresh")
+    model.load_state_dict(state)
+    assert not any(len(entry) for entry in _entries(model).values())
+
+
+@pytest.mark.parametrize("record", RECORDED["modules"], ids=lambda record: record["class"])
+def test_distributed_checkpoints_of_transformer_engine_fill_a_model(record: dict[str, Any], tmp_path: Path) -> None:
+    def made() -> torch.nn.Module:
+        linear = record["class"] == "Linear"
+        return te.Linear(32, 48, device="cpu") if linear else te.LayerNormMLP(32, 64, device="cpu")
+
+    expected, layer = made(), made()
+    saved = {**expected.state_dict(), "_extra_state": _bytes(base64.b64decode(record["bytes"]))}
+    expected.load_state_dict(saved)
+    dcp.save(saved, checkpoint_id=tmp_path)
+    state = layer.state_dict()
+    dcp.load(state, checkpoint_id=tmp_path)
+    layer.load_state_dict(state)
+    assert all(torch.equal(entry, expected.state_dict()[key]) for key, entry in layer.state_dict().items())
+
+
+def test_distributed_checkpoints_that_were_read_can_be_saved_again(tmp_path: Path) -> None:
+    """By whatever saves tensors: an entry that was filled has the bytes of the one that was saved."""
+    model = _trained()
+    dcp.save(model.state_dict(), checkpoint_id=tmp_path / "first")
+    state = _model().state_dict()
+    dcp.load(state, checkpoint_id=tmp_path / "first")
+    dcp.save(state, checkpoint_id=tmp_path / "second")
+    torch.save(state, tmp_path / "state.pt")
+    again = _model().state_dict()
+    dcp.load(again, checkpoint_id=tmp_path / "second")
+    for found in (again, copy.deepcopy(state), torch.load(tmp_path / "state.pt", weights_only=True)):
+        other = _model()
+        other.load_state_dict(found)
+        assert all(torch.equal(value, other.state_dict()[key]) for key, value in model.state_dict().items())
+
+
+def test_distributed_checkpoints_are_staged(tmp_path: Path) -> None:
+    """`async_save` copies the state_dict first, empty entries with it."""
+    model, state = _model(), _model().state_dict()
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        dcp.async_save(model.state_dict(), checkpoint_id=tmp_path).result()
+    finally:
+        torch.distributed.destroy_process_group()
+    dcp.load(state, checkpoint_id=tmp_path)
+    assert not any(model.load_state_dict(state))
+
+
+def test_an_empty_entry_is_a_plain_empty_tensor_for_everything_else() -> None:
+    entry = te.Linear(32, 48, device="cpu").get_extra_state()
+    assert entry.shape == (0,) and entry.size(0) == 0 and len(entry) == 0 and entry.dtype == torch.uint8
+    copies = entry.clone(), copy.deepcopy(entry), entry.new_empty(entry.size()), torch.cat((entry, entry))
+    assert all(type(made) is torch.Tensor and made.shape == (0,) for made in copies)
+    file = io.BytesIO()
+    torch.save({"_extra_state": entry}, file)
+    file.seek(0)
+    assert type(torch.load(file, weights_only=True)["_extra_state"]) is torch.Tensor
+
+
+def test_a_damaged_entry_of_a_distributed_checkpoint_is_an_error(tmp_path: Path) -> None:
+    saved = _trained().state_dict()
+    key = next(key for key, entry in saved.items() if key.endswith("_extra_state") and len(entry))
+    saved[key] = saved[key].clone()
+    saved[key][9:40] = ord("x")
+    dcp.save(saved, checkpoint_id=tmp_path)
+    state = _model().state_dict()
+    dcp.load(state, checkpoint_id=tmp_path)
+    with pytest.raises(RuntimeError, match="its header cannot be read"):
+        _model().load_state_dict(state)
 
 
 def test_reading_a_state_under_an_autocast_changes_none_that_there_is() -> None:

@@ -11,8 +11,9 @@ Start with `autocast`, then `casts`. The modules by what they are about:
                      of many at once; `amax_reduction` over ranks
     a module's part  `module_state`: `Fp8State`, all that quantized calls of one module need and leave, and how a call
                      begins; it holds `module_scales` (delayed scaling) and `weight_cache`. `extra_state` is the format
-                     in checkpoints, `saved_module` and `asking_module` are what modules have of it, `state_views` shows
-                     it under Transformer Engine's names
+                     in checkpoints, `empty_entry` what one of a module without states is, `saved_module` and
+                     `asking_module` are what modules have of it, `state_views` shows it under Transformer Engine's
+                     names
     recomputation    `regions`: what a checkpointed forward leaves for its recomputation
 
 May import `te_dispatch.common`, `te_dispatch.ops`, `te_dispatch.core`, `te_dispatch.numerics`, and of

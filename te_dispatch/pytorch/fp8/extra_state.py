@@ -46,15 +46,8 @@ _ROOM = 2048
 _LONGEST_HEADER = 1 << 20
 
 
-def empty() -> torch.Tensor:
-    """The entry of a module that has nothing to save."""
-    return torch.empty(0, dtype=torch.uint8)
-
-
 def encoded(states: States) -> torch.Tensor:
     """States as bytes; equal states give equal bytes."""
-    if not states:
-        return empty()
     header: dict[str, Any] = {"__metadata__": {"format": _FORMAT, "version": _VERSION}}
     data: list[torch.Tensor] = []
     start = 0
@@ -107,6 +100,20 @@ def _tensor(described: Mapping[str, Any], data: torch.Tensor) -> torch.Tensor:
     if described["dtype"] != "F32" or not 0 <= start <= stop <= len(data):
         raise ValueError(f"a tensor of {described['dtype']} at {start}..{stop} of {len(data)} bytes")
     return data[start:stop].clone().view(torch.float32).reshape(described["shape"])
+
+
+def trimmed(entry: torch.Tensor) -> torch.Tensor:
+    """The entry at the start of `entry`, which has zeros behind it; an empty one where there are zeros only."""
+    if is_ours(entry):
+        start = 8 + _length(entry)
+        try:
+            header = json.loads(_bytes(entry[8:start]))
+            ends = [part["data_offsets"][1] for name, part in header.items() if name != "__metadata__"]
+            return entry[: start + max(ends)]
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return entry  # damaged: `decoded` says how
+    used = entry.nonzero()  # a pickle ends with the code that stops it, which is none
+    return entry[: int(used[-1]) + 1 if len(used) else 0]
 
 
 def is_ours(entry: torch.Tensor) -> bool:

@@ -12,6 +12,7 @@ from te_dispatch.common.recipe import DelayedScaling
 from te_dispatch.pytorch.fp8 import extra_state
 from te_dispatch.pytorch.fp8.amax_reduction import Origin
 from te_dispatch.pytorch.fp8.delayed_scales import DelayedScales, StateError
+from te_dispatch.pytorch.fp8.empty_entry import EmptyEntry, received
 
 #: Of states that were saved as dicts.
 _DICT_FORMAT = 1
@@ -86,10 +87,10 @@ class ModuleScales:
                 scales.move(device)
 
     def encoded(self) -> torch.Tensor:
-        """The states as bytes (`te_dispatch.pytorch.fp8.extra_state`), an empty tensor before their first use."""
+        """The states as bytes (`te_dispatch.pytorch.fp8.extra_state`), an `EmptyEntry` before their first use."""
         live = self.live()
         if "forward" not in live or "backward" not in live:
-            live = {}  # before the first use, or in the middle of one that was interrupted
+            return EmptyEntry()  # before the first use, or in the middle of one that was interrupted
         return extra_state.encoded({name: scales.as_data() for name, scales in live.items()})
 
     def load(self, state: Any, device: torch.device | None) -> bool:
@@ -108,7 +109,7 @@ class ModuleScales:
                 scale of 0. Nothing is changed then.
         """
         where = f"{self.module}: extra state"
-        saved = _decoded(state, self._gemm_count, where)
+        saved = _decoded(received(state), self._gemm_count, where)
         if not saved:
             return False
         unknown = [name for name in saved if name not in self._counts]

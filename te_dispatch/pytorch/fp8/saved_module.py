@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from te_dispatch.pytorch.fp8 import extra_state
 from te_dispatch.pytorch.fp8.delayed_scales import StateError
+from te_dispatch.pytorch.fp8.empty_entry import EmptyEntry, received
 
 _log = logging.getLogger("te_dispatch")
 
@@ -22,11 +22,12 @@ class SavedModule(torch.nn.Module):
     """
 
     def get_extra_state(self) -> torch.Tensor:
-        """Nothing, as an empty tensor of bytes."""
-        return extra_state.empty()
+        """Nothing, as an empty tensor of bytes (`te_dispatch.pytorch.fp8.empty_entry`)."""
+        return EmptyEntry()
 
     def set_extra_state(self, state: Any) -> None:
         """Take what `get_extra_state` gives; warn of what Transformer Engine saves for FP8 attention."""
+        state = received(state)
         if isinstance(state, torch.Tensor) and state.numel():
             _log.warning(
                 "%s has no delayed-scaling state; the one in the checkpoint has no effect", type(self).__name__

@@ -80,8 +80,9 @@ class GemmModule(SavedModule, WeightGradModule, ParallelModule, AskingModule, St
     def get_extra_state(self) -> torch.Tensor:
         """The delayed-scaling state as bytes (`te_dispatch.pytorch.fp8.extra_state`), empty before its first use.
 
-        Under an `autocast` with delayed scaling the state is made where there is none yet, so that what reads a
-        checkpoint into the tensors of a state_dict finds room for it.
+        `torch.distributed.checkpoint` reads a state of any size into an empty one. Under an `autocast` with delayed
+        scaling the state is made where there is none yet: what else reads a checkpoint into the tensors of a
+        state_dict finds room for it then.
         """
         scales, state, device = self.fp8_state.scales, current_state(), self._device()
         delayed = state is not None and state.enabled and isinstance(state.recipe, DelayedScaling)
