@@ -1,7 +1,8 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
 """The environment variables that Transformer Engine reads again whenever it chooses attention.
 
-Programs set them after the first call, as Megatron does before it builds a model. All other variables are read once.
+Programs set them after the first call, as Megatron does before it builds a model. All other variables are read once,
+and again where there are more or fewer than there were: one that is new may be an ``NVTE_*`` to warn of.
 """
 
 from __future__ import annotations
@@ -18,16 +19,22 @@ NAMES = (*ATTENTION_SWITCHES, *PACKAGE_SWITCHES, FUSED_BACKEND, NONDETERMINISTIC
 
 
 def values() -> tuple[Any, ...]:
-    """What they are set to, in a form that is good for comparisons alone: os.environ's own table, where CPython has one
-    on this system, gives it in a tenth of the time of `os.environ.get`, and every call of attention asks."""
+    """How many variables there are and what these are set to, in a form that is good for comparisons alone.
+
+    os.environ's own table, where CPython has one on this system, gives it in a tenth of the time of `os.environ.get`,
+    and every call of attention asks.
+    """
     if os.environ is not _environ or _table is None:
-        return tuple(os.environ.get(name) for name in NAMES)
+        return len(os.environ), *(os.environ.get(name) for name in NAMES)
     get = _table.get
-    return get(_FLASH), get(_FUSED), get(_UNFUSED), get(_V2), get(_V3), get(_V4), get(_BACKEND), get(_NONDETERMINISTIC)
+    return (
+        len(_table), get(_FLASH), get(_FUSED), get(_UNFUSED), get(_V2), get(_V3), get(_V4), get(_BACKEND),
+        get(_NONDETERMINISTIC),
+    )  # fmt: skip
 
 
 def reload_changed(manager: OpManager) -> None:
-    """`OpManager.reload_environment`, where one of them has changed since the environment was read.
+    """`OpManager.reload_environment`, where `values` has changed since the environment was read.
 
     Raises:
         PolicyError: a value that cannot be read; at every call, until it is corrected.

@@ -392,3 +392,17 @@ def test_switches_that_are_set_later_act_from_the_next_call_on(monkeypatch: pyte
     assert call() == "torch.unfused_attention"
     monkeypatch.undo()
     assert call() == "torch.sdpa_cpu"
+
+
+def test_a_variable_that_is_set_later_and_does_nothing_is_warned_of_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    attention, q = DotProductAttention(2, 32), torch.randn(16, 1, 2, 32)
+    attention(q, q, q)
+    with caplog.at_level("WARNING", "te_dispatch"):
+        monkeypatch.setenv("NVTE_SET_LATER", "1")
+        attention(q, q, q)
+        monkeypatch.setenv("OF_ANOTHER_PROGRAM", "1")
+        attention(q, q, q)
+    said = [record.getMessage() for record in caplog.records if "NVTE_" in record.getMessage()]
+    assert len(said) == 1 and said[0].startswith("NVTE_SET_LATER=1 has no effect")
