@@ -24,6 +24,7 @@
 | square_underflow | squares below fp32's subnormals (fp16: below its own) | lost deviations, divisions by 0 |
 | huge | 2^-24 .. 2^-10 of the dtype's largest (fp16: 2^10 .. 2^15) | 0 times an overflow in a saturated function |
 | late | normal, but for 2^-14 as large before the last 16 rows, or elements of a vector | long sums that end early |
+| last_columns | normal, but for 2^-10 as large outside the last 16 columns | maxima over rows that end early |
 | special_rows | rows in turn: normal; one NaN; one Inf; one -Inf; all -Inf | special values that leave their row |
 | half_infinite | one half of every row is -Inf, in turn | running maxima that start with nothing but -Inf |
 | tiny | multiples of 2^-24 below 2^-14: fp16's subnormals, in any dtype | subnormals that are none of fp32's |
@@ -219,6 +220,13 @@ def _late(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator
     return x
 
 
+def _last_columns(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    x = torch.randn(shape, generator=generator)
+    if shape:
+        x[..., :-16] *= 2.0**-10
+    return x
+
+
 def _special_rows(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
     x = torch.randn(shape, generator=generator)
     if not shape or not x.numel():
@@ -281,6 +289,7 @@ KINDS: dict[str, Fill] = {
     "square_underflow": _between(-84, -80, -14, -13),
     "huge": _between(104, 118, 10, 15),
     "late": _late,
+    "last_columns": _last_columns,
     "special_rows": _special_rows,
     "half_infinite": _half_infinite,
     "tiny": _tiny,

@@ -153,11 +153,10 @@ def shared_memory(results: Mapping[str, torch.Tensor], arguments: Mapping[str, A
 
 
 def _same_twice(results: Mapping[str, torch.Tensor]) -> str | None:
-    """Two results of a call that are one tensor. A record's two copies may be: of one row they hold the same bytes, and
-    one scale serves both."""
+    """Two results of a call that are one tensor. One scale may serve both copies of a record."""
     for (path, one), (other_path, other) in itertools.combinations(results.items(), 2):
         record, _, name = path.rpartition(".")
-        copies = name.startswith("row_") and other_path == (f"{record}." if record else "") + f"col_{name[4:]}"
-        if one.numel() and other.numel() and one.data_ptr() == other.data_ptr() and not copies:
+        scales = name == "row_scale_inv" and other_path == (f"{record}." if record else "") + "col_scale_inv"
+        if one.numel() and other.numel() and one.data_ptr() == other.data_ptr() and not scales:
             return f"{path} and {other_path} are one memory"
     return None

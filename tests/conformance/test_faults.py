@@ -48,6 +48,7 @@ RAISING = (
     "product_refuses_weights_that_require_gradients", "refuses_inputs_that_require_gradients",
     "partial_cast_raises_assertions", "layernorm_raises_runtime_errors",
     "activation_gradient_refuses_nan_in_anomaly_mode", "refuses_parameters",
+    "asks_for_equal_leading_dimensions",
 )  # fmt: skip
 _ERROR = re.compile(r"(.* too: )?\w+(Error|Exception|Exit): ")
 

@@ -147,7 +147,9 @@ def backward_rules(judged: Judged) -> Mapping[str, Rule]:
 _PLAINEST = {"params": "default", "record": "none", "cast": "none", "beside": "no", "dbias": "no"}
 _KINDS_OF_VALUES = ("normal", "spread", "outlier", "one_sign", "denormal", "zeros", "saturation")
 #: ``at_limits``, which level smoke leaves out: many elements are where a clamp begins, and where relu's gradient jumps.
-_VALUES = Axis("values", (*_KINDS_OF_VALUES, "at_limits", "nan"), (*_KINDS_OF_VALUES, "nan"))
+_VALUES = Axis("values", (*_KINDS_OF_VALUES, "at_limits", "last_columns", "nan"), (*_KINDS_OF_VALUES, "nan"))
+#: More than 1,024 and 16,384 columns.
+_WIDE = ("131x1031", "3x16411")
 
 _X = (
     Axis("kind", KINDS, ("gelu", "swiglu", "relu", "clamped_swiglu")),
@@ -208,6 +210,11 @@ register(
         batch=_half,
         together=(("kind", "dtype", "out"), ("kind", "cast", "usage")),
         within=(_UNCAST,),
+        # An amax is that of all columns.
+        fixed=tuple(
+            {"shape": shape, "cast": cast, "values": "last_columns"}
+            for shape in _WIDE for cast in ("delayed", "current")
+        ),
     ),
     Space(
         "activation_bwd",

@@ -143,9 +143,17 @@ def operand_shapes(m: int, n: int, k: int, layout: str) -> tuple[tuple[int, int]
     return ((k, m) if layout[0] == "T" else (m, k)), ((n, k) if layout[1] == "T" else (k, n))
 
 
-def _led(shape: tuple[int, int], lead: str) -> tuple[int, ...]:
+#: How the operands of a product lead: with one dimension each, with two, or one of a product that contracts them.
+LEADS = ("1", "2", "of_a", "of_b")
+
+
+def lead_valid(values: Values) -> bool:
+    return values["lead"] in ("1", "2") or values["layout"] == "TN"
+
+
+def _led(shape: tuple[int, int], lead: bool) -> tuple[int, ...]:
     """With two leading dimensions instead of one: 3 of them where that divides."""
-    if lead == "1":
+    if not lead:
         return shape
     first = 3 if shape[0] % 3 == 0 else 1
     return (first, shape[0] // first, shape[1])
@@ -176,11 +184,12 @@ def pair(shapes: Sequence[tuple[int, ...]], values: Values, maker: Maker) -> tup
 
 
 def plain_operands(values: Values, maker: Maker) -> Arguments:
-    layout = values["layout"]
-    shapes = [_led(shape, values.get("lead", "1")) for shape in operand_shapes(*sizes(values), layout)]
+    layout, lead = values["layout"], values.get("lead", "1")
+    flat = operand_shapes(*sizes(values), layout)
+    shapes = [_led(shape, lead in ("2", of)) for shape, of in zip(flat, ("of_a", "of_b"))]
     a, b = pair(shapes, values, maker)
-    if values.get("lead", "1") != "1" and layout != "TN":
-        b = b.reshape(shapes[1][0] * shapes[1][1], shapes[1][2])  # a weight
+    if layout != "TN":
+        b = b.reshape(flat[1])  # a weight
     return {"a": a, "b": b, "layout": layout}
 
 
@@ -212,8 +221,10 @@ def _plain(values: Values, maker: Maker) -> Arguments:
     return add_options(plain_operands(values, maker), values, maker)
 
 
-def _plain_valid(values: Values) -> bool:
-    return values["values"] != "log_uniform" or values["dtype"] == "fp16"
+_plain_valid = every(
+    lead_valid,
+    lambda values: values["values"] != "log_uniform" or values["dtype"] == "fp16",
+)
 
 
 def _half(arguments: Arguments) -> Arguments:
@@ -255,6 +266,7 @@ def add_epilogue(arguments: Arguments, values: Values, encoding: str, maker: Mak
 
 
 epilogue_valid = every(
+    lambda values: "lead" not in values or lead_valid(values),
     lambda values: not values["cast"].startswith(("aux-", "both-")) or values["epilogue"] in ("gelu", "dgelu"),
     lambda values: values["cast"] == "none" or values["cast"].startswith("aux-") or values["out"] == "new",
 )
@@ -288,7 +300,7 @@ register(
             DTYPE,
             LAYOUT,
             Axis("shape", SHAPES, _SMOKE_SHAPES, once=LARGE),
-            Axis("lead", ("1", "2")),
+            Axis("lead", LEADS),
             Axis("alpha", ("1", "-0.5", "1.7", "0")),
             Axis("bias", BIAS),
             Axis("out", ("new", "given", "added")),
@@ -314,7 +326,7 @@ register(
             Axis("epilogue", ("gelu", "dgelu", "bgrad_b", "bgrad_a")),
             LAYOUT,
             Axis("shape", SHAPES[:-4] + ("0x8x16", "8x16x0"), ("31x37x41", "128x128x127"), once=LARGE),
-            Axis("lead", ("1", "2")),
+            Axis("lead", LEADS),
             Axis("alpha", ("1", "0.125")),
             Axis("bias", BIAS),
             Axis("out", ("new", "given", "added")),

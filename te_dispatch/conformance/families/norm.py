@@ -27,11 +27,15 @@ _FINITE = (
     "normal", "spread", "outlier", "one_sign", "denormal", "zeros", "cancelling", "far_mean", "constant", "opposite",
     "large_squares", "square_underflow",
 )  # fmt: skip
+#: More than 4,096, 8,192 and 65,536 columns: an amax is that of all of them.
+_WIDE = ("2x4099", "4x8200", "1x70001")
 #: Values of which rstd has a cube beyond fp32 where eps is 0: 2^-44 times normal ones, which fp16 does not hold.
 _SMALL = "small"
 #: Those whose squares do not, and special values: without a cast, whose scale would tell of the rows beside them.
 _UNCAST = ("square_overflow", "special_rows")
 _CASTS = ("none", *CASTS)
+#: Casts with one amax of the whole tensor.
+_WHOLE = ("delayed", "current")
 
 
 def _weights(values: Values, maker: Maker, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -186,18 +190,19 @@ def _of(operator: str, *own: Axis) -> None:
         Axis("common", ("no", "yes")),
         Axis("usage", ("row", "both", "column")),
         Axis("with_y", ("no", "yes")),
-        Axis("values", (*_FINITE, "nan", *_UNCAST), ("normal", "one_sign", "outlier")),
+        Axis("values", (*_FINITE, "last_columns", "nan", *_UNCAST), ("normal", "one_sign", "outlier")),
     )
-    narrow = (*options[:-1], Axis("values", ("normal", "outlier", "cancelling", "far_mean")))
+    narrow = (*options[:-1], Axis("values", ("normal", "last_columns", "outlier", "cancelling", "far_mean")))
+    cast_wide = tuple({"shape": shape, "cast": cast, "values": "last_columns"} for shape in _WIDE for cast in _WHOLE)
     register(
         Space(
             f"{operator}_fwd", "plain", common + options, _forward, forward_rules, _forward_valid, batch=_half,
-            within=({"cast": "none"},),
+            within=({"cast": "none"},), fixed=cast_wide,
         ),
         # Not widened: the sum is rounded to x's dtype before it is normalized.
         Space(
             f"{operator}_fwd", "residual", (*common, Axis("residual", ("yes",)), *narrow), _forward, forward_rules,
-            _forward_valid, widen=False, within=({"cast": "none"},),
+            _forward_valid, widen=False, within=({"cast": "none"},), fixed=cast_wide,
             serves=lambda arguments: arguments.get("residual") is not None,
         ),
         Space(

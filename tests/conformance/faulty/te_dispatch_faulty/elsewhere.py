@@ -120,13 +120,37 @@ def _by_id(call: Call, memory: Memory) -> Any:
     return call.sound(quantizer=dataclasses.replace(quantizer, **kept))
 
 
+def _amax_of_4096(call: Call) -> Any:
+    """Records the amax of 4,096 columns of what it casts."""
+    amax = getattr(call["quantizer"], "amax", None)
+    if amax is None or call["x"].shape[-1] <= 4096:
+        return call.sound()
+    before = amax.detach().clone()
+    made = call.sound()
+    y = call.sound(quantizer=None, out_dtype=torch.float32).y
+    with torch.no_grad():
+        amax.detach().copy_(torch.maximum(before, y[..., :4096].abs().nan_to_num(0.0, posinf=torch.inf).max().view(1)))
+    return made
+
+
+def _equal_leading(call: Call) -> Any:
+    """Asks for equal leading dimensions where they are contracted; the contract flattens them."""
+    a, b = call["a"], call["b"]
+    if call["layout"] == "TN" and a.shape[:-1] != b.shape[:-1]:
+        raise ValueError(f"b must have the leading dimensions {tuple(a.shape[:-1])}, got {tuple(b.shape[:-1])}")
+    return call.sound()
+
+
 FAULTS: tuple[Fault, ...] = (
     *table("split_quantize", {"returns_a_tuple_for_one": ("returns a tuple where splits are one", _as_given)}),
     *table("grouped_gemm", {"makes_one_product_once": (
         "returns one product twice for operands that are given twice", _one_product_twice)}, on="grouped_matmul"),
     *table("moe_unpermute_bwd", {"leaves_its_thread_pinned": ("leaves its thread bound to one CPU", _pins)}),
+    *table("rmsnorm_fwd", {"amax_of_4096_columns": ("records the amax of 4,096 columns", _amax_of_4096)}),
     *table("rmsnorm_bwd", {"sums_in_eight_threads": ("has partial sums for 8 threads", _eight_threads)}),
     *table("gemm", {
+        "asks_for_equal_leading_dimensions": (
+            "refuses operands whose contracted dimensions lead differently", _equal_leading),
         "refuses_parameters": ("refuses torch.nn.Parameter", _no_parameters),
         "keeps_a_weight_without_strides": (
             "keeps a weight by its memory and shape, and not by strides", remembering(_without_strides)),
