@@ -104,7 +104,7 @@ class Comparison:
     def _shape(self, arguments: Arguments) -> Any:
         """The form that the result must have: an implementation may say it itself (scales in a layout of its own)."""
         operator = self._subject.operator
-        own = self._manager.declared(self._subject.id, "output_shape")
+        own = self._manager.functions.declared(self._subject.id, "output_shape")
         return (own or operator.shape)(**arguments)
 
     def save(self, path: str, finding: str, policy: str) -> None:

@@ -104,7 +104,7 @@ class Subject:
 
     def call(self, arguments: Mapping[str, Any]) -> Any:
         """Run it. Arguments that are left out have their defaults."""
-        return self.manager.bound(self.operator, self.id)(*self.positional(arguments))
+        return self.manager.functions.bound(self.operator, self.id)(*self.positional(arguments))
 
     def companion(self, candidate: str) -> Subject:
         """The subject of an implementation of this operator's companion."""

@@ -135,7 +135,7 @@ class Trial:
             Failure: it does not, whether it returned or raised.
         """
         # What an import changes is not the call's.
-        self.subject.manager.bound(self.subject.operator, self.subject.id)
+        self.subject.manager.functions.bound(self.subject.operator, self.subject.id)
         world, before = World(self.device), dict(transfer.described(arguments))
         try:
             return self.subject.call(arguments)

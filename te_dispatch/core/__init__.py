@@ -10,7 +10,7 @@ A call goes through these modules, in this order:
 4. `resolve` decides, as one pure function of operator, call, device (`devices`), policy (`policy`) and registry. It
    returns a `decision` with every candidate and the reason for its place (`eligibility`, `requirements`,
    `companions`, `composition`).
-5. `bind` imports the winner and compares its signature with the operator's.
+5. `bind` imports the winner and compares its signature with the operator's; `functions` keeps it.
 6. The implementation runs. `errors.Declined`, raised before anything is written, hands the call to the next candidate.
 
 Start with `resolve`. Beside that path: `plan` freezes decisions, `planning` decides a module's calls without making

@@ -88,7 +88,7 @@ class Bindings:
 
     def declared(self, candidate: str, field: str) -> Callable[..., Any] | None:
         """See `OpManager.declared`."""
-        return self.manager.declared(candidate, field)
+        return self.manager.functions.declared(candidate, field)
 
     def inside(self, process: ProcessLayers, layers: tuple[Policy, ...], observer: Observer | None) -> Bindings | None:
         """The bindings of a scope that is entered in one of these; None where equal scopes may share theirs.

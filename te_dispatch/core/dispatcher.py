@@ -154,8 +154,7 @@ class Dispatcher:
 
     def part(self, accepted: Accepted) -> Callable[..., Any]:
         """An implementation that takes every argument by position, as eager calls make use of it."""
-        bound = self.manager.bound(self.operator, accepted.id)
-        return self._sample(accepted.id, self.manager.checked(self.operator, accepted.id, bound))
+        return self._sample(accepted.id, self.manager.implementation(self.operator, accepted.id))
 
     def _sample(self, candidate: str, bound: Callable[..., Any]) -> Callable[..., Any]:
         """An implementation, behind a countdown to the next call that is compared where the policy asks for it."""

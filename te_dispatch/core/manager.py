@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 from te_dispatch.core import codegen
 from te_dispatch.core.announcements import Announcements
 from te_dispatch.core.atomic import assign
-from te_dispatch.core.bind import callable_of, import_declared, import_target, load
+from te_dispatch.core.bind import import_target
 from te_dispatch.core.bindings import Bindings, Observer
 from te_dispatch.core.decision import Decision
 from te_dispatch.core.devices import is_imitation, is_traced, probe_backends
-from te_dispatch.core.errors import BindError, DispatchError
+from te_dispatch.core.errors import DispatchError
 from te_dispatch.core.facts import UNKNOWN, DeviceFacts, FactValue
-from te_dispatch.core.failures import on_request, traceback_text
+from te_dispatch.core.functions import Functions
 from te_dispatch.core.hooks import HOOKS
 from te_dispatch.core.importing import refuse_while_importing, released
 from te_dispatch.core.layers import ProcessLayers, Sources
@@ -34,7 +34,7 @@ from te_dispatch.core.mirror import Mirror
 from te_dispatch.core.operator import OPERATORS, Operator
 from te_dispatch.core.policy import Policy
 from te_dispatch.core.process_devices import ProcessDevices
-from te_dispatch.core.results import checked, checking_results
+from te_dispatch.core.results import checking_results
 from te_dispatch.core.scope import Scope
 from te_dispatch.core.shadow import Shadows
 from te_dispatch.core.snapshot import Snapshot
@@ -50,9 +50,6 @@ _managers: weakref.WeakSet[OpManager] = weakref.WeakSet()
 
 #: How many bindings are kept for the next scope, or the next `set_policy`, that asks for the same.
 _KEPT = 128
-
-#: Manifest field -> the attribute that stood for it in API version 1, where the name is another.
-_ATTRIBUTES = {"plan": "prepared"}
 
 
 class OpManager:
@@ -79,12 +76,10 @@ class OpManager:
         #: The devices of this process, as backends of the registry know them.
         self.devices = ProcessDevices(self)
         self._known: Known | None = None
-        self._bound: dict[str, Callable[..., Any]] = {}
-        #: (candidate, field of its manifest) -> the function named there
-        self._declared: dict[tuple[str, str], Callable[..., Any] | None] = {}
-        #: Whether every result is checked, None until the environment is read; candidate -> as bound, and checked.
+        #: What the registry's manifests name.
+        self.functions = Functions(self)
+        #: Whether every result is checked, None until the environment is read.
         self._checking: bool | None = None
-        self._checked: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {}
         self._readers: dict[str, dict[str, Callable[..., Any]]] = {}
         self._announcements = Announcements()
         #: token -> bindings, least recently asked for first.
@@ -151,81 +146,24 @@ class OpManager:
                     self.report_problems(problems)
                 return self._snapshot
 
-    def bound(self, operator: Operator, candidate: str) -> Callable[..., Any]:
-        """An implementation, imported and checked, as a callable that takes every argument by position.
+    def amend_snapshot(self, snapshot: Snapshot) -> None:
+        """Note what was found out about the registry's implementations. The caller holds the lock."""
+        self._snapshot = snapshot
+
+    def implementation(self, operator: Operator, candidate: str) -> Callable[..., Any]:
+        """An implementation as calls run it: where the environment asks for it with every result checked.
 
         Raises:
-            BindError: after putting the reason into a new snapshot.
+            BindError: it cannot be imported.
         """
-        found = self._bound.get(candidate)
-        if found is not None:
-            return found
-        registry = self._registry
-        _, implementation = self.snapshot.implementation(candidate)
-        try:
-            with released(self.lock):
-                function, lacking = load(operator, candidate, implementation.target)
-        except BindError as error:
-            with self.lock:
-                if self._registry == registry and candidate not in self.snapshot.unusable:
-                    _log.warning("%s%s", error, on_request(traceback_text(error)))
-                    self._snapshot = self.snapshot.with_unusable(candidate, str(error))
-            raise
-        with self.lock:
-            if self._registry != registry:
-                return callable_of(operator, implementation.traits, function, lacking)
-            if lacking and candidate not in self.snapshot.lacking:
-                self._snapshot = self.snapshot.with_lacking(candidate, lacking)
-            return self._bound.setdefault(candidate, callable_of(operator, implementation.traits, function, lacking))
-
-    def examined(self, operator: Operator, candidate: str, snapshot: Snapshot) -> Snapshot:
-        """A snapshot that also says whether an implementation can be imported, and which parameters it lacks. The
-        manager's own snapshot does not change."""
-        if candidate in self._bound or candidate in snapshot.lacking:
-            return snapshot
-        _, implementation = snapshot.implementation(candidate)
-        try:
-            with released(self.lock):
-                _, lacking = load(operator, candidate, implementation.target)
-        except BindError as error:
-            return snapshot.with_unusable(candidate, str(error))
-        return snapshot.with_lacking(candidate, lacking) if lacking else snapshot
-
-    def checked(self, operator: Operator, candidate: str, bound: Callable[..., Any]) -> Callable[..., Any]:
-        """`bound`, or where the environment asks for it the same with every result checked."""
+        functions = self.functions
+        bound = functions.bound(operator, candidate)
         if self._checking is None:
             self._checking = self._reads_checking()
-        if not self._checking:
-            return bound
-        found = self._checked.get(candidate)
-        if found is None or found[0] is not bound:
-            found = self._checked[candidate] = (bound, checked(operator, candidate, bound))
-        return found[1]
+        return functions.checking(operator, candidate, bound) if self._checking else bound
 
     def _reads_checking(self) -> bool:
         return checking_results(os.environ if self._environ is None else self._environ)
-
-    def declared(self, candidate: str, field: str) -> Callable[..., Any] | None:
-        """The function that an implementation's manifest names in a field: ``plan``, ``operand_format`` or
-        ``output_shape``; None where it names none. A plugin of API version 1 has an attribute of its function instead.
-
-        Raises:
-            BindError: it cannot be imported, or is not callable.
-        """
-        declared = self._declared
-        if (candidate, field) in declared:
-            return declared[candidate, field]
-        _, implementation = self.snapshot.implementation(candidate)
-        target = getattr(implementation, field)
-        with released(self.lock):
-            if target is None:
-                function = getattr(import_target(implementation.target), _ATTRIBUTES.get(field, field), None)
-            else:
-                function = import_declared(target, f"{candidate}: its {field}")
-        if function is not None and not callable(function):
-            raise BindError(f"{candidate}: its {field} is {type(function).__name__}, not callable")
-        declared[candidate, field] = function  # of the registry that was asked: another one has a dict of its own
-        return function
 
     def fact_readers(self, operator: Operator) -> dict[str, Callable[..., Any]]:
         found = self._readers.get(operator.name)
@@ -343,8 +281,7 @@ class OpManager:
                 (self, "_registry", self._registry + 1),
                 (self, "_known", None),
                 (self, "devices", ProcessDevices(self)),
-                (self, "_bound", {}),
-                (self, "_declared", {}),
+                (self, "functions", Functions(self)),
                 (self, "_kept", {}),
                 (self, "_environments", {}),
             )

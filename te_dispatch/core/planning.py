@@ -129,12 +129,12 @@ class Planner:
             if piece.chosen is not None:
                 self._examine(OPERATORS[piece.operator], piece.chosen)
         if not accepted.id.startswith(f"{COMPOSITE}."):
-            self.snapshot = self.manager.examined(operator, accepted.id, self.snapshot)
+            self.snapshot = self.manager.functions.examined(operator, accepted.id, self.snapshot)
 
     def declared(self, candidate: str, field: str) -> Callable[..., Any] | None:
         """See `OpManager.declared`. An implementation that cannot be imported here is taken to have none."""
         try:
-            return self.manager.declared(candidate, field)
+            return self.manager.functions.declared(candidate, field)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # an import runs a plugin's code

@@ -48,7 +48,7 @@ def repeating(bindings: Bindings, name: str, varying: Sequence[str], **arguments
     fixed = {parameter: value for parameter, value in call.items() if parameter not in varying}
     launch = None
     if not chosen.startswith(f"{COMPOSITE}."):
-        plan = bindings.manager.declared(chosen, "plan")
+        plan = bindings.manager.functions.declared(chosen, "plan")
         launch = None if plan is None else plan(tuple(varying), **call)
     return codegen.repeating(
         operator, bindings.manager.namespace, varying, fixed, entry.bound, dispatcher.declined, launch

@@ -248,7 +248,7 @@ def test_off_in_a_stronger_layer_and_no_shadow_outside(tmp_path: Path) -> None:
 def test_nothing_is_bound_differently_without_a_shadow(tmp_path: Path) -> None:
     dispatcher = scopes.MANAGER.bindings.dispatcher(OPERATORS["gemm"])
     ops.gemm(*product(), layout="NT")
-    bound = scopes.MANAGER.bound(OPERATORS["gemm"], "torch.matmul")
+    bound = scopes.MANAGER.functions.bound(OPERATORS["gemm"], "torch.matmul")
     assert any(entry.bound is bound for entry in dispatcher.entries.values())
     with te_dispatch.policy(shadowing(tmp_path, against="torch")):  # the backend itself
         ops.gemm(*product(), layout="NT")

@@ -54,7 +54,7 @@ def test_modules_compute_the_same_bits_with_scales_laid_out_by_casts(
         "gemm_1d", "gemm_2d", "gemm_1d", False,
     )  # fmt: skip
     monkeypatch.setattr(gemm, "operand_format", default_format)
-    monkeypatch.setattr(scopes.MANAGER, "_declared", {})  # the function before
+    monkeypatch.setattr(scopes.MANAGER.functions, "_declared", {})  # the function before
     with te_dispatch.using(gemm="cuda"):  # the format is looked up once under one policy
         module, expected = _steps(name)
     assert module.fp8_state.plan.gemms[0].input.scale_layout == "canonical"
@@ -132,7 +132,7 @@ def test_what_comes_canonical_is_laid_out_for_the_product(monkeypatch: pytest.Mo
 
     laid_out = run()
     monkeypatch.setattr(gemm, "operand_format", default_format)
-    monkeypatch.setattr(scopes.MANAGER, "_declared", {})  # the function before
+    monkeypatch.setattr(scopes.MANAGER.functions, "_declared", {})  # the function before
     with te_dispatch.using(gemm="cuda"):  # the format is looked up once under one policy
         found = run()
     assert torch.equal(laid_out, found)

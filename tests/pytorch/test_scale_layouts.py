@@ -34,7 +34,7 @@ def _turned_in_wgrad(layout: str, operand: str, scaling: str) -> tuple[str, str]
 
 def _as(format: Format, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products.emulated, "operand_format", format, raising=False)
-    monkeypatch.setattr(scopes.MANAGER, "_declared", {})  # the function before
+    monkeypatch.setattr(scopes.MANAGER.functions, "_declared", {})  # the function before
     monkeypatch.setattr(scopes.capture(), "operand_formats", {})  # and its answers
 
 

@@ -41,7 +41,7 @@ def operand_format(trial: Trial) -> None:
 
 
 def _asked(subject: Subject) -> Any:
-    return subject.manager.declared(subject.id, "operand_format")
+    return subject.manager.functions.declared(subject.id, "operand_format")
 
 
 def _applies(subject: Subject, space: Space) -> str | None:

@@ -56,7 +56,7 @@ def _choices(trial: Trial, arguments: Arguments) -> Iterator[tuple[str, ...]]:
 
 def _planned(trial: Trial, varying: tuple[str, ...], arguments: Arguments) -> Callable[..., Any] | None:
     subject = trial.subject
-    plan = subject.manager.declared(subject.id, "plan")
+    plan = subject.manager.functions.declared(subject.id, "plan")
     assert plan is not None
     call = subject.operator.signature.bind(**arguments)
     call.apply_defaults()
@@ -101,7 +101,7 @@ def _applies(subject: Subject, space: Space) -> str | None:
     if space.forward is not None and subject.operator.backward:
         return "what its forward saved belongs to one call"
     try:
-        plan = subject.manager.declared(subject.id, "plan")
+        plan = subject.manager.functions.declared(subject.id, "plan")
     except Exception:  # that it cannot be imported is said where a module asks
         return None
     return "its manifest names no plan" if plan is None else None

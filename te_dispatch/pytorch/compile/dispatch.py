@@ -228,7 +228,7 @@ def _name(operator: Operator, bindings: Bindings, accepted: Accepted) -> str:
 
 def _unsampled(dispatcher: Dispatcher, accepted: Accepted) -> Callable[..., Any]:
     """A `Part` of what graphs are traced from: no call is compared, and no result checked."""
-    return MANAGER.bound(dispatcher.operator, accepted.id)
+    return MANAGER.functions.bound(dispatcher.operator, accepted.id)
 
 
 def _hide(dispatcher: Dispatcher, accepted: Accepted) -> None:
@@ -253,7 +253,7 @@ def hidden(operator: Operator, accepted: Accepted, inline_on_cpu: bool = False) 
     Args:
         inline_on_cpu: see `make_opaque`; what is asked first holds.
     """
-    function = MANAGER.bound(operator, accepted.id)
+    function = MANAGER.functions.bound(operator, accepted.id)
     found = _hidden.get(id(function))
     if found is None:
         _, implementation = MANAGER.snapshot.implementation(accepted.id)
@@ -263,7 +263,7 @@ def hidden(operator: Operator, accepted: Accepted, inline_on_cpu: bool = False) 
             accepted.id,
             f"{implementation.version}@{accepted.version}",
             implementation.saved_format or CANONICAL,
-            MANAGER.declared(accepted.id, "output_shape"),
+            MANAGER.functions.declared(accepted.id, "output_shape"),
             inline_on_cpu=inline_on_cpu,
         )
     return found

@@ -60,6 +60,6 @@ def call(operator: Operator, args: tuple[Any, ...]) -> Any:
 def _recorded(dispatcher: Dispatcher, accepted: Accepted) -> Callable[..., Any]:
     """A `Part` for graphs: recorded step by step, or as one call."""
     if "plain_torch" in accepted.traits:
-        bound = MANAGER.bound(dispatcher.operator, accepted.id)
+        bound = MANAGER.functions.bound(dispatcher.operator, accepted.id)
         return lowered(dispatcher.operator, bound) if is_in_onnx_export_mode() else bound
     return hidden(dispatcher.operator, accepted).trace

@@ -81,7 +81,7 @@ class Hunt:
             backends=(first.implementation.partition(".")[0],), operators=(first.operator,),
             implementations=(first.implementation,), level=level, device="cpu", limit_s=HUNG_S,
         )  # fmt: skip
-        bench.manager.bound(OPERATORS[first.operator], first.implementation)
+        bench.manager.functions.bound(OPERATORS[first.operator], first.implementation)
         self._units = list(ordered(list(plan(bench.manager, self.settings).units)))
         self._controls: dict[str, str] = {}
 
