@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from te_dispatch.compat.face import ABSENT, FACE, ROOT, VERSION, submodules
+from te_dispatch.compat.instead import INSTEAD
 
 _log = logging.getLogger("te_dispatch")
 
@@ -66,7 +67,8 @@ def furnish(namespace: dict[str, Any]) -> None:
             namespace[name] = value = _absent(f"{module}.{name}")
             return value
         if name not in names:
-            raise AttributeError(f"module {module!r} has no attribute {name!r}; {ORIGIN}")
+            about = f": {INSTEAD[name]}" if name in INSTEAD else ""
+            raise AttributeError(f"module {module!r} has no attribute {name!r}{about}; {ORIGIN}")
         where, _, own_name = names[name].partition(":")
         namespace[name] = value = getattr(importlib.import_module(where), own_name)
         return value

@@ -6,6 +6,18 @@ A name is added where it does here what it does there. A module without names of
 
 from __future__ import annotations
 
+from te_dispatch.compat.face_functions import (
+    ATTENTION,
+    FACTORIES,
+    GLU,
+    GRAPH,
+    JIT,
+    RECIPE_STATES,
+    TORCH_VERSION,
+    UTILS,
+)
+from te_dispatch.compat.face_functions import of as _of
+
 #: What `transformer_engine.__version__` and its distribution's metadata say: the release whose interface is offered.
 VERSION = "2.20.2"
 
@@ -13,10 +25,6 @@ ROOT = "transformer_engine"
 
 #: Its native module, of which the numbers are here that something takes.
 NATIVE = "transformer_engine_torch"
-
-
-def _of(home: str, *names: str) -> dict[str, str]:
-    return {name: f"te_dispatch.{home}:{name}" for name in names}
 
 
 _AVAILABLE = _of(
@@ -32,7 +40,10 @@ _REGIONS = _of("pytorch.fp8.autocast", "autocast", "fp8_autocast")
 _AUTOCAST = {**_REGIONS, **_of("pytorch.fp8.autocast", "get_default_recipe")}
 _MODEL_INIT = _of("pytorch.fp8.model_init", "fp8_model_init", "quantized_model_init")
 _GLOBAL = _of("pytorch.fp8.global_state", "FP8GlobalStateManager")
-_ROLE = _of("pytorch.fp8.quantizer_role", "QuantizerRole")
+_ROLE = {
+    **_of("pytorch.fp8.quantizer_role", "QuantizerRole"),
+    **_of("pytorch.fp8.quantizer_request", "DelayedScalingRequest", "QuantizerRequest"),
+}
 _QUANTIZATION = {
     **_AVAILABLE,
     **_AUTOCAST,
@@ -46,9 +57,13 @@ _QUANTIZATION = {
         "check_nvfp4_support",
         "check_recipe_support",
         "get_align_size_for_quantization",
+        "get_fp4_te_dtype",
         "get_fp8_max",
+        "get_fp8_te_dtype",
         "get_fp8_torch_dtype",
     ),
+    **_of("pytorch.splitting", "split_and_copy"),
+    **RECIPE_STATES,
     **_GLOBAL,
     "get_default_fp8_recipe": "te_dispatch.pytorch.fp8.autocast:get_default_recipe",
 }
@@ -72,7 +87,6 @@ _BASE = {
 }
 _LAYER = _of("pytorch.modules.transformer_layer", "TransformerLayer")
 _ONNX = _of("pytorch.export", "onnx_export")
-_GRAPH = _of("pytorch.graphs.make_graphed_callables", "make_graphed_callables")
 _TENSOR = _of("pytorch.tensor.quantized_tensor", "QuantizedTensor")
 _STORAGE = _of("pytorch.tensor.kinds", "QuantizedTensorStorage")
 _FLOAT8_STORAGE = _of("pytorch.tensor.kinds", "Float8TensorStorage")
@@ -97,15 +111,6 @@ _NVFP4 = _of("pytorch.tensor", "NVFP4Quantizer")
 _QUANTIZERS = {**_QUANTIZER, **_FLOAT8, **_FLOAT8_BLOCK, **_HYBRID, **_IDENTITY, **_MXFP8, **_NVFP4}
 _DTYPE = _of("pytorch.tensor", "DType")
 _DTYPES = {**_DTYPE, **_of("pytorch.tensor.dtypes", "TE_DType", "TE_DType_To_Torch")}
-_ATTENTION_BACKENDS = _of(
-    "pytorch.attention.backends",
-    "AttentionParams",
-    "FlashAttentionUtils",
-    "FusedAttnBackend",
-    "check_set_window_size",
-    "get_attention_backend",
-    "get_qkv_format",
-)
 _QUANTIZED = {**_TENSOR, **_STORAGE, **_QUANTIZER, **_SAVING}
 _CHECKPOINT = _of("pytorch.recompute.checkpoint", "checkpoint")
 _RECOMPUTE = _of(
@@ -129,37 +134,6 @@ _COLLECTIVES = _of(
     "set_tensor_model_parallel_attributes",
     "split_tensor_into_1d_equal_chunks",
 )
-_GLU = _of("pytorch.splitting", "deinterleave_glu_tensor", "interleave_glu_tensor")
-_UTILS = {
-    **_GLU,
-    **_of("pytorch.attention.masks", "attention_mask_func"),
-    **_of("pytorch.modules.gemm_steps", "cast_if_needed"),
-    **_of(
-        "pytorch.modules.init_methods",
-        "get_default_init_method",
-        "init_method_constant",
-        "init_method_normal",
-        "scaled_init_method_normal",
-    ),
-    **_of("pytorch.nvtx", "get_nvtx_range_context", "nvtx_range_pop", "nvtx_range_push"),
-    **_of(
-        "pytorch.splitting",
-        "SplitAlongDim",
-        "ceil_div",
-        "divide",
-        "ensure_divisibility",
-        "round_up_to_nearest_multiple",
-        "split_tensor_along_dim",
-    ),
-    **_of(
-        "pytorch.fp8.support",
-        "assert_dim_for_fp8_exec",
-        "get_cudnn_version",
-        "get_device_compute_capability",
-        "is_bf16_available",
-        "is_bf16_compatible",
-    ),
-}
 
 FACE: dict[str, dict[str, str]] = {
     "transformer_engine": {},
@@ -195,12 +169,14 @@ FACE: dict[str, dict[str, str]] = {
         **_RANDOM,
         **_ROTARY,
         **_ONNX,
-        **_GRAPH,
+        **_of("pytorch.graphs.make_graphed_callables", "make_graphed_callables"),
         **_AVAILABLE,
-        **_GLU,
+        **GLU,
         **_of("pytorch.fp8.support", "get_cudnn_version"),
         **_of("pytorch.constants", "CPLoadBalancingStrategy"),
     },
+    "transformer_engine.pytorch.custom_recipes": {},
+    "transformer_engine.pytorch.custom_recipes.quantizer_factories": FACTORIES,
     "transformer_engine.pytorch.quantization": _QUANTIZATION,
     "transformer_engine.pytorch.fp8": _QUANTIZATION,
     "transformer_engine.pytorch.constants": {
@@ -217,46 +193,39 @@ FACE: dict[str, dict[str, str]] = {
             "LayerTypes",
             "MXFP8_BLOCK_SCALING_SIZE",
             "NVFP4_BLOCK_SCALING_SIZE",
+            "QKVLayouts",
             "dist_group_type",
         ),
     },
     "transformer_engine.pytorch.distributed": {
         **_CHECKPOINT,
+        **_of("pytorch.recompute.checkpoint", "use_reentrant_activation_recompute"),
         **_RANDOM,
         **_RECOMPUTE,
         **_COLLECTIVES,
         **_REGIONS,
         **_GLOBAL,
-        **_of("pytorch.distributed.rng_tracker", "get_all_rng_states", "set_all_rng_states"),
+        **_of(
+            "pytorch.distributed.rng_tracker",
+            "get_all_rng_states",
+            "graph_safe_rng_available",
+            "is_graph_safe_rng_state",
+            "set_all_rng_states",
+        ),
+        **_of("pytorch.modules.classes", "get_te_classes"),
         **_of("pytorch.fp8.saved_module", "has_te_modules"),
     },
     "transformer_engine.pytorch.export": {
         **_ONNX,
+        **_of("pytorch.devices", "TORCH_MAJOR", "TORCH_MINOR"),
         **_of("pytorch.export", "is_in_onnx_export_mode", "te_translation_table"),
+        **_of("pytorch.fp8.state_views", "assert_warmed_up"),
     },
-    "transformer_engine.pytorch.graph": _GRAPH,
-    "transformer_engine.pytorch.jit": _of(
-        "pytorch.jit",
-        "bgrad_dgelu_fused",
-        "bias_dropout_add",
-        "bias_dropout_add_fused_inference",
-        "bias_dropout_add_fused_train",
-        "bias_gelu_fused",
-        "dgelu_fused_",
-        "gelu_fused_",
-        "get_bias_dropout_add",
-        "jit_fuser",
-        "l2normalization_backward_fused",
-        "l2normalization_fused",
-        "l2normalization_fwd_fused",
-        "lazy_compile",
-        "no_torch_dynamo",
-        "set_jit_fusion_options",
-        "warmup_jit_bias_dropout_add",
-        "warmup_jit_bias_dropout_add_all_dtypes",
-    ),
-    "transformer_engine.pytorch.utils": _UTILS,
-    "transformer_engine.pytorch.transformer": _LAYER,
+    "transformer_engine.pytorch.graph": GRAPH,
+    "transformer_engine.pytorch.jit": JIT,
+    "transformer_engine.pytorch.torch_version": TORCH_VERSION,
+    "transformer_engine.pytorch.utils": UTILS,
+    "transformer_engine.pytorch.transformer": {**_LAYER, **_of("pytorch.modules.dropout_add", "DropPath")},
     "transformer_engine.pytorch.attention": {
         **_DOT_PRODUCT,
         **_MULTI_HEAD,
@@ -266,10 +235,7 @@ FACE: dict[str, dict[str, str]] = {
     "transformer_engine.pytorch.attention.rope": _ROPE,
     "transformer_engine.pytorch.attention.dot_product_attention": _DOT_PRODUCT,
     "transformer_engine.pytorch.attention.dot_product_attention.dot_product_attention": _DOT_PRODUCT,
-    "transformer_engine.pytorch.attention.dot_product_attention.utils": {
-        **_ATTENTION_BACKENDS,
-        **_of("pytorch.attention.masks", "get_cu_seqlens"),
-    },
+    "transformer_engine.pytorch.attention.dot_product_attention.utils": ATTENTION,
     "transformer_engine.pytorch.attention.multi_head_attention": _MULTI_HEAD,
     "transformer_engine.pytorch.module": _MODULES,
     "transformer_engine.pytorch.module.base": _BASE,
@@ -290,6 +256,7 @@ FACE: dict[str, dict[str, str]] = {
         **_QUANTIZERS,
         **_SAVING,
         **_RAW_DATA,
+        **_of("pytorch.tensor.kinds", "get_all_tensor_types"),
     },
     "transformer_engine.pytorch.tensor.float8_blockwise_tensor": {**_FLOAT8_BLOCK, **_FLOAT8_BLOCK_TENSOR},
     "transformer_engine.pytorch.tensor.float8_tensor": {**_FLOAT8, **_FLOAT8_TENSOR},
@@ -303,7 +270,10 @@ FACE: dict[str, dict[str, str]] = {
     "transformer_engine.pytorch.tensor.storage.float8_tensor_storage": _FLOAT8_STORAGE,
     "transformer_engine.pytorch.tensor.storage.mxfp8_tensor_storage": _MXFP8_STORAGE,
     "transformer_engine.pytorch.tensor.storage.nvfp4_tensor_storage": _NVFP4_STORAGE,
-    "transformer_engine.pytorch.tensor.utils": _RAW_DATA,
+    "transformer_engine.pytorch.tensor.utils": {
+        **_RAW_DATA,
+        **_of("pytorch.tensor.kinds", "clear_columnwise_cache"),
+    },
     "transformer_engine.pytorch.float8_tensor": _FLOAT8_TENSOR,
     "transformer_engine.pytorch.quantized_tensor": _QUANTIZED,
     NATIVE: {

@@ -12,6 +12,7 @@ import torch
 from te_dispatch.numerics.quantizers import BLOCK
 from te_dispatch.pytorch.attention.lowering import BIAS_TYPES
 from te_dispatch.pytorch.attention.masks import ATTENTION_TYPES, MASK_TYPES
+from te_dispatch.pytorch.attention.memory_layouts import QKVLayouts
 from te_dispatch.pytorch.distributed.arguments import PARALLEL_MODES, CPLoadBalancingStrategy
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "CPLoadBalancingStrategy",
     "GemmParallelModes",
     "LayerTypes",
+    "QKVLayouts",
     "dist_group_type",
 ]
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,22 +21,33 @@ from te_dispatch.pytorch.modules.dropout_add import dropout_add
 
 __all__ = [
     "bgrad_dgelu_fused",
+    "bgrad_dgelu_fused_",
     "bias_dropout_add",
     "bias_dropout_add_fused_inference",
+    "bias_dropout_add_fused_inference_",
     "bias_dropout_add_fused_train",
+    "bias_dropout_add_fused_train_",
     "bias_gelu_fused",
+    "bias_gelu_fused_",
     "dgelu_fused_",
     "gelu_fused_",
     "get_bias_dropout_add",
     "jit_fuser",
     "l2normalization_backward_fused",
+    "l2normalization_backward_fused_",
     "l2normalization_fused",
+    "l2normalization_fused_",
     "l2normalization_fwd_fused",
+    "l2normalization_fwd_fused_",
     "lazy_compile",
     "no_torch_dynamo",
     "set_jit_fusion_options",
     "warmup_jit_bias_dropout_add",
     "warmup_jit_bias_dropout_add_all_dtypes",
+    "warmup_jit_bias_gelu",
+    "warmup_jit_bias_gelu_all_dtypes",
+    "warmup_jit_l2normalization",
+    "warmup_jit_l2normalization_all_dtypes",
 ]
 
 Function = Callable[..., Any]
@@ -131,11 +143,37 @@ def bias_dropout_add_fused_train(
         return outside_autocast(bias_dropout_add, x, bias, residual, prob, True)  # type: ignore[no-any-return]
 
 
+def bias_dropout_add_fused_train_(
+    x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, prob: float
+) -> torch.Tensor:
+    """`bias_dropout_add` of training, under torch.autocast and the grad mode as they are. Nothing is in place."""
+    return bias_dropout_add(x, bias, residual, prob, True)
+
+
 def bias_dropout_add_fused_inference(
     x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, prob: float
 ) -> torch.Tensor:
     """`bias_dropout_add` without dropout, outside of torch.autocast."""
     return outside_autocast(bias_dropout_add, x, bias, residual, prob, False)  # type: ignore[no-any-return]
+
+
+def bias_dropout_add_fused_inference_(
+    x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, prob: float
+) -> torch.Tensor:
+    """`bias_dropout_add` without dropout, under torch.autocast as it is. Nothing is in place."""
+    return bias_dropout_add(x, bias, residual, prob, False)
+
+
+@contextmanager
+def _warming_up(dtype: torch.dtype) -> Iterator[Callable[..., torch.Tensor]]:
+    """Gives a function that makes random tensors of a shape on the current device, which require gradients.
+
+    Gradients are on, and random states are as before afterwards.
+    """
+    device = resolve_device(None)
+    accelerators = [] if device.type == "cpu" else [device]
+    with torch.random.fork_rng(accelerators, device_type=device.type), torch.enable_grad():
+        yield functools.partial(torch.rand, requires_grad=True, dtype=dtype, device=device)
 
 
 def warmup_jit_bias_dropout_add(hidden_size: int, dtype: torch.dtype, seq_length: int, micro_batch_size: int) -> None:
@@ -147,14 +185,9 @@ def warmup_jit_bias_dropout_add(hidden_size: int, dtype: torch.dtype, seq_length
 
     Random states are as before afterwards.
     """
-    device = resolve_device(None)
-    shape: tuple[int, ...] = (seq_length, micro_batch_size, hidden_size)
-    options: dict[str, Any] = {"dtype": dtype, "device": device}
-    accelerators = [] if device.type == "cpu" else [device]
-    with torch.random.fork_rng(accelerators, device_type=device.type):
-        x = torch.rand(shape, requires_grad=True, **options)
-        residual = torch.rand(shape, requires_grad=True, **options)
-        bias = torch.rand(hidden_size, requires_grad=True, **options)
+    shape = (seq_length, micro_batch_size, hidden_size)
+    with _warming_up(dtype) as rand:
+        x, residual, bias = rand(*shape), rand(*shape), rand(hidden_size)
         out = bias_dropout_add_fused_train(x, bias, residual, 0.1)
         torch.autograd.grad(out, (x, bias, residual), torch.ones_like(out))
 
@@ -186,6 +219,19 @@ def bgrad_dgelu_fused(
         The bias's gradient (K,), None without a bias; the input's (M, K).
     """
     return outside_autocast(_bias_gelu_gradients, grad_output, inp, bias)  # type: ignore[no-any-return]
+
+
+def bias_gelu_fused_(inp: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """`bias_gelu_fused`, under torch.autocast as it is. Nothing is written in place, there neither."""
+    return _bias_gelu(inp, bias)
+
+
+def bgrad_dgelu_fused_(
+    grad_output: torch.Tensor, inp: torch.Tensor, bias: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`bgrad_dgelu_fused` of a bias that is there, under torch.autocast as it is. Nothing is written in place."""
+    gradient = _gelu_gradient(grad_output, inp + bias)
+    return gradient.sum(0), gradient
 
 
 def gelu_fused_(inp: torch.Tensor) -> torch.Tensor:
@@ -222,6 +268,54 @@ def l2normalization_backward_fused(
     return (rsqrt_norm * (grad - y * (grad * y).sum(-1, keepdim=True))).to(x.dtype)
 
 
+#: Nothing here depends on torch.autocast: these are computed in float32. Nothing is written in place, there neither.
+l2normalization_fused_ = l2normalization_fused
+l2normalization_fwd_fused_ = l2normalization_fwd_fused
+l2normalization_backward_fused_ = l2normalization_backward_fused
+
+
+def warmup_jit_bias_gelu(
+    ffn_hidden_size_per_partition: int, dtype: torch.dtype, seq_length: int, micro_batch_size: int
+) -> None:
+    """Run `bias_gelu_fused`, `gelu_fused_` and their backward once, as `warmup_jit_bias_dropout_add` does.
+
+    Args:
+        ffn_hidden_size_per_partition, seq_length, micro_batch_size, dtype: of the activations, which are
+            (seq_length * micro_batch_size, ffn_hidden_size_per_partition).
+    """
+    width = ffn_hidden_size_per_partition
+    with _warming_up(dtype) as rand:
+        x, bias = rand(seq_length * micro_batch_size, width), rand(width)
+        out = bias_gelu_fused(x, bias) + gelu_fused_(x)
+        torch.autograd.grad(out, (x, bias), torch.ones_like(out))
+        bgrad_dgelu_fused(out.detach(), x.detach(), bias.detach())
+
+
+def warmup_jit_bias_gelu_all_dtypes(ffn_hidden_size: int, seq_length: int, micro_batch_size: int) -> None:
+    """`warmup_jit_bias_gelu` in float32, bfloat16 and float16."""
+    for dtype in _DTYPES:
+        warmup_jit_bias_gelu(ffn_hidden_size, dtype, seq_length, micro_batch_size)
+
+
+def warmup_jit_l2normalization(hidden_size: int, dtype: torch.dtype, seq_length: int, micro_batch_size: int) -> None:
+    """Run `l2normalization_fused` and `l2normalization_backward_fused` once, as `warmup_jit_bias_dropout_add` does.
+
+    Args:
+        hidden_size, seq_length, micro_batch_size, dtype: of the activations, which are
+            (seq_length * micro_batch_size, hidden_size).
+    """
+    with _warming_up(dtype) as rand:
+        x = rand(seq_length * micro_batch_size, hidden_size).detach()
+        out, rsqrt_norm = l2normalization_fwd_fused(x, 1e-6)
+        l2normalization_backward_fused(out, x, rsqrt_norm, 1e-6)
+
+
+def warmup_jit_l2normalization_all_dtypes(hidden_size: int, seq_length: int, micro_batch_size: int) -> None:
+    """`warmup_jit_l2normalization` in float32, bfloat16 and float16."""
+    for dtype in _DTYPES:
+        warmup_jit_l2normalization(hidden_size, dtype, seq_length, micro_batch_size)
+
+
 def _with_bias(inp: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     return inp if bias is None or not bias.numel() else inp + bias
 
@@ -233,5 +327,9 @@ def _bias_gelu(inp: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
 def _bias_gelu_gradients(
     grad_output: torch.Tensor, inp: torch.Tensor, bias: torch.Tensor | None
 ) -> tuple[torch.Tensor | None, torch.Tensor]:
-    gradient = torch.ops.aten.gelu_backward(grad_output, _with_bias(inp, bias), approximate="tanh")
+    gradient = _gelu_gradient(grad_output, _with_bias(inp, bias))
     return (None if bias is None or not bias.numel() else gradient.sum(0)), gradient
+
+
+def _gelu_gradient(grad_output: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return torch.ops.aten.gelu_backward(grad_output, x, approximate="tanh")  # type: ignore[no-any-return]

@@ -12,11 +12,13 @@ from te_dispatch.pytorch.tensor.quantized_tensor import plain
 __all__ = [
     "SplitAlongDim",
     "ceil_div",
+    "combine_tensors",
     "deinterleave_glu_tensor",
     "divide",
     "ensure_divisibility",
     "interleave_glu_tensor",
     "round_up_to_nearest_multiple",
+    "split_and_copy",
     "split_tensor_along_dim",
 ]
 
@@ -67,6 +69,43 @@ def split_tensor_along_dim(
     """
     parts = torch.split(tensor, divide(tensor.shape[dim], num_partitions), dim=dim)
     return tuple(part.contiguous() for part in parts) if contiguous_split_chunks else tuple(parts)
+
+
+def split_and_copy(buffer: torch.Tensor, outputs: list[torch.Tensor], chunk_sizes: list[int]) -> None:
+    """Copy the parts of a tensor into others.
+
+    Args:
+        buffer: (n, ..). outputs: tensors of the parts' shapes. chunk_sizes: sizes of the parts along the first
+            dimension, whose sum is n.
+
+    Raises:
+        RuntimeError: shapes or sizes that do not fit.
+    """
+    torch._foreach_copy_(outputs, list(torch.split(buffer, chunk_sizes)))
+
+
+def combine_tensors(tensors: list[torch.Tensor], dim: int) -> torch.Tensor:
+    """The tensor whose parts along dimension `dim` the given ones are, without a copy: what `torch.unbind` undoes.
+
+    Args:
+        tensors: n tensors of one shape. dim: where the new dimension of size n goes.
+
+    Raises:
+        ValueError: they are not such parts of one tensor, in their order.
+    """
+    first = tensors[0]
+    step = (tensors[1].data_ptr() - first.data_ptr()) // first.element_size() if len(tensors) > 1 else first.numel()
+    for place, tensor in enumerate(tensors):
+        same = (tensor.shape, tensor.stride(), tensor.dtype) == (first.shape, first.stride(), first.dtype)
+        address = first.data_ptr() + place * step * first.element_size()
+        shared = tensor.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        if not same or not shared or tensor.data_ptr() != address or step <= 0:
+            raise ValueError("combine_tensors: the tensors are not the parts of one tensor along a dimension")
+    dim = dim % (first.dim() + 1)
+    shape, strides = list(first.shape), list(first.stride())
+    shape.insert(dim, len(tensors))
+    strides.insert(dim, step)
+    return first.detach().as_strided(shape, strides)
 
 
 class SplitAlongDim(torch.autograd.Function):

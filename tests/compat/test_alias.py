@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("torch")
 
 from te_dispatch.compat.face import ABSENT, FACE
+from te_dispatch.compat.instead import INSTEAD
 
 pytestmark = pytest.mark.sampled(8)
 
@@ -187,6 +188,8 @@ print(transformer_engine.__version__)
         ("from transformer_engine.pytorch import MadeUp", "ImportError", "MadeUp"),
         ("import transformer_engine.pytorch.made_up", "ModuleNotFoundError", "made_up"),
         ("import transformer_engine as te; te.pytorch.MadeUp", "AttributeError", "docs/transformer_engine.md"),
+        ("import transformer_engine as te; te.pytorch.initialize_ub", "AttributeError", "leave the arguments ub_*"),
+        ("import transformer_engine as te; te.pytorch.optimizers", "AttributeError", "torch.optim"),
         ("import transformer_engine as te; te.made_up", "AttributeError", "made_up"),
         ("import transformer_engine_torch as tex; tex.generic_gemm", "AttributeError", "generic_gemm"),
         ("from transformer_engine_torch import NVTE_QKV_Layout", "ImportError", "NVTE_QKV_Layout"),
@@ -198,6 +201,12 @@ def test_what_is_not_there_raises_with_its_name(statement, error, word):
     done = python(f"import te_dispatch; te_dispatch.as_transformer_engine(); {statement}")
     last = done.stderr.strip().splitlines()[-1]
     assert done.returncode == 1 and last.startswith(error) and word in last
+
+
+def test_names_that_have_something_in_their_place_are_not_here():
+    listed = {name for names in FACE.values() for name in names} | {name for names in ABSENT.values() for name in names}
+    modules = {module.rpartition(".")[2] for module in FACE}
+    assert not INSTEAD.keys() & (listed | modules)
 
 
 def test_what_frameworks_only_import_raises_where_it_is_used():

@@ -11,13 +11,19 @@ import torch
 import torch.distributed as dist
 
 import te_dispatch.pytorch as te
+from te_dispatch.pytorch.devices import canonicalize_process_group
 from te_dispatch.pytorch.distributed import collectives as helpers
 from te_dispatch.pytorch.distributed.rng_tracker import (
     DEFAULT_STATE,
     RngStatesTracker,
     get_all_rng_states,
+    graph_safe_rng_available,
+    is_graph_safe_rng_state,
     set_all_rng_states,
+    validate_ctx_manager,
+    validate_rng_states_func,
 )
+from te_dispatch.pytorch.fp8.global_state import FP8GlobalStateManager
 
 from . import ranks
 from .ranks import WORLD
@@ -36,6 +42,10 @@ def collectives(rank: int) -> None:
     assert helpers.get_distributed_world_size() == helpers.get_distributed_world_size(group) == WORLD
     assert helpers.get_distributed_rank() == rank
     everyone = [of_rank(r) for r in range(WORLD)]
+    largest = of_rank(rank)
+    FP8GlobalStateManager.reduce_tensor_across_group_op_max(largest, group)
+    assert torch.equal(largest, torch.maximum(*everyone))
+    assert canonicalize_process_group(None) is group
     for async_op in (False, True):
         mine = of_rank(rank)
         out, handle = helpers.allreduce(mine, group, async_op=async_op)
@@ -165,3 +175,25 @@ def test_all_states_are_those_of_the_tracker_that_was_last_given_some() -> None:
         assert get_all_rng_states() is others and list(first.get_states()) == ["a"]
     finally:
         set_all_rng_states(before)
+
+
+def test_random_states_that_a_graph_can_draw_from_are_generators() -> None:
+    built = torch.version.cuda is not None or torch.version.hip is not None
+    assert graph_safe_rng_available() is built and is_graph_safe_rng_state(torch.Generator()) is built
+    assert not is_graph_safe_rng_state(torch.get_rng_state())
+
+
+def test_functions_that_give_trackers_are_checked() -> None:
+    tracker = RngStatesTracker()
+    tracker.add(DEFAULT_STATE, 7)
+    validate_rng_states_func(lambda: tracker)
+    with pytest.raises(TypeError, match="get_rng_tracker must be a function that gives a tracker"):
+        validate_rng_states_func(tracker)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="get_rng_tracker raised ZeroDivisionError"):
+        validate_rng_states_func(lambda: 1 // 0)
+    with pytest.raises(TypeError, match="a dict, has no method get_states, set_states, fork"):
+        validate_rng_states_func(dict)
+    with pytest.raises(ValueError, match="a function that gives a context manager is needed"):
+        validate_rng_states_func(RngStatesTracker)  # without the state that a fork draws from
+    with pytest.raises(ValueError, match="a function that gives a context manager is needed"):
+        validate_ctx_manager(int)

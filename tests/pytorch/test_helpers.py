@@ -13,7 +13,7 @@ import te_dispatch.pytorch as te
 from te_dispatch.pytorch import constants, nvtx
 from te_dispatch.pytorch.attention.masks import attention_mask_func, get_cu_seqlens
 from te_dispatch.pytorch.fp8.saved_module import has_te_modules
-from te_dispatch.pytorch.fp8.support import assert_dim_for_fp8_exec
+from te_dispatch.pytorch.fp8.support import assert_dim_for_fp8_exec, check_dim_for_fp8_exec, check_gemm_dims
 from te_dispatch.pytorch.modules.gemm_steps import cast_if_needed
 from te_dispatch.pytorch.modules.init_methods import (
     get_default_init_method,
@@ -273,6 +273,13 @@ def test_operands_of_fp8_products_are_checked() -> None:
     for shape in ((7, 16), (8, 24), (3, 4, 16)):
         with pytest.raises(ValueError, match=r"divisible by 16 and the product of the others by 8, got shape"):
             assert_dim_for_fp8_exec(torch.empty(8, 16), torch.empty(shape))
+        assert not check_dim_for_fp8_exec(torch.empty(shape))
+    assert check_dim_for_fp8_exec(torch.empty(8, 16)) and not check_dim_for_fp8_exec(torch.empty(2, 8, 16))
+    check_gemm_dims(torch.empty(3, 4), torch.empty(5, 4), fp8=False)
+    with pytest.raises(ValueError, match="inp and weight must end in the same dimension"):
+        check_gemm_dims(torch.empty(8, 32), torch.empty(8, 16), fp8=False)
+    with pytest.raises(ValueError, match="divisible by 16"):
+        check_gemm_dims(torch.empty(3, 16), torch.empty(8, 16), fp8=True)
 
 
 def test_padding_masks_become_cumulative_lengths() -> None:

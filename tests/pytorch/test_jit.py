@@ -28,12 +28,17 @@ def test_without_dropout_it_is_a_sum() -> None:
         jit.bias_dropout_add(x, bias, residual, 0.5, False),
         jit.get_bias_dropout_add(False)(x, bias, residual, 0.5),
         jit.bias_dropout_add_fused_inference(x, bias, residual, 0.5),
+        jit.bias_dropout_add_fused_inference_(x, bias, residual, 0.5),
+        jit.bias_dropout_add_fused_train_(x, bias, residual, 0.0),
         jit.bias_dropout_add_fused_train(x, bias, residual, 0.0),
     ):
         torch.testing.assert_close(result, expected)
 
 
-@pytest.mark.parametrize("function", [jit.get_bias_dropout_add(True), jit.bias_dropout_add_fused_train])
+@pytest.mark.parametrize(
+    "function",
+    [jit.get_bias_dropout_add(True), jit.bias_dropout_add_fused_train, jit.bias_dropout_add_fused_train_],
+)
 def test_dropout_keeps_some_and_scales_them_with_gradients(function: Any) -> None:
     x, bias, residual = (tensor.requires_grad_() for tensor in operands(torch.float32))
     out = function(x, bias, residual, 0.5)
@@ -53,13 +58,36 @@ def test_training_has_gradients_under_no_grad_and_ignores_autocast() -> None:
         inference = jit.bias_dropout_add_fused_inference(x, bias, residual, 0.1)
     assert out.requires_grad and out.dtype == torch.float32
     assert not inference.requires_grad and inference.dtype == torch.float32
+    with torch.no_grad():
+        assert not jit.bias_dropout_add_fused_train_(x, bias, residual, 0.1).requires_grad
 
 
-def test_warming_up_leaves_random_states_alone() -> None:
+def test_warming_up_leaves_random_states_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    jit.warmup_jit_bias_dropout_add_all_dtypes(K, 4, 2)
+    seen: list[tuple[str, torch.dtype, tuple[int, ...]]] = []
+
+    def noted(name: str, function: Any) -> Any:
+        def call(x: torch.Tensor, *others: Any) -> Any:
+            seen.append((name, x.dtype, tuple(x.shape)))
+            return function(x, *others)
+
+        return call
+
+    names = ("bias_dropout_add_fused_train", "bias_gelu_fused", "gelu_fused_", "bgrad_dgelu_fused")
+    names += ("l2normalization_fwd_fused", "l2normalization_backward_fused")
+    for name in names:
+        monkeypatch.setattr(jit, name, noted(name, getattr(jit, name)))
+    with torch.no_grad():  # gradients are on inside
+        jit.warmup_jit_bias_dropout_add_all_dtypes(K, 4, 2)
+        jit.warmup_jit_bias_gelu_all_dtypes(K, 4, 2)
+        jit.warmup_jit_l2normalization_all_dtypes(K, 4, 2)
+    monkeypatch.undo()
     assert torch.equal(torch.get_rng_state(), before)
+    dtypes = (torch.float32, torch.bfloat16, torch.float16)
+    assert set(seen) == {
+        (name, dtype, (4, 2, K) if "dropout" in name else (8, K)) for name in names for dtype in dtypes
+    }
     jit.bias_dropout_add_fused_train(*operands(torch.float32), 0.1)
     assert not torch.equal(torch.get_rng_state(), before)
 
@@ -89,6 +117,18 @@ def test_gelu_alone_is_that_of_no_bias() -> None:
     x, _, grad = operands()
     assert torch.equal(jit.gelu_fused_(x), jit.bias_gelu_fused(x, None))
     assert torch.equal(jit.dgelu_fused_(grad, x), jit.bgrad_dgelu_fused(grad, x, None)[1])
+
+
+def test_forms_that_leave_autocast_on_compute_the_same() -> None:
+    x, bias, grad = operands()
+    assert torch.equal(jit.bias_gelu_fused_(x, bias), jit.bias_gelu_fused(x, bias))
+    for found, expected in zip(jit.bgrad_dgelu_fused_(grad, x, bias), jit.bgrad_dgelu_fused(grad, x, bias)):
+        assert torch.equal(found, expected)
+    y, r = jit.l2normalization_fwd_fused_(x, 0.5)
+    assert torch.equal(y, jit.l2normalization_fused(x, 0.5)) and torch.equal(jit.l2normalization_fused_(x, 0.5), y)
+    assert torch.equal(
+        jit.l2normalization_backward_fused_(grad, x, r, 0.5), jit.l2normalization_backward_fused(grad, x, r, 0.5)
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -13,6 +13,7 @@ import torch.utils.checkpoint as torch_checkpoint
 
 import te_dispatch.pytorch as te
 from te_dispatch.common.recipe import DelayedScaling, Float8CurrentScaling, Recipe
+from te_dispatch.pytorch.recompute.checkpoint import use_reentrant_activation_recompute
 
 RECIPE = DelayedScaling(amax_history_len=3)
 
@@ -329,6 +330,13 @@ def test_checkpoint_refuses_what_it_cannot_do(kwargs: dict[str, Any], error: typ
     x = torch.randn(4, requires_grad=True)
     with pytest.raises(error, match=name):
         te.checkpoint(lambda v: v * 2, x, **kwargs)
+
+
+def test_the_last_checkpoint_tells_how_it_recomputes() -> None:
+    x = torch.randn(4, requires_grad=True)
+    for use_reentrant in (False, True):
+        te.checkpoint(torch.sin, x, use_reentrant=use_reentrant)
+        assert use_reentrant_activation_recompute() is use_reentrant
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])

@@ -103,10 +103,31 @@ def test_the_dtype_of_casts_is_the_devices_own(
         found = [support.get_fp8_torch_dtype(recipe, fprop_tensor) for fprop_tensor in (True, False)]
         assert found == [forward, backward]
         assert [support.get_fp8_max(recipe, way) for way in (True, False)] == [torch.finfo(d).max for d in found]
+        numbers = [support.get_fp8_te_dtype(recipe, way) for way in (True, False)]
+        assert numbers == [te.DType.kFloat8E4M3, te.DType.kFloat8E5M2]  # families, whatever the encoding
     assert support.get_fp8_torch_dtype(MXFP8BlockScaling(), fprop_tensor=False) == forward
-    for ask in (support.get_fp8_torch_dtype, support.get_fp8_max):
+    for ask in (support.get_fp8_torch_dtype, support.get_fp8_max, support.get_fp8_te_dtype):
         with pytest.raises(ValueError, match=f"{ask.__name__}: NVFP4BlockScaling casts to 4 bits"):
             ask(NVFP4BlockScaling())
+    assert support.get_fp4_te_dtype(NVFP4BlockScaling()) is te.DType.kFloat4E2M1
+    with pytest.raises(ValueError, match="get_fp4_te_dtype: DelayedScaling does not cast to 4 bits"):
+        support.get_fp4_te_dtype(DelayedScaling())
+
+
+def test_which_copies_the_backwards_products_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default is the copy whose last dimension is contracted: the column-wise one, in a backward."""
+    assert support.is_non_tn_fp8_gemm_supported() is False
+    with te_dispatch.using(gemm="cuda"):
+        assert support.is_non_tn_fp8_gemm_supported() is False  # nothing serves them here
+    asked = []
+
+    def rows(device: torch.device, *operands: str) -> Any:
+        asked.append(operands)
+        return ("row", "canonical"), ("row", "canonical")
+
+    monkeypatch.setattr(support.ops, "gemm_operand_format", rows)
+    assert support.is_non_tn_fp8_gemm_supported() is True
+    assert [operands[-1] for operands in asked] == ["NN", "TN"]
 
 
 def test_casts_that_all_devices_share_saturate_where_all_can(monkeypatch: pytest.MonkeyPatch) -> None:

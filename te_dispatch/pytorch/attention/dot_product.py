@@ -39,8 +39,9 @@ from te_dispatch.pytorch.attention.masks import (
     starts_bottom_right,
 )
 from te_dispatch.pytorch.attention.signature import AttentionSignatures, Given
+from te_dispatch.pytorch.attention.views import CoreAttentionViews
 from te_dispatch.pytorch.autograd.scoped import autocast_off
-from te_dispatch.pytorch.distributed.arguments import ContextParallelModule, forked, require_one_context_rank
+from te_dispatch.pytorch.distributed.arguments import ContextParallelModule, forked
 from te_dispatch.pytorch.fp8.saved_module import SavedModule
 from te_dispatch.pytorch.randomness import draw_rng_state
 
@@ -58,7 +59,7 @@ _UNSUPPORTED_CALL: dict[str, Any] = {
 }
 
 
-class DotProductAttention(SavedModule, ContextParallelModule):
+class DotProductAttention(SavedModule, ContextParallelModule, CoreAttentionViews):
     """softmax(q k^T / sqrt(d)) v, with masks, windows, biases, dropout and grouped queries.
 
     The formulas, in full, are those of `te_dispatch.ops.attention`.
@@ -122,8 +123,7 @@ class DotProductAttention(SavedModule, ContextParallelModule):
         given = locals()
         super().__init__()
         self._keep_parallel(given)
-        require_one_context_rank("DotProductAttention", cp_group, cp_comm_type)
-        self.cp_group = cp_group
+        self._keep_context(given)
         # Ranks that divide the sequence have different tokens, and may drop by the same random numbers.
         self._dropout_tracker = None if sequence_parallel else get_rng_state_tracker
         require_choice("qkv_format", qkv_format, LAYOUTS)

@@ -172,16 +172,21 @@ class Extent(NamedTuple):
         return (i >= self.cu_seqlens_q.diff().view(-1, 1, 1, 1)) | (j >= self.cu_seqlens_kv.diff().view(-1, 1, 1, 1))
 
 
+def outside_window(distances: torch.Tensor, window: tuple[int, int]) -> torch.Tensor:
+    """bool, of the shape of `distances` (`Extent.distances`): True for keys outside of the window."""
+    masked = torch.zeros_like(distances, dtype=torch.bool)
+    if window[0] >= 0:
+        masked = masked | (distances < -window[0])
+    if window[1] >= 0:
+        masked = masked | (distances > window[1])
+    return masked
+
+
 def spelled_out_window(
     extent: Extent, window: tuple[int, int], bottom_right: bool, attn_mask: torch.Tensor | None
 ) -> torch.Tensor:
     """bool (1 or b, 1 or h, s_q, s_kv), True = masked: the window, the padding and `attn_mask` together."""
-    distance = extent.distances(bottom_right)
-    masked = torch.zeros_like(distance, dtype=torch.bool)
-    if window[0] >= 0:
-        masked = masked | (distance < -window[0])
-    if window[1] >= 0:
-        masked = masked | (distance > window[1])
+    masked = outside_window(extent.distances(bottom_right), window)
     for other in (extent.padding(), attn_mask):
         if other is not None:
             masked = masked | other

@@ -39,6 +39,10 @@ class CPLoadBalancingStrategy(enum.Enum):
 _KEPT = ("tp_group", "parallel_mode", "set_parallel_mode", "get_rng_state_tracker", "rng_tracker_name", "ub_name")
 
 
+#: The same of context parallelism, in the order in which `set_context_parallel_group` takes them.
+_KEPT_OF_CONTEXT = ("cp_group", "cp_global_ranks", "cp_stream", "cp_comm_type")
+
+
 def require_one_rank(owner: str, argument: str, group: Any) -> None:
     """Raise unless a group is None or has one rank.
 
@@ -118,10 +122,27 @@ class ContextParallelModule(ParallelModule):
     """A module that takes the arguments of context parallelism, too.
 
     Attributes:
-        cp_group: a process group of one rank, a list of such, or None.
+        cp_group: a process group of one rank, a list of such, or None. cp_size, cp_rank: its ranks, 1, and this one, 0.
+        cp_global_ranks, cp_stream, cp_comm_type, load_balancing_strategy: as given; of no effect on one rank.
     """
 
     cp_group: Any = None
+    cp_size = 1
+    cp_rank = 0
+    cp_global_ranks: Any = None
+    cp_stream: Any = None
+    cp_comm_type = "p2p"
+    load_balancing_strategy = CPLoadBalancingStrategy.DUAL_CHUNK_SWAP
+
+    def _keep_context(self, given: Mapping[str, Any]) -> None:
+        """Check a constructor's arguments, and keep them as attributes.
+
+        Raises:
+            NotImplementedError, TypeError, ValueError: an argument that cannot be honoured; it is named.
+        """
+        require_one_context_rank(type(self).__name__, given["cp_group"], given["cp_comm_type"])
+        for name in _KEPT_OF_CONTEXT:
+            setattr(self, name, given[name])
 
     def set_context_parallel_group(
         self,
@@ -143,9 +164,11 @@ class ContextParallelModule(ParallelModule):
                 f"{owner}: load_balancing_strategy must be a CPLoadBalancingStrategy, got "
                 f"{type(load_balancing_strategy).__name__}"
             )
+        kept = cp_group, cp_global_ranks, cp_stream, cp_comm_type, load_balancing_strategy
         for module in self.modules():
             if isinstance(module, ContextParallelModule):
-                module.cp_group = cp_group
+                for name, value in zip((*_KEPT_OF_CONTEXT, "load_balancing_strategy"), kept, strict=True):
+                    setattr(module, name, value)
 
 
 def require_one_context_rank(owner: str, cp_group: Any, cp_comm_type: str) -> None:

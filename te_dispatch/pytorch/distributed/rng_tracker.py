@@ -9,7 +9,7 @@ the generator's ``get_state`` gives.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
@@ -41,6 +41,48 @@ def set_all_rng_states(states: dict[str, State]) -> None:
     """Have `get_all_rng_states` return `states`, for trackers of other programs. No tracker's states change."""
     global _registered
     _registered = states
+
+
+def graph_safe_rng_available() -> bool:
+    """Whether PyTorch has random states that a CUDA graph can draw from: where it was built for GPUs."""
+    return hasattr(torch.Generator, "graphsafe_set_state") and hasattr(torch.cuda.CUDAGraph, "register_generator_state")
+
+
+def is_graph_safe_rng_state(state: State) -> bool:
+    """Whether a random state is one that a CUDA graph can draw from: a generator, not the tensor of its state."""
+    return graph_safe_rng_available() and isinstance(state, torch.Generator)
+
+
+def validate_ctx_manager(ctx: Callable[[], Any]) -> None:
+    """Enter and leave what a function returns.
+
+    Raises:
+        ValueError: it is no context manager, or raises.
+    """
+    try:
+        with ctx():
+            pass
+    except Exception as error:
+        raise ValueError(f"a function that gives a context manager is needed, got {ctx!r}: {error}") from error
+
+
+def validate_rng_states_func(get_rng_tracker: Callable[[], Any]) -> None:
+    """Check what modules take as `get_rng_state_tracker`: a function that gives a tracker, whose `fork` can be entered.
+
+    Raises:
+        TypeError: no function, or its tracker lacks one of `get_states`, `set_states` and `fork`. RuntimeError: the
+            function raises. ValueError: `fork` does.
+    """
+    if not callable(get_rng_tracker):
+        raise TypeError(f"get_rng_tracker must be a function that gives a tracker, got {get_rng_tracker!r}")
+    try:
+        tracker = get_rng_tracker()
+    except Exception as error:
+        raise RuntimeError(f"get_rng_tracker raised {type(error).__name__}: {error}") from error
+    lacks = [name for name in ("get_states", "set_states", "fork") if not callable(getattr(tracker, name, None))]
+    if lacks:
+        raise TypeError(f"the tracker of get_rng_tracker, a {type(tracker).__name__}, has no method {', '.join(lacks)}")
+    validate_ctx_manager(tracker.fork)
 
 
 def tracked_generators(device: torch.device) -> list[torch.Generator]:

@@ -6,7 +6,10 @@ Start with `autocast`, then `casts`. The modules by what they are about:
     the region       `autocast`; `global_state` (`FP8GlobalStateManager`); `model_init`; `support`, whether a recipe can
                      be used
     a module's plan  `casts`: quantizers, usages and accumulation of one module; `recipe_casts` and `custom_casts` say
-                     what a recipe asks for; `quantizer_role` for which tensors; `quantized_io` casts at its edges
+                     what a recipe asks for; `quantizer_role` for which tensors; `quantizer_factories` are
+                     factories that cast as built-in recipes do, `quantizer_request` is what a factory may not return,
+                     `recipe_state` is a recipe as quantizers for programs outside;
+                     `quantized_io` casts at a module's edges
     delayed scaling  `delayed_scales`: histories and scales of one module; `scale_group` and `scale_update` update those
                      of many at once; `amax_reduction` over ranks
     a module's part  `module_state`: `Fp8State`, all that quantized calls of one module need and leave, and how a call

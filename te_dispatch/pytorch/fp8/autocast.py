@@ -51,6 +51,8 @@ class _Thread(threading.local):
         self.traced: list[Any] | None = None
         #: The `capture.recording.Recording` of the callables that this thread captures into CUDA graphs, else None.
         self.recording: Any | None = None
+        #: Whether `FP8GlobalStateManager.is_first_fp8_module` has not been asked since the outermost autocast began.
+        self.unasked = False
         #: What autocasts were given, in eager: enabled, calibrating, the recipe's name, _graph, the id of the process
         #: group, which lives as long as the state, so that no other gets it. Per thread, so that a module sees by the
         #: state whether the thread that trains it is another one.
@@ -165,8 +167,10 @@ class autocast:
                 if not exporting():
                     call_outside_graph(_LEFTOVERS)
                     thread.traced = []
-            elif graph_task() == -1:
-                scale_update.update_leftover_backward_scales()
+            else:
+                thread.unasked = True
+                if graph_task() == -1:
+                    scale_update.update_leftover_backward_scales()
         recording = thread.recording
         thread.state = self._state if recording is None else recording.state_like(self._state)
         return self

@@ -15,6 +15,7 @@ from te_dispatch.common.recipe import CustomRecipe, DelayedScaling, Recipe
 from te_dispatch.numerics.quantizers import DelayedQuantizer
 from te_dispatch.numerics.quantizers import Quantizer as Record
 from te_dispatch.pytorch.fp8.quantized_io import Boundary
+from te_dispatch.pytorch.fp8.quantizer_request import QuantizerRequest
 from te_dispatch.pytorch.fp8.quantizer_role import ModuleRoles, QuantizerRole
 from te_dispatch.pytorch.fp8.recipe_casts import BoundaryStates, DelayedCasts, Operands, RecipeCasts, StatelessCasts
 from te_dispatch.pytorch.tensor.quantizers import IdentityQuantizer, Quantizer
@@ -178,6 +179,11 @@ def _checked(recipe: CustomRecipe, place: str, role: QuantizerRole | None) -> Qu
         ) from error
     if given is None or isinstance(given, IdentityQuantizer):
         return None
+    if isinstance(given, QuantizerRequest):
+        raise NotImplementedError(
+            f"CustomRecipe: qfactory returned a {type(given).__name__} for {place}, which is not supported yet; use "
+            "the recipe DelayedScaling for the whole model, or return a Float8Quantizer with scales that you update"
+        )
     if not isinstance(given, Quantizer):
         raise TypeError(
             f"CustomRecipe: qfactory must return a quantizer of te_dispatch.pytorch.tensor, or None for high "

@@ -80,10 +80,10 @@ class Trainer:
         """Whether a forward group saw a cast since its last update."""
         return any(group.dirty and group.forward for group in self.groups)
 
-    def update(self, forward: bool) -> None:
-        """Update the groups of one direction that saw a cast since their last update."""
+    def update(self, forward: bool, every: bool = False) -> None:
+        """Update the groups of one direction that saw a cast since their last update, or with `every` all of them."""
         for group in self.groups:
-            if group.dirty and group.forward is forward:
+            if (group.dirty or every) and group.forward is forward:
                 group.update()
 
 

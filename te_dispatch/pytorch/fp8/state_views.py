@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from te_dispatch.common.recipe import DelayedScaling
 from te_dispatch.pytorch.fp8.autocast import current_state
 from te_dispatch.pytorch.fp8.delayed_scales import DelayedScales
 from te_dispatch.pytorch.tensor.quantized_tensor import QuantizedTensor
@@ -197,3 +198,23 @@ class StateViews(torch.nn.Module):
     if TYPE_CHECKING:  # what `GemmModule` has
 
         def _forget_plan(self) -> None: ...
+
+
+def assert_warmed_up(module: torch.nn.Module) -> None:
+    """Raise unless a module can be exported with the scales it was trained with, under the autocast in force.
+
+    Only delayed scaling needs it: a module that never ran has scales of 1. Under other recipes, and outside of any
+    autocast, nothing is asked for.
+
+    Raises:
+        AssertionError: a module of this package in it has no state of delayed scaling yet; it is named.
+    """
+    state = current_state()
+    if state is None or not state.enabled or not isinstance(state.recipe, DelayedScaling):
+        return
+    for name, part in module.named_modules():
+        if isinstance(part, StateViews) and part.get_fp8_meta_tensors() is None:
+            raise AssertionError(
+                f"{type(part).__name__} {name!r} has not run under DelayedScaling: its scales are 1; run the model "
+                "under the recipe, or load a checkpoint, before it is exported"
+            )

@@ -22,30 +22,36 @@ from te_dispatch.common.recipe import (
     Recipe,
 )
 from te_dispatch.core import scopes
+from te_dispatch.core.errors import NoImplementation
 from te_dispatch.core.facts import CallFacts
 from te_dispatch.core.operator import OPERATORS
 from te_dispatch.core.resolve import resolve
 from te_dispatch.numerics.encodings import ENCODINGS, device_encoding
 from te_dispatch.pytorch.arguments import resolve_device
 from te_dispatch.pytorch.fp8.autocast import require_usable
-from te_dispatch.pytorch.tensor.dtypes import device_encodings
+from te_dispatch.pytorch.tensor.dtypes import DType, device_encodings
 
 __all__ = [
+    "check_dim_for_fp8_exec",
     "check_fp8_block_scaling_support",
     "check_fp8_support",
+    "check_gemm_dims",
     "check_mxfp8_support",
     "check_nvfp4_support",
     "check_recipe_support",
     "get_align_size_for_quantization",
     "get_cudnn_version",
     "get_device_compute_capability",
+    "get_fp4_te_dtype",
     "get_fp8_max",
+    "get_fp8_te_dtype",
     "get_fp8_torch_dtype",
     "is_bf16_available",
     "is_bf16_compatible",
     "is_fp8_available",
     "is_fp8_block_scaling_available",
     "is_mxfp8_available",
+    "is_non_tn_fp8_gemm_supported",
     "is_nvfp4_available",
 ]
 
@@ -147,9 +153,42 @@ def is_bf16_compatible() -> bool:
     return True
 
 
+def is_non_tn_fp8_gemm_supported() -> bool:
+    """Whether the backward's FP8 products of per-tensor scaling read the row-wise copies that the forward's read.
+
+    Where they do not, column-wise copies are made for them.
+    """
+    device = resolve_device(None)
+    operand = (device_encoding("e4m3", device_encodings(device)), "tensor")
+    try:
+        formats = [ops.gemm_operand_format(device, *operand, *operand, layout) for layout in ("NN", "TN")]
+    except NoImplementation:
+        return False
+    return all(usage == "row" for operands in formats for usage, _ in operands)
+
+
 def get_align_size_for_quantization(recipe: Recipe) -> int:
     """What the rows of each part of a grouped input are padded to under a recipe."""
     return recipe.row_alignment()
+
+
+def check_dim_for_fp8_exec(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a matrix that `assert_dim_for_fp8_exec` lets pass."""
+    return tensor.dim() == 2 and tensor.shape[0] % 8 == 0 and tensor.shape[1] % 16 == 0
+
+
+def check_gemm_dims(inp: torch.Tensor, weight: torch.Tensor, fp8: bool) -> None:
+    """Raise unless inp (.., K) can be multiplied with a weight (N, K), in FP8 as `assert_dim_for_fp8_exec` says.
+
+    Raises:
+        ValueError: the last dimensions differ, or are not multiples of what FP8 needs.
+    """
+    if inp.shape[-1] != weight.shape[-1]:
+        raise ValueError(
+            f"inp and weight must end in the same dimension, got shapes {tuple(inp.shape)} and {tuple(weight.shape)}"
+        )
+    if fp8:
+        assert_dim_for_fp8_exec(inp, weight)
 
 
 def assert_dim_for_fp8_exec(*tensors: torch.Tensor) -> None:
@@ -176,6 +215,26 @@ def get_fp8_torch_dtype(fp8_recipe: Recipe, fprop_tensor: bool = True) -> torch.
         ValueError: a recipe of 4 bits.
     """
     return getattr(torch, f"float8_{_fp8_encoding('get_fp8_torch_dtype', fp8_recipe, fprop_tensor)}")  # type: ignore[no-any-return]
+
+
+def get_fp8_te_dtype(fp8_recipe: Recipe, fprop_tensor: bool = True) -> DType:
+    """The number of the type that a recipe casts to: `DType.kFloat8E4M3` or `DType.kFloat8E5M2`, on every device.
+
+    Arguments and errors are those of `get_fp8_torch_dtype`.
+    """
+    e4m3 = _fp8_encoding("get_fp8_te_dtype", fp8_recipe, fprop_tensor).startswith("e4m3")
+    return DType.kFloat8E4M3 if e4m3 else DType.kFloat8E5M2
+
+
+def get_fp4_te_dtype(fp4_recipe: Recipe) -> DType:
+    """The number of the type that a recipe of 4 bits casts to, `DType.kFloat4E2M1`.
+
+    Raises:
+        ValueError: another recipe.
+    """
+    if not fp4_recipe.nvfp4():
+        raise ValueError(f"get_fp4_te_dtype: {type(fp4_recipe).__name__} does not cast to 4 bits")
+    return DType.kFloat4E2M1
 
 
 def get_fp8_max(fp8_recipe: Recipe, fprop_tensor: bool = True) -> float:

@@ -13,5 +13,7 @@ Start with `make_graphed_callables`, and read on in this order:
     captured    one captured call: the autograd Function that replays it
     graphed     what the caller gets
 
+`outside` is for programs that capture modules by themselves.
+
 May import every room of `te_dispatch.pytorch`; they know of it only `fp8.autocast.thread.recording`.
 """

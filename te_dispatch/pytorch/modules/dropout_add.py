@@ -67,7 +67,7 @@ class DropPath(torch.nn.Module):
     Transformer Engine's are NaN.
     """
 
-    def __init__(self, drop_prob: float) -> None:
+    def __init__(self, drop_prob: float = 0.0) -> None:
         super().__init__()
         if not 0.0 <= drop_prob <= 1.0:
             raise ValueError(f"drop_path_rate must be at least 0 and at most 1, got {drop_prob!r}")
@@ -76,14 +76,23 @@ class DropPath(torch.nn.Module):
     def extra_repr(self) -> str:
         return f"drop_prob={self.drop_prob}"
 
-    def forward(self, x: torch.Tensor, layout: str, cu_seqlens: torch.Tensor | None = None) -> torch.Tensor:
-        """x: (s, b, K), (b, s, K) or (t, K) as `layout` says; cu_seqlens: int32 (b + 1,), sequence starts for thd."""
+    def forward(
+        self, hidden_state: torch.Tensor, layout: str | None = None, cu_seqlens: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Drop.
+
+        Args:
+            hidden_state: x, (s, b, K), (b, s, K) or (t, K) as `layout` says. Without a layout (n, ..), of which each of
+                the first dimension is dropped by itself, as in Transformer Engine.
+            cu_seqlens: int32 (b + 1,), sequence starts for thd.
+        """
+        x = hidden_state
         if not self.training or self.drop_prob == 0.0:
             return x
         keep = 1.0 - self.drop_prob
         divisor = keep or 1.0
         if layout != "thd":
-            shape = (1, x.shape[1], 1) if layout == "sbhd" else (x.shape[0], 1, 1)
+            shape = (1, x.shape[1], 1) if layout == "sbhd" else (x.shape[0], *(1 for _ in x.shape[1:]))
             return x * (torch.empty(shape, dtype=x.dtype, device=x.device).bernoulli_(keep) / divisor)
         if cu_seqlens is None:
             raise ValueError("drop_path_rate with attn_input_format='thd' needs cu_seqlens_q, got None")

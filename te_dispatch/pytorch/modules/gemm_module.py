@@ -23,6 +23,7 @@ from te_dispatch.pytorch.fp8.casts import Plan
 from te_dispatch.pytorch.fp8.module_state import Fp8State
 from te_dispatch.pytorch.fp8.saved_module import SavedModule
 from te_dispatch.pytorch.fp8.state_views import StateViews
+from te_dispatch.pytorch.modules.constructor_views import ConstructorViews
 from te_dispatch.pytorch.modules.gemm_steps import as_dtype
 from te_dispatch.pytorch.modules.weight_grads import WeightGradModule
 from te_dispatch.pytorch.tensor.quantized_tensor import plain
@@ -31,7 +32,7 @@ from te_dispatch.torch_private import graph_task
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-class GemmModule(SavedModule, WeightGradModule, ParallelModule, AskingModule, StateViews):
+class GemmModule(SavedModule, WeightGradModule, ParallelModule, AskingModule, StateViews, ConstructorViews):
     """Base of `Linear`, `LayerNormLinear` and `LayerNormMLP`.
 
     Attributes:

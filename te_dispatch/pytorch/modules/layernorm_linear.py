@@ -166,6 +166,7 @@ class LayerNormLinear(LinearModule):
         self.normalization = normalization
         self.zero_centered_gamma = zero_centered_gamma
         self.return_layernorm_output = return_layernorm_output
+        self.return_layernorm_output_gathered = return_layernorm_output_gathered
         self.eps = eps
         self._norm = NormOptions(normalization == "RMSNorm", float(eps), bool(zero_centered_gamma))
         factory = parameter_factory(device, params_dtype)

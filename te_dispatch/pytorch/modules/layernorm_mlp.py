@@ -12,6 +12,7 @@ from te_dispatch.ops.activation import CLAMPED_SWIGLU, GATED, KINDS
 from te_dispatch.pytorch.arguments import reject_unsupported, require_choice
 from te_dispatch.pytorch.autograd.apply import applied
 from te_dispatch.pytorch.distributed.arguments import mark_divided, mark_sequence_parallel
+from te_dispatch.pytorch.modules.constructor_views import MlpViews
 from te_dispatch.pytorch.modules.gemm_module import GemmModule
 from te_dispatch.pytorch.modules.layernorm_mlp_function import LayerNormMLPFunction, LayerNormMLPOptions
 from te_dispatch.pytorch.modules.norm_steps import (
@@ -51,7 +52,7 @@ def _activation_parameters(activation: str, given: Mapping[str, Any] | None) -> 
     return float(given.get("limit", limit)), float(given.get("alpha", alpha))
 
 
-class LayerNormMLP(GemmModule):
+class LayerNormMLP(GemmModule, MlpViews):
     """y = act(norm(x) W1^T + b1) W2^T + b2.
 
     Args:
@@ -137,6 +138,7 @@ class LayerNormMLP(GemmModule):
         self.use_bias = bias
         self.return_bias = return_bias
         self.return_layernorm_output = return_layernorm_output
+        self.return_layernorm_output_gathered = return_layernorm_output_gathered
         self.checkpoint = checkpoint
         self.eps = eps
         self.name = name

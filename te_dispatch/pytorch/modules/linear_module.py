@@ -14,6 +14,7 @@ from te_dispatch.pytorch.distributed.arguments import mark_divided, mark_sequenc
 from te_dispatch.pytorch.export.mode import is_in_onnx_export_mode
 from te_dispatch.pytorch.fp8.casts import Plan
 from te_dispatch.pytorch.fp8.quantized_io import Leaves
+from te_dispatch.pytorch.modules.constructor_views import LinearViews
 from te_dispatch.pytorch.modules.gemm_module import GemmModule
 from te_dispatch.pytorch.modules.norm_steps import NormOptions, norm_parameters
 from te_dispatch.pytorch.modules.parameters import (
@@ -42,7 +43,7 @@ _OUTPUT_IN_ONNX = (
 )
 
 
-class LinearModule(GemmModule):
+class LinearModule(GemmModule, LinearViews):
     """Base of the modules with one GEMM; they say in `_run` and `_run_empty` what happens to a checked input."""
 
     #: Of the norm in front, where there is one.

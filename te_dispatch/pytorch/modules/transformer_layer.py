@@ -20,6 +20,7 @@ from te_dispatch.pytorch.arguments import (
     require_probability,
 )
 from te_dispatch.pytorch.attention.lowering import AttentionMask
+from te_dispatch.pytorch.attention.views import LayerViews
 from te_dispatch.pytorch.compile import constant
 from te_dispatch.pytorch.constants import LayerTypes
 from te_dispatch.pytorch.distributed.arguments import ContextParallelModule
@@ -54,7 +55,7 @@ def _has_autocast(kind: str) -> bool:
     return torch.amp.is_autocast_available(kind)
 
 
-class TransformerLayer(ContextParallelModule):
+class TransformerLayer(ContextParallelModule, LayerViews):
     """An encoder or decoder layer (Vaswani et al., 2017).
 
     With A the self attention, C the cross attention (`layer_type="decoder"`), M the MLP, each after its own norm, and
@@ -148,6 +149,7 @@ class TransformerLayer(ContextParallelModule):
         self._keep_parallel(given)
         self.layer_number = layer_number
         self.layer_type = layer_type
+        self.seq_length = seq_length
         self.hidden_dropout = hidden_dropout
         self.apply_residual_connection_post_layernorm = apply_residual_connection_post_layernorm
         self.output_layernorm = output_layernorm

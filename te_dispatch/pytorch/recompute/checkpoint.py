@@ -20,6 +20,16 @@ from te_dispatch.pytorch.fp8.autocast import current_state, restored, thread
 _TORCH_ONLY_NON_REENTRANT = ("context_fn", "determinism_check", "debug", "early_stop")
 
 
+#: How the last `checkpoint` recomputes.
+_reentrant = True
+
+
+def use_reentrant_activation_recompute() -> bool:
+    """Whether the last `checkpoint` that was called with gradients recomputes by a backward inside of the backward, as
+    ``use_reentrant=True`` does; True before the first. Compiled calls do not count."""
+    return _reentrant
+
+
 class _Checkpointed:
     """The user's function, run once forward and then again for every backward."""
 
@@ -193,6 +203,8 @@ def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             "checkpoint in a compiled region", {"get_rng_state_tracker": get_tracker}, {"get_rng_state_tracker": None}
         )
         return _traced(function, args, kwargs, preserve_rng_state, options)
+    global _reentrant
+    _reentrant = bool(use_reentrant)
     return torch_checkpoint.checkpoint(
         _Checkpointed(function, kwargs, get_tracker),
         *args,

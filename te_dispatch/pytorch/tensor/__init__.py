@@ -3,8 +3,9 @@
 
 Start with `quantized_tensor`. `aten` says what PyTorch's operations do to one, `attributes` and `kinds` show it under
 Transformer Engine's names, `raw_data` and `saving` are its functions of these names, `packing` takes records apart for
-``save_for_backward``, `casting` casts inside autograd Functions. `quantizers` are what a factory of
-`te_dispatch.common.recipe.CustomRecipe` returns; operators take those of `te_dispatch.numerics.quantizers`.
+``save_for_backward``, `casting` casts inside autograd Functions. `memory` is about whose memory any tensor is.
+`quantizers` are what a factory of `te_dispatch.common.recipe.CustomRecipe` returns; operators take those of
+`te_dispatch.numerics.quantizers`.
 
 May import what `te_dispatch.pytorch` may, and of its rooms `compile`.
 """

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
+import torch
+
 from te_dispatch.numerics.quantized import NVFP4_SCALINGS
 from te_dispatch.pytorch.tensor.quantized_tensor import QuantizedTensor
 
@@ -98,3 +100,29 @@ class NVFP4Tensor(QuantizedTensor, metaclass=_TensorKind):
 
     scalings: _Scalings = NVFP4_SCALINGS
     __new__ = _refuse  # type: ignore[assignment]
+
+
+def get_all_tensor_types() -> list[type]:
+    """The classes that tensors have which modules here take or give: PyTorch's two, and those of this file."""
+    return [
+        torch.Tensor,
+        torch.nn.Parameter,
+        Float8Tensor,
+        Float8TensorStorage,
+        MXFP8Tensor,
+        MXFP8TensorStorage,
+        Float8BlockwiseQTensor,
+        Float8BlockwiseQTensorStorage,
+        NVFP4Tensor,
+        NVFP4TensorStorage,
+    ]
+
+
+def clear_columnwise_cache(tensor: QuantizedTensor) -> None:
+    """Drop the column-wise copy of a quantized tensor that has a row-wise one as well; of one without, nothing.
+
+    Raises:
+        RuntimeError: there is no other copy.
+    """
+    if tensor.get_usages()["columnwise"]:
+        tensor.update_usage(columnwise_usage=False)
