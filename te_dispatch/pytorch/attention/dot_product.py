@@ -20,6 +20,7 @@ from te_dispatch.pytorch.attention.function import (
     AttentionOptions,
     AttentionTensors,
     attention,
+    infer_attention,
     run_attention,
 )
 from te_dispatch.pytorch.attention.inputs import Operands, as_given, check_operands, gather_operands, under_autocast
@@ -262,7 +263,8 @@ class DotProductAttention(SavedModule, ContextParallelModule, CoreAttentionViews
             if found is not None:
                 call = found.made()
                 if call.program is not None:
-                    return run_attention(*as_given(*given), None, None, call)  # type: ignore[no-any-return]
+                    function = run_attention if found.trains else infer_attention
+                    return function(*as_given(*given), None, None, call)  # type: ignore[no-any-return]
                 return self._attend(*as_given(*given), call, None)
         operands = gather_operands(*given, qkv_interleave_dim)
         layout = qkv_format or self.qkv_format

@@ -13,7 +13,7 @@ from te_dispatch.core import scopes
 from te_dispatch.ops.results import AttentionBackward, Saved
 from te_dispatch.pytorch.autograd.apply import applied
 from te_dispatch.pytorch.autograd.scoped import in_forward_scope, outside_autocast
-from te_dispatch.pytorch.capture.functions import Replayable, replayed
+from te_dispatch.pytorch.capture.functions import Replayable, replayed, replayed_inference
 from te_dispatch.pytorch.compile import returned
 from te_dispatch.pytorch.step import step
 
@@ -212,7 +212,27 @@ def _as_given(
     return (joined, None, None) if options.joined == 3 else (grads.dq, joined, None)
 
 
+def _inferred(
+    q: torch.Tensor,
+    k: torch.Tensor | None,
+    v: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    offset: torch.Tensor | None,
+    call: AttentionCall,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    options = call.options
+    result = ops.attention_fwd(
+        *_split(q, k, v, options),
+        **_arguments(call.fixed, bias, offset, call.tensors),
+        with_max_logit=options.with_max_logit,
+        inference=True,
+    )
+    return (_merged(result.out), result.max_logit) if options.with_max_logit else _merged(result.out)
+
+
+#: (q, k, v, bias, softmax_offset, call), as `attention` has them: with gradients, and where nobody wants any.
 run_attention = applied(_AttentionFunction)
+infer_attention = replayed_inference(_inferred, "call")
 
 
 def attention(
@@ -223,7 +243,7 @@ def attention(
     bias: torch.Tensor | None = None,
     softmax_offset: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Attention with gradients.
+    """Attention, with gradients where they are wanted.
 
     Args:
         q, k, v: as `options.joined` says: three tensors; q and a packed k with v None; or a packed q and two None.
@@ -240,23 +260,5 @@ def attention(
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (q, k, v, bias, softmax_offset)):
         function = run_attention
     else:
-        function = _infer
+        function = infer_attention
     return outside_autocast(function, q, k, v, bias, softmax_offset, call)  # type: ignore[no-any-return]
-
-
-def _infer(
-    q: torch.Tensor,
-    k: torch.Tensor | None,
-    v: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    offset: torch.Tensor | None,
-    call: AttentionCall,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    options = call.options
-    result = ops.attention_fwd(
-        *_split(q, k, v, options),
-        **_arguments(call.fixed, bias, offset, call.tensors),
-        with_max_logit=options.with_max_logit,
-        inference=True,
-    )
-    return (_merged(result.out), result.max_logit) if options.with_max_logit else _merged(result.out)

@@ -28,13 +28,14 @@ class AttentionSignature:
         arguments: what it was called with beside tensors. given: which operands there are. guard: of their metadata.
         packing: that of three operands given apart, which their metadata do not tell.
         scope: the bindings. deterministic: PyTorch's flag, which no attribute or argument tells.
-        grad: whether gradients were recorded.
+        grad: whether gradients were recorded. trains: whether any were wanted.
         call: what such a call came to. captured: the same with the program, None until it was captured.
         replays: whether it may be captured.
     """
 
     __slots__ = (
-        "arguments", "given", "guard", "packing", "deterministic", "scope", "grad", "call", "captured", "replays",
+        "arguments", "given", "guard", "packing", "deterministic", "scope", "grad", "trains", "call", "captured",
+        "replays",
     )  # fmt: skip
 
     def __init__(self, operands: Given, arguments: Any, call: AttentionCall) -> None:
@@ -49,18 +50,13 @@ class AttentionSignature:
         self.grad = torch.is_grad_enabled()
         self.call = call
         self.captured: AttentionCall | None = None
+        self.trains = self.grad and any(x.requires_grad for x in present)
         # Dropout draws a random state for every call; a learnable offset is a parameter that an operand list lacks.
-        self.replays = (
-            self.grad
-            and any(x.requires_grad for x in present)
-            and not (options.dropout_p or options.with_max_logit or options.softmax_type == "learnable")
-        )
+        self.replays = not (options.dropout_p or options.with_max_logit or options.softmax_type == "learnable")
 
     def made(self) -> AttentionCall:
         """The call to run: the captured one; else the plain one, which is captured now if possible."""
-        if not self.grad:
-            STATISTICS.hits += 1  # nothing is left between the module and the operator
-        elif not unwatched():
+        if not unwatched():
             STATISTICS.misses[reason_of_miss()] += 1
         elif not self.replays:
             STATISTICS.misses["options of attention"] += 1

@@ -1,9 +1,13 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""`replayed`: an autograd Function whose calls are recorded, and repeated, where its options ask for it."""
+"""`replayed`: an autograd Function whose calls are recorded, and repeated, where its options ask for it.
+
+`replayed_inference`: the same of a function that is called where nobody wants gradients.
+"""
 
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -81,3 +85,45 @@ def replayed(
         return function
 
     return decorate
+
+
+class _NoContext:
+    """Stands for a Function's context where there is no graph."""
+
+    needs_input_grad = ()
+
+
+_NO_CONTEXT = _NoContext()
+
+
+def replayed_inference(function: Callable[..., Any], options: str = "options") -> Callable[..., Any]:
+    """A function of (tensors.., options), with its calls captured and replayed where their options ask for it.
+
+    Args:
+        function: it is called where no gradients are wanted, and not under a Function.
+        options: the name of its last parameter, a `Replayable`.
+    """
+    *names, last = inspect.signature(function).parameters
+    assert last == options
+
+    def plain(ctx: Any, *args: Any) -> Any:
+        return function(*args)
+
+    @functools.wraps(function)
+    def run(*args: Any) -> Any:
+        given: Replayable = args[-1]
+        if given.program is not None:
+            return given.program.forward(_NO_CONTEXT, *args[:-1])
+        capture = given.capture
+        if capture is None:
+            return function(*args)
+        given.capture = None
+        result, program = record_forward(plain, _no_backward, names, _NO_CONTEXT, args)
+        capture(given.with_program(program))
+        return result
+
+    return run
+
+
+def _no_backward(ctx: Any, *grads: Any) -> Any:
+    raise AssertionError("a call without gradients has no backward")

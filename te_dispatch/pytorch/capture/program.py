@@ -124,7 +124,9 @@ class Program:
             _require_constant(name, value)
         saved, marked = ([recorder.expression(x) for x in xs] for xs in (context.saved, context.marked))
         outputs = _outputs(recorder, result)
-        ending = [f"ctx.save_for_backward({', '.join([e.text for e in saved])})"]
+        ending = []
+        if saved:
+            ending.append(f"ctx.save_for_backward({', '.join([e.text for e in saved])})")
         if marked:
             ending.append(f"ctx.mark_non_differentiable({', '.join([e.text for e in marked])})")
         ending.append(_returned(result, outputs))
