@@ -18,7 +18,8 @@ from te_dispatch.pytorch.fp8.quantized_io import Boundary
 from te_dispatch.pytorch.fp8.quantizer_request import QuantizerRequest
 from te_dispatch.pytorch.fp8.quantizer_role import ModuleRoles, QuantizerRole
 from te_dispatch.pytorch.fp8.recipe_casts import BoundaryStates, DelayedCasts, Operands, RecipeCasts, StatelessCasts
-from te_dispatch.pytorch.tensor.quantizers import IdentityQuantizer, Quantizer
+from te_dispatch.pytorch.tensor.quantizer import Quantizer
+from te_dispatch.pytorch.tensor.quantizers import IdentityQuantizer
 
 if TYPE_CHECKING:
     from te_dispatch.pytorch.fp8.casts import GemmCasts

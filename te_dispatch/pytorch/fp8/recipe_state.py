@@ -26,7 +26,8 @@ from te_dispatch.pytorch.fp8.quantizer_role import QuantizerRole
 from te_dispatch.pytorch.fp8.recipe_casts import StatelessCasts
 from te_dispatch.pytorch.fp8.support import get_fp4_te_dtype, get_fp8_te_dtype
 from te_dispatch.pytorch.tensor.dtypes import DType
-from te_dispatch.pytorch.tensor.quantizers import Float8Quantizer, Quantizer, as_quantizer
+from te_dispatch.pytorch.tensor.quantizer import Quantizer
+from te_dispatch.pytorch.tensor.quantizers import Float8Quantizer, as_quantizer
 
 __all__ = [
     "CustomRecipeState",

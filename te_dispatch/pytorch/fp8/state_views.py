@@ -12,7 +12,8 @@ from te_dispatch.common.recipe import DelayedScaling
 from te_dispatch.pytorch.fp8.autocast import current_state
 from te_dispatch.pytorch.fp8.delayed_scales import DelayedScales
 from te_dispatch.pytorch.tensor.quantized_tensor import QuantizedTensor
-from te_dispatch.pytorch.tensor.quantizers import Quantizer, as_quantizer
+from te_dispatch.pytorch.tensor.quantizer import Quantizer
+from te_dispatch.pytorch.tensor.quantizers import as_quantizer
 
 if TYPE_CHECKING:
     from te_dispatch.pytorch.fp8.casts import Plan

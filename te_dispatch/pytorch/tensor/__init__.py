@@ -4,8 +4,8 @@
 Start with `quantized_tensor`. `aten` says what PyTorch's operations do to one, `attributes` and `kinds` show it under
 Transformer Engine's names, `raw_data` and `saving` are its functions of these names, `packing` takes records apart for
 ``save_for_backward``, `casting` casts inside autograd Functions. `memory` is about whose memory any tensor is.
-`quantizers` are what a factory of `te_dispatch.common.recipe.CustomRecipe` returns; operators take those of
-`te_dispatch.numerics.quantizers`.
+`quantizers`, with their base in `quantizer`, are what a factory of `te_dispatch.common.recipe.CustomRecipe` returns;
+operators take those of `te_dispatch.numerics.quantizers`.
 
 May import what `te_dispatch.pytorch` may, and of its rooms `compile`.
 """
@@ -23,6 +23,7 @@ from te_dispatch.pytorch.tensor.kinds import (
     QuantizedTensorStorage,
 )
 from te_dispatch.pytorch.tensor.quantized_tensor import QuantizedTensor
+from te_dispatch.pytorch.tensor.quantizer import Quantizer
 from te_dispatch.pytorch.tensor.quantizers import (
     Float8BlockQuantizer,
     Float8CurrentScalingQuantizer,
@@ -31,7 +32,6 @@ from te_dispatch.pytorch.tensor.quantizers import (
     IdentityQuantizer,
     MXFP8Quantizer,
     NVFP4Quantizer,
-    Quantizer,
 )
 from te_dispatch.pytorch.tensor.raw_data import replace_raw_data
 from te_dispatch.pytorch.tensor.saving import prepare_for_saving, restore_from_func_ctx, restore_from_saved

@@ -19,7 +19,7 @@ from te_dispatch.numerics.quantized import CANONICAL_SCALES, NVFP4_SCALINGS
 if TYPE_CHECKING:
     from te_dispatch.pytorch.tensor.dtypes import DType
     from te_dispatch.pytorch.tensor.quantized_tensor import QuantizedTensor
-    from te_dispatch.pytorch.tensor.quantizers import Quantizer
+    from te_dispatch.pytorch.tensor.quantizer import Quantizer
 
 #: Scalings whose column-wise copy is the row-wise one with its bytes moved.
 TRANSPOSABLE = ("tensor", "block_2d")
