@@ -262,3 +262,8 @@ def _rebuild_tensor(
 
 #: What pickles of tensors call to make one.
 rebuild_tensor: Callable[..., torch.Tensor] = _found("_utils._rebuild_tensor_v2", _rebuild_tensor)
+
+# -- printing ----------------------------------------------------------------------------------------------------------
+
+#: What `torch.set_printoptions` writes, as attributes; None where PyTorch keeps it elsewhere.
+print_options: Any = _found("_tensor_str.PRINT_OPTS", None)

@@ -8,6 +8,8 @@ fails the unit that made the call and none after it.
 from __future__ import annotations
 
 import gc
+import logging
+import operator
 import os
 import random
 import signal
@@ -19,7 +21,7 @@ from typing import Any
 
 import torch
 
-from te_dispatch.torch_private import dispatch_modes, function_modes
+from te_dispatch.torch_private import dispatch_modes, function_modes, print_options
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,9 @@ def _common() -> tuple[Setting, ...]:
         Setting("the working directory", os.getcwd, os.chdir),
         Setting("the environment's variables", lambda: dict(os.environ), _set_environment, False, imported=True),
         Setting("the filters of warnings", lambda: list(warnings.filters), _set_filters, False, imported=True),
+        *(() if print_options is None else (Setting("how PyTorch prints numbers", _printed, _set_printed),)),
+        Setting("functions of PyTorch", _Functions, _Functions.put_back, False, imported=True),
+        Setting("Python's logging", _logging, _set_logging, False),
         Setting("handlers of signals", _handlers),
         Setting("whether PyTorch repeats warnings", torch.is_warn_always_enabled, torch.set_warn_always),
         Setting("Python's recursion limit", sys.getrecursionlimit, sys.setrecursionlimit),
@@ -109,6 +114,57 @@ def _common() -> tuple[Setting, ...]:
             for name in names
         ),
     )  # fmt: skip
+
+
+def _printed() -> tuple[Any, ...]:
+    return tuple(vars(print_options).values())
+
+
+def _set_printed(values: tuple[Any, ...]) -> None:
+    for name, value in zip(vars(print_options), values):
+        setattr(print_options, name, value)
+
+
+class _Functions:
+    """What the names of functions stand for, compared by identity."""
+
+    def __init__(self) -> None:
+        self.found = [value for owner, names in _OWNED for value in operator.itemgetter(*names)(vars(owner))]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Functions) and all(map(operator.is_, self.found, other.found))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def put_back(self) -> None:
+        names = [(owner, name) for owner, names in _OWNED for name in names]
+        for (owner, name), function in zip(names, self.found, strict=True):
+            if vars(owner)[name] is not function:
+                setattr(owner, name, function)
+
+
+def _names_of_functions(owner: Any) -> list[str]:
+    return [name for name, value in vars(owner).items() if callable(value)]
+
+
+#: Owners of PyTorch's functions, with their names.
+_OWNED: list[tuple[Any, list[str]]] = [
+    (owner, _names_of_functions(owner)) for owner in (torch, torch.Tensor, torch.nn.functional)
+]
+
+
+def _logging() -> tuple[Any, ...]:
+    """Level and handlers of the logger that all others hand on to, and what is disabled of all."""
+    root = logging.getLogger()
+    return root.level, tuple(root.handlers), logging.root.manager.disable
+
+
+def _set_logging(state: tuple[Any, ...]) -> None:
+    root = logging.getLogger()
+    level, handlers, disabled = state
+    root.setLevel(level)
+    root.handlers[:] = handlers
+    logging.disable(disabled)
 
 
 def _set_affinity(cpus: set[int]) -> None:

@@ -36,6 +36,7 @@ REPLACED = (
     "cuda._sleep",
     "_foreach_copy_",
     "_utils._rebuild_tensor_v2",
+    "_tensor_str.PRINT_OPTS",
     "utils.checkpoint._CheckpointFrame",
 )
 

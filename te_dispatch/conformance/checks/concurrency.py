@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 import time
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 from typing import Any
@@ -14,11 +15,13 @@ import torch
 from te_dispatch.conformance.checks import Check, anywhere
 from te_dispatch.conformance.checks.sizes import enlarged, varied
 from te_dispatch.conformance.checks.values import synchronize, thread_count
+from te_dispatch.conformance.forwards import NotClaimed
 from te_dispatch.conformance.memory import same_bits
 from te_dispatch.conformance.space import Arguments, Space
 from te_dispatch.conformance.subject import Subject
 from te_dispatch.conformance.transfer import mapped, moved, overwrite
 from te_dispatch.conformance.trial import Failure, Trial
+from te_dispatch.core.errors import Declined
 from te_dispatch.torch_private import sleep
 
 #: As many as the cases that they call on.
@@ -31,6 +34,8 @@ ROUNDS, CALLS = 3, 4
 _QUICK = (type(None), type(sys), str, bytes, list, tuple, dict, set, frozenset, int)
 #: Rows of the case that one of the threads calls on.
 _ROWS = 120
+#: Rows of the case that no call had before, at least: odd, as no other check's are. How many there are to choose from.
+_FIRST_ROWS, _FIRST_SIZES = 131, 50
 #: Seconds between two switches of Python's threads meanwhile: so short that each call is interrupted.
 _SWITCH_S = 1e-6
 #: Seconds after which no further round starts: interpreted kernels take seconds a call.
@@ -61,7 +66,37 @@ def threads(trial: Trial) -> None:
     trial.claim(trial.on_device())
     # One thread of the CPU for each: several of each would wait for one another most of the time.
     with thread_count(1):
+        _race_to_be_first(trial)
         _race(trial)
+
+
+def _race_to_be_first(trial: Trial) -> None:
+    """Calls of one size that no call had before: what an implementation makes for a size must be whole when it is
+    found."""
+    rows = _FIRST_ROWS + 2 * (zlib.crc32(str(trial.case).encode()) % _FIRST_SIZES)
+    other = enlarged(trial, rows, sure=False)
+    if other is None:
+        return
+    together = Barrier(THREADS)
+    given = [other.with_seed(trial.case.seed * THREADS + i) for i in range(THREADS)]
+
+    def first(one: Trial) -> tuple[Any, Arguments]:
+        arguments = one.on_device()
+        together.wait(60)
+        result = one.call(arguments)
+        synchronize(one)
+        return result, arguments
+
+    try:
+        with ThreadPoolExecutor(THREADS) as pool:
+            results = list(pool.map(first, given))
+    except (NotClaimed, Declined):
+        return
+    for one, (result, arguments) in zip(given, results, strict=True):
+        try:
+            one.judge(result, arguments)
+        except Failure as failure:
+            raise Failure(f"{THREADS} threads make the first calls of a size: {failure}", failure.findings) from failure
 
 
 def _race(trial: Trial) -> None:

@@ -38,6 +38,7 @@ def dropout(trial: Trial) -> None:
     require_share(f"{1 - p:.0%} of the elements are kept", keep[live], 1 - p)
     if not torch.equal(plan.recover(run, given)[0], keep):
         raise Failure("equal rng_state, other elements dropped")
+    _require_the_share_of_another_p(plan.recover, run, given, p)
     if trial.device.type == "cpu":
         with thread_count(THREADS):
             if not torch.equal(plan.recover(run, given)[0], keep):
@@ -63,6 +64,18 @@ def dropout(trial: Trial) -> None:
     judged = Judged(trial.case.values, trial.arguments(), {}, actual, subject.traits, subject.claims)
     trial.compare(actual, *plan.judged(judged, keep))
     trial.notes.append(f"kept {int(keep[live].sum())} of {int(live.sum())} with probability {1 - p:g}")
+
+
+def _require_the_share_of_another_p(
+    recover: Callable[..., tuple[torch.Tensor, torch.Tensor]],
+    run: Callable[[Arguments], Any],
+    given: Arguments,
+    p: float,
+) -> None:
+    """On the same state and operands: what an implementation keeps of a mask is not found without its probability."""
+    other = p + 0.375 if p < 0.5 else p - 0.375
+    keep, live = recover(run, {**given, "dropout_p": other})
+    require_share(f"with the same rng_state and dropout_p={other:g}, {1 - other:.1%} are kept", keep[live], 1 - other)
 
 
 def _require_the_same_for_inference(

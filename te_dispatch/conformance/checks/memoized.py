@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -180,14 +181,15 @@ def call_again(trial: Trial, there: Arguments, when: str) -> None:
 def turned(trial: Trial) -> None:
     """Calls on the same memory, in which the integers that say where groups or sequences lie became others."""
     assert trial.space.turned is not None
-    given, other = trial.arguments(), trial.with_values("turned", trial.space.turned.arguments)
+    same = trial.with_axes(trial.case.values)  # the same data under another name
+    given, other = same.arguments(), same.with_values("turned", trial.space.turned.arguments)
     fresh = other.arguments()
     before = dict(tensors(given))
     if all(torch.equal(tensor, before[path]) for path, tensor in tensors(fresh) if not tensor.is_floating_point()):
         trial.notes.append("groups or sequences that read the same from behind")
         return
     there = moved(given, trial.device)
-    call_again(trial, there, "")
+    call_again(same, there, "")
     write(there, fresh)
     call_again(other, there, "after other integers were written into the same memory: ")
 
@@ -214,7 +216,7 @@ def _call_often(trial: Trial) -> None:
     host, until = trial.arguments(), time.monotonic() + _BUDGET_S
     renewed = bool(trial.subject.operator.mutates) and trial.space.forward is None
     references: list[StorageWeakRef] = []
-    blocks: list[int] = []
+    blocks: list[tuple[int, int]] = []
     for number in range(1, CALLS + 1):
         if renewed:
             write(arguments, host)
@@ -236,9 +238,22 @@ def _call_often(trial: Trial) -> None:
         if number == _ROUND:
             _require_freed(references, "results")
         if number in (CALLS - _ROUND, CALLS):
-            blocks.append(sys.getallocatedblocks())
-    if len(blocks) == 2 and blocks[1] - blocks[0] >= _ROUND:
+            blocks.append((sys.getallocatedblocks(), _open_files()))
+    if len(blocks) < 2:
+        return
+    (blocks_before, files_before), (blocks_after, files_after) = blocks
+    if files_after - files_before >= _ROUND:
+        raise Failure(f"every call leaves a file open: {files_after - files_before} more after {_ROUND} calls")
+    if blocks_after - blocks_before >= _ROUND:
         _require_no_growth(lambda: trial.call(arguments))
+
+
+def _open_files() -> int:
+    """Of this process; 0 where the system does not list them."""
+    try:
+        return len(os.listdir("/proc/self/fd"))
+    except OSError:
+        return 0
 
 
 def require_operands_freed(trial: Trial, make: Callable[[], Arguments] | None = None, what: str = "operands") -> None:

@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+
 from te_dispatch.conformance.checks import Check
 from te_dispatch.conformance.checks.memoized import call_again, keepable
 from te_dispatch.conformance.checks.sharing import GRADIENTS
@@ -99,6 +101,9 @@ def _others(trial: Trial, given: Arguments) -> Iterator[tuple[Trial, str]]:
     dealt = same.with_values("rotated", _rotated)
     if options(_rotated(given)) != options(given) and _accepted(dealt):
         yield dealt, "integers dealt otherwise"
+    turned = same.with_values("turned", _turned)
+    if not _equal(_turned(given), given) and _accepted(turned):
+        yield turned, "rows of integers in another order"
     values = trial.case.values
     for axis in space.axes:
         for option in axis.values:
@@ -115,6 +120,16 @@ def _rotated(arguments: Arguments) -> Arguments:
     """The last of every list of integers first: splits of the same sum."""
     return {
         name: [value[-1], *value[:-1]] if isinstance(value, list) and set(map(type, value)) == {int} else value
+        for name, value in arguments.items()
+    }
+
+
+def _turned(arguments: Arguments) -> Arguments:
+    """The rows of every matrix of integers in reverse order: of what is made of them, the same numbers as often."""
+    return {
+        name: value.flip(0)
+        if isinstance(value, torch.Tensor) and value.dim() == 2 and value.dtype in (torch.int32, torch.int64)
+        else value
         for name, value in arguments.items()
     }
 

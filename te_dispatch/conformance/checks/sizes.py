@@ -29,11 +29,14 @@ _OF_RESULTS = ("out", "out_dtype", "weights")
 _SIZES = ("shape", "shapes", "rows", "columns", "lengths", "heads", "dims")
 
 
-def enlarged(trial: Trial, rows: int = ROWS[0]) -> Trial | None:
+def enlarged(trial: Trial, rows: int = ROWS[0], sure: bool = True) -> Trial | None:
     """The trial's case with so many rows, columns to match, and results in fp32 if the subject serves that.
 
     None where its space has no such sizes, where the case's other values do not allow them, or where the subject does
     not serve the call.
+
+    Args:
+        sure: whether to make the call in order to know whether the subject serves it, or to go by what it claims.
     """
     values, space = trial.case.values, trial.space
     for axis in ("shape", "shapes"):
@@ -47,7 +50,7 @@ def enlarged(trial: Trial, rows: int = ROWS[0]) -> Trial | None:
             chosen = {**values, axis: shape, **more}
             if space.valid(chosen):
                 larger = _of(trial, chosen)
-                if serves(larger):
+                if serves(larger) if sure else claims(larger):
                     return larger
     return None
 
@@ -88,6 +91,15 @@ def _of(trial: Trial, values: Values) -> Trial:
     return Trial(trial.subject, case, trial.oracle, trial.space)
 
 
+def claims(trial: Trial) -> bool:
+    """Whether dispatch would hand the case to the subject."""
+    try:
+        trial.claim(trial.on_device())
+    except NotClaimed:
+        return False
+    return True
+
+
 def serves(trial: Trial) -> bool:
     """Whether dispatch would hand the case to the subject, and the subject takes it."""
     try:
@@ -114,7 +126,7 @@ def _shape(space: Space, plain: str, rows: int) -> str | None:
     if "+" in plain:  # a list of tensors
         return f"{rows}x{columns}+7+{rows}"
     if space.operator.startswith("attention"):  # sequences, queries, keys
-        return f"{max(rows // 64, 2)}x130x264"
+        return f"{max(rows // 64, 2)}x{130 + rows % 2}x264"
     if space.operator.startswith("rope"):  # s, b, h, d or b, s, h, d
         return f"{rows // 4}x4x3x64"
     # 3 in a row of rows: an odd number of rows, and one that 4 does not divide, are among the halves.

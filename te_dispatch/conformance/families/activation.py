@@ -38,7 +38,7 @@ _CASTS = ("none", *CASTS)
 #: What x is a record of.
 _RECORDS = ("none", "delayed", "current", "block_1d", "block_2d", "mxfp8", "nvfp4")
 #: More rows than 16 bits count, wide rows, more elements than 2^17, what vectors and tiles divide.
-_LARGE_SHAPES = ("65549x2", "3x16411", "131x1031", "256x512")
+_LARGE_SHAPES = ("65549x2", "3x16411", "131x1031", "256x512", "2x65557")
 _PARAMS = {"default": None, "5/1": (5.0, 1.0), "0.5/1.702": (0.5, 1.702)}
 
 

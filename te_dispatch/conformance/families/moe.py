@@ -12,13 +12,13 @@ from te_dispatch.conformance.bounds.known import Known, within
 from te_dispatch.conformance.families.quantize import quantizer_of
 from te_dispatch.conformance.maker import Maker
 from te_dispatch.conformance.rules import Bitwise, Rule
-from te_dispatch.conformance.space import Arguments, Axis, Judged, Space, Values, register
+from te_dispatch.conformance.space import Arguments, Axis, Judged, Space, Turned, Values, register
 
 _DTYPE = Axis("dtype", ("fp32", "bf16", "fp16"))
 #: tokens x features.
 _SHAPE = Axis(
     "shape", ("33x65", "1x1", "127x16", "129x128", "16x257", "0x16", "257x3"), ("33x65", "129x128", "0x16"),
-    once=("65549x2", "4099x16", "5x8209"),
+    once=("65549x2", "4099x16", "5x8209", "3x65557"),
 )  # fmt: skip
 _TOP_K = Axis("top_k", ("2", "1", "8"), once=("33", "4", "6"))
 _PROBS = Axis("probs", ("none", "fp32", "bf16"))
@@ -50,6 +50,11 @@ def _permute(values: Values, maker: Maker) -> Arguments:
     if values["probs"] != "none":
         made["probs"] = maker.tensor(*indices.shape, dtype=values["probs"], values="one_sign")
     return made
+
+
+def _turned(arguments: Arguments) -> Arguments:
+    """The same experts as often, of other tokens."""
+    return {**arguments, "indices": arguments["indices"].flip(0)}
 
 
 def _moved(judged: Judged) -> Mapping[str, Rule]:
@@ -144,7 +149,7 @@ register(
             _CAPACITY, _EXPERTS, Axis("index", ("int32", "int64")),
             Axis("values", ("normal", "nan", "inf", "zeros"), ("normal", "nan")),
         ),
-        _permute, _moved, widen=False, fixed=_MANY_EXPERTS,
+        _permute, _moved, widen=False, fixed=_MANY_EXPERTS, turned=Turned(_turned),
     ),
     Space(
         "moe_unpermute", "plain", (_DTYPE, _SHAPE, _TOP_K, _PROBS, _DROPPED, _CAPACITY, _EXPERTS, _VALUES),

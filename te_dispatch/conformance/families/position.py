@@ -48,9 +48,10 @@ _OFFSETS = {"yes": 0, "far": 70_000}
 
 
 def _freqs(values: Values, positions: int, head_dim: int) -> torch.Tensor:
-    """Angles like those of `RotaryPositionEmbedding`: each twice, by halves or by pairs; base 10000."""
+    """Angles like those of `RotaryPositionEmbedding`: each twice, by halves or by pairs; base 10,000 or 500,000."""
     r = {"all": head_dim, "half": max(head_dim // 4 * 2, 2), "two": 2}[values["rotated"]]
-    inverse = 10000.0 ** (-torch.arange(0, r, 2, dtype=torch.float64) / r)
+    base = 500_000.0 if values["angles"] == "other_base" else 10_000.0
+    inverse = base ** (-torch.arange(0, r, 2, dtype=torch.float64) / r)
     angles = torch.arange(max(positions, 1), dtype=torch.float64)[:, None] * inverse
     angles = angles.repeat_interleave(2, 1) if values["interleaved"] == "yes" else torch.cat((angles, angles), 1)
     # Positions far out: an angle of 10^5, which has to be reduced in full.
@@ -141,7 +142,7 @@ _OPTIONS = (
     Axis("interleaved", ("no", "yes")),
     Axis("rotated", ("all", "half", "two")),
     Axis("offsets", ("no", "yes"), once=("far",)),
-    Axis("angles", ("small", "large")),
+    Axis("angles", ("small", "large", "other_base")),
     Axis(
         "values", ("normal", "spread", "one_sign", "outlier", "denormal", "zeros", "nan", "inf", "huge", "log_uniform")
     ),

@@ -49,9 +49,11 @@ LATER_CASTS = ("nvfp4_rht", "mxfp8_2d", "nvfp4_4over6", "nvfp4_4over6_2d")
 #: More columns than 8,192 and 16,384; many tiles each way and more elements than 2^18; several tiles and no rest; four
 #: dimensions.
 LARGE = ("3x8209", "2x16403", "1031x257", "257x1031", "256x512", "3x2x5x40")
+#: More than 2^20 elements.
+MANY = "1039x1031"
 
 DTYPE = Axis("dtype", ("fp32", "bf16", "fp16"))
-SHAPE = Axis("shape", SHAPES, SMOKE_SHAPES, once=LARGE)
+SHAPE = Axis("shape", SHAPES, SMOKE_SHAPES, once=(*LARGE, MANY))
 ENCODING = Axis("encoding", FP8_ENCODINGS)
 COMMON = Axis("common", ("no", "yes"))
 USAGE = Axis("usage", ("both", "row", "column"))

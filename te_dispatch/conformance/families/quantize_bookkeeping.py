@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from te_dispatch.conformance.families.quantize import DTYPE, ENCODING, SHAPE, VALUES, bits, operand
+from te_dispatch.conformance.families.quantize import DTYPE, ENCODING, MANY, SHAPE, VALUES, bits, operand
 from te_dispatch.conformance.maker import Maker
 from te_dispatch.conformance.rules import Rule, Within
 from te_dispatch.conformance.space import Arguments, Axis, Judged, Space, Values, register
@@ -115,7 +115,7 @@ register(
     Space(
         "compute_amax", "plain",
         (DTYPE, _WITH_SCALAR, VALUES, Axis("out", ("fresh", "given"))),
-        _amax, _equal, widen=False,
+        _amax, _equal, widen=False, fixed=({"shape": MANY, "values": "late"},),
     ),
     Space(
         "partial_amax", "plain",

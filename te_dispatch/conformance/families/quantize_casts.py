@@ -9,6 +9,7 @@ from te_dispatch.conformance.families.quantize import (
     COMMON,
     DTYPE,
     ENCODING,
+    MANY,
     SHAPE,
     USAGE,
     VALUES,
@@ -18,6 +19,7 @@ from te_dispatch.conformance.families.quantize import (
 )
 from te_dispatch.conformance.maker import Maker
 from te_dispatch.conformance.space import Arguments, Axis, Space, Values, register
+from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.numerics.quantizers import Quantizer
 
 #: Flags other than 1 and 0, and their values: all but -0 are set.
@@ -41,6 +43,7 @@ def _call(values: Values, maker: Maker, quantizer: Quantizer, spare: Quantizer) 
         out = arguments["out"] = maker.quantized(before, spare, usage)
         if values["out"] != "exact" and out.col_scale_inv is out.row_scale_inv is not None:
             out.col_scale_inv = out.row_scale_inv.clone()
+        _fill(out, maker)
     if values["out"].startswith("flag"):
         flag = {"flag_set": 1.0, "flag_clear": 0.0, **_FLAGS}[values["out"]]
         arguments["noop_flag"] = torch.full((1,), flag)
@@ -50,6 +53,16 @@ def _call(values: Values, maker: Maker, quantizer: Quantizer, spare: Quantizer) 
     elif given in _GIVEN:
         arguments["amax"] = torch.full((1,), _GIVEN[given])
     return arguments
+
+
+def _fill(record: Quantized, maker: Maker) -> None:
+    """Draw what a record holds, padding of scales too."""
+    parts = (record.row_data, record.col_data, record.row_scale_inv, record.col_scale_inv, record.global_scale_inv)
+    for part in parts:
+        if part is not None and part.dtype == torch.uint8:
+            part.copy_(maker.integers(0, 256, *part.shape, dtype=torch.uint8))
+        elif part is not None:
+            part.copy_(maker.tensor(*part.shape, dtype="fp32"))
 
 
 def _delayed(values: Values, maker: Maker) -> Arguments:
@@ -103,12 +116,12 @@ register(
         (
             DTYPE, SHAPE, ENCODING, USAGE, VALUES, COMMON, _SCALE, Axis("recorded", ("zero", "large", "none")), _OUT,
         ),
-        _delayed, bits, widen=False,
+        _delayed, bits, widen=False, fixed=({"shape": MANY, "values": "late"},),
     ),
     Space(
         "quantize", "current",
         (DTYPE, SHAPE, ENCODING, USAGE, VALUES, COMMON, _POWER, _EPSILON, _AMAX, _OUT),
-        _current, bits, widen=False,
+        _current, bits, widen=False, fixed=({"shape": MANY, "values": "late"},),
     ),
     Space(
         "quantize", "block",

@@ -186,7 +186,7 @@ _SHAPE = Axis(
     "shape",
     ("33x65", "127x129", "128x128", "129x257", "2x3x48", "1x1", "31", "0x16", "16x0", "256x512"),
     # The last has as many blocks of 32 rows as it has columns.
-    once=("65553x3", "3x8209", "1031x257", "130x1056", "512x16"),
+    once=("65553x3", "3x8209", "1031x257", "130x1056", "130x1058", "512x16"),
 )
 #: Of which some have several tiles each way: with tiles in one row, scales read the same transposed and not. One has
 #: as many down as across, where scales that are not transposed fit.
@@ -202,6 +202,13 @@ _NOMINAL = Axis("nominal", ("bf16", "fp32", "fp16"))
 _SQUARE_SCALES = {
     "scaling": "mxfp8", "shape": "512x16", "usage": "both", "layout": "canonical", "scale_layout": "other",
 }  # fmt: skip
+#: Column-wise scales in several rows, whose length no alignment divides.
+_PADDED_SCALES = tuple(
+    {"scaling": scaling, "shape": shape, "usage": "both", "layout": layout, "scale_layout": other}
+    for scaling in _OTHER_LAYOUT
+    for shape in ("129x257", "130x1058")
+    for layout, other in (("canonical", "other"), ("other", "canonical"))
+)
 
 register(
     Space(
@@ -227,7 +234,7 @@ register(
         (
             _SCALINGS, ENCODING, USAGE, _SHAPE, _LAYOUT, Axis("scale_layout", ("other", "canonical")), _NOMINAL,
         ),
-        _relayout, moved_bits, valid=_meaningful, widen=False, forms="scaling", fixed=(_SQUARE_SCALES,),
+        _relayout, moved_bits, valid=_meaningful, widen=False, forms="scaling", fixed=(_SQUARE_SCALES, *_PADDED_SCALES),
         placed=_sharing("row_data", "col_data"),
     ),
     Space(

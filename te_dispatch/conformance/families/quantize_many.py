@@ -86,6 +86,7 @@ _SETS = {
     "like": ((16, 128),) * 3,
     "one": ((33, 65),),
     "mixed": ((3, 5, 40), (0, 16), (129, 17), (7,), (1, 1031)),
+    "shrinking": ((129, 17), (3, 5, 40), (7,)),
     "repeated": ((33, 65),) * 3,  # one tensor, several times
 }
 #: More tensors than one launch has room for, as 25 to 330.

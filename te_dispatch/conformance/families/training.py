@@ -24,11 +24,13 @@ _YES_NO = ("no", "yes")
 _MANY = "257x521"
 #: One tensor of more than 2^17 elements.
 _LONG = "131085"
+#: One of more than 2^20.
+_LONGER = "1048609"
 #: Shapes of a list of tensors (``7*25``: 25 tensors of 7 elements): sizes around vector widths, one element, none.
 #: Once: more tensors than kernels take as arguments (24, 30, 64, 110, 320), and more elements than chunks of 2^16.
 _LISTS = Axis(
     "shapes", ("33x65+7+1", "16", "1+1+1", "128x129+0+3x5x7", "0", "1025+1023+1024"), ("33x65+7+1", "0"),
-    once=("7*25", "17*65", "5*111", "3*321", f"65549+{_LONG}", _LONG),
+    once=("7*25", "17*65", "5*111", "3*321", f"65549+{_LONG}", _LONG, _LONGER),
 )  # fmt: skip
 
 

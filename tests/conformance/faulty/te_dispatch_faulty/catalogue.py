@@ -22,6 +22,7 @@ from te_dispatch_faulty import (
     draws,
     elsewhere,
     forms,
+    lasting,
     mixed,
     narrow,
     operands,
@@ -327,7 +328,7 @@ _CONDUCT = (
 
 _TABLES = (
     sizes, operands, special, secondary, state, draws, options, narrow, paths, rare, surroundings, usage, clauses,
-    corners, unseen, tiles, rounding, mixed, callers, remains, between, plans, elsewhere,
+    corners, unseen, tiles, rounding, mixed, callers, remains, between, plans, elsewhere, lasting,
 )  # fmt: skip
 
 FAULTS: tuple[Fault, ...] = (
