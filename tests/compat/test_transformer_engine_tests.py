@@ -50,6 +50,9 @@ def test_class():
 def test_derived():
     Derived(1)
 
+def test_shown():
+    assert repr(te.made_up) == "<transformer_engine.pytorch.made_up is not here>"
+
 def test_attribute():
     native.function.name
 
@@ -169,6 +172,12 @@ def test_stream():
 
 def test_current_stream():
     torch.cuda.current_stream()
+
+def test_memory():
+    assert torch.cuda.memory_allocated(device=0) == 0
+
+def test_most_memory():
+    assert torch.cuda.max_memory_allocated() == 0
 """
 
 
@@ -204,6 +213,7 @@ def outcomes(tmp_path_factory):
         ("test_passes_or_needs", {"passed": 1, "needs": 1}, ["transformer_engine_torch.Kind"]),
         ("test_class", {"needs": 1}, ["transformer_engine.pytorch.GroupedLinear"]),
         ("test_derived", {"needs": 1}, ["transformer_engine.pytorch.MadeUpQuantizer"]),
+        ("test_shown", {"passed": 1}, []),
         ("test_attribute", {"needs": 1}, ["transformer_engine_torch.function"]),
         ("test_given", {"needs": 1}, ["transformer_engine.pytorch.VARIABLE"]),
         ("test_assigned", {"needs": 1}, ["transformer_engine.pytorch.table"]),
@@ -243,7 +253,7 @@ def test_a_sample_is_counted_and_always_the_same(outcomes):
 def test_the_table_shows_counts_and_reasons(outcomes):
     lines = outcomes[1].splitlines()
     assert lines[0].startswith("Tests of ours, 20") and "PyTorch" in lines[0]
-    assert "| test_outcomes.py | 19 | 27 | " in outcomes[1]
+    assert "| test_outcomes.py | 20 | 28 | " in outcomes[1]
     assert r"| `test_fails` | 1 | 0 | 1 | 0 | 0 | 0 | failed: AssertionError: the width \| is (1) |" in lines
     assert any(line.startswith("| `TestGroup::test_many` | 8 of 40 | ") for line in lines)
     widths = {
@@ -297,7 +307,7 @@ def test_cuda_means_the_cpu(tmp_path):
     rows = run(tmp_path, "--cpu")[0]["files"]["test_cuda.py"]
     for function in ("test_versions", "test_factories", "test_random_state", "test_layer_under_autocast"):
         assert outcome(rows[function]) == {"passed": 1}, rows[function]
-    for function in ("test_stream", "test_current_stream"):
+    for function in ("test_stream", "test_current_stream", "test_memory", "test_most_memory"):
         assert reasons(rows[function]) == ["CUDA"], rows[function]
 
 

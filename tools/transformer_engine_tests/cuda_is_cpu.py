@@ -2,9 +2,9 @@
 """Have the device "cuda" mean the CPU, for tests that name it on a machine without one.
 
 Functions of PyTorch that take a device are replaced by ones that take "cuda" for "cpu". `torch.cuda.is_available` and
-what describes a GPU stay as they are, so that te_dispatch sees the machine that it runs on; streams, graphs and
-memory figures raise as PyTorch has them raise. The versions that tests ask Transformer Engine for while they are
-imported, and that raise without a GPU, are zeros.
+what describes a GPU stay as they are, so that te_dispatch sees the machine that it runs on; streams and graphs raise
+as PyTorch has them raise, and so do figures of memory, which PyTorch gives as zeros. The versions that tests ask
+Transformer Engine for while they are imported, and that raise without a GPU, are zeros.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -24,6 +24,8 @@ _FACTORIES = (
     *("randn_like", "randperm", "scalar_tensor", "tensor", "tril_indices", "triu_indices", "zeros", "zeros_like"),
 )
 _METHODS = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_tensor", "new_zeros", "to")
+
+_MEMORY = ("max_memory_allocated", "max_memory_reserved", "memory_allocated", "memory_reserved")
 
 _VERSIONS = {"get_device_compute_capability": (0, 0), "get_cudnn_version": (0, 0, 0)}
 
@@ -50,6 +52,10 @@ def _with_cpu(function: Callable[..., Any], device_at: int | None = None) -> Cal
     return replaced
 
 
+def _no_memory(*_: Any, **__: Any) -> NoReturn:
+    raise RuntimeError("a figure of a GPU's memory requires CUDA support")  # words of `outcomes._NO_CUDA`
+
+
 def install() -> None:
     """Replace the functions, for the rest of the process."""
     for name in _FACTORIES:
@@ -63,6 +69,7 @@ def install() -> None:
         "manual_seed_all": torch.default_generator.manual_seed,
         "set_rng_state": lambda state, device=None: torch.set_rng_state(state),
         "synchronize": lambda device=None: None,
+        **dict.fromkeys(_MEMORY, _no_memory),
     }
     for name, function in replacements.items():
         setattr(torch.cuda, name, function)

@@ -85,7 +85,7 @@ class Placeholder:
         return False
 
     def __repr__(self) -> str:
-        return f"<{self.__dict__['name']} is not here>"
+        return f"<{self.__dict__[_NAME]} is not here>"
 
     __getitem__ = __or__ = __ror__ = _use
     __setattr__ = __setitem__ = __delattr__ = __delitem__ = __iter__ = __len__ = __bool__ = __contains__ = _raise

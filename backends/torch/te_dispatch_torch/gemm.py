@@ -54,7 +54,7 @@ def matmul(
     a2, b2 = _matrices(a, b, layout)
     simple = alpha == 1.0 and epilogue is None and out_quantizer is None and not accumulate
     if simple and dtype == a2.dtype and (bias is None or bias.dtype == dtype):
-        product = mm(a2, b2, bias).view(shape)
+        product = _shaped(mm(a2, b2, bias), shape)
         return Gemm(product if out is None else out.copy_(product), None, None)
     plain_sum = epilogue in (None, "bgrad_a", "bgrad_b") and bias is None and out_quantizer is None
     in_place = out is not None and out.dtype == a2.dtype == torch.float32 and out.is_contiguous()
@@ -218,7 +218,7 @@ def _on_units(
         out_dtype=dtype if direct else torch.float32, use_fast_accum=fast,
     )  # fmt: skip
     if direct:
-        product = product.view(shape)
+        product = _shaped(product, shape)
         return Gemm(product if out is None else out.copy_(product), None, None)
     return _finish(
         product, a, b, layout, shape, dtype, 1.0, out, accumulate, bias, epilogue, aux, aux_quantizer, out_quantizer
@@ -230,6 +230,13 @@ def _matrices(a: torch.Tensor, b: torch.Tensor, layout: str) -> tuple[torch.Tens
     # Not reshape(-1, k): an empty tensor has no such shape.
     a2, b2 = a.reshape(rows_of(tuple(a.shape)), a.shape[-1]), b.reshape(rows_of(tuple(b.shape)), b.shape[-1])
     return a2.t() if layout[0] == "T" else a2, b2.t() if layout[1] == "T" else b2
+
+
+def _shaped(product: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """The rows of a product in `shape`, as a tensor that is no view: PyTorch lets nobody write into a view that an
+    autograd Function returns, such as ``y = linear(x); y += residual``.
+    """
+    return product if len(shape) == 2 else product.view(shape).detach()
 
 
 def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -318,7 +325,7 @@ def _finish(
     out_quantizer: Quantizer | None,
 ) -> Gemm:
     """alpha, bias, epilogue, accumulate on the fp32 product, then one rounding or cast."""
-    z = z.view(shape)
+    z = _shaped(z, shape)
     if alpha != 1.0:
         z = z * alpha
     if bias is not None:
