@@ -30,7 +30,8 @@ from te_dispatch_triton.triton_private import ptx_version
 #: The oldest that none of this is known of.
 TRUSTED = (12, 9)
 _NOTHING: Mapping[str, Any] = {}
-#: Triton's setting is the process's, and kernels are compiled in any thread.
+#: Triton's setting is the process's, and so are the filters of warnings that its compiler changes meanwhile: one thread
+#: compiles at a time.
 _setting = threading.RLock()
 
 
@@ -71,7 +72,8 @@ def chosen(backend: str, arch: int | str) -> Iterator[Mapping[str, Any]]:
     """
     better = replacement() if backend == "cuda" and int(arch) < 100 else None
     if better is None:
-        yield _NOTHING
+        with _setting:
+            yield _NOTHING
         return
     with _setting, knobs.nvidia.scope():
         knobs.nvidia.ptxas = better.path  # type: ignore[assignment]
