@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from te_dispatch.pytorch.tensor.quantized_tensor import plain
+from te_dispatch.torch_private import foreach_copy
 
 __all__ = [
     "SplitAlongDim",
@@ -81,7 +82,7 @@ def split_and_copy(buffer: torch.Tensor, outputs: list[torch.Tensor], chunk_size
     Raises:
         RuntimeError: shapes or sizes that do not fit.
     """
-    torch._foreach_copy_(outputs, list(torch.split(buffer, chunk_sizes)))
+    foreach_copy(outputs, list(torch.split(buffer, chunk_sizes)))
 
 
 def combine_tensors(tensors: list[torch.Tensor], dim: int) -> torch.Tensor:

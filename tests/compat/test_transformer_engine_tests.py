@@ -53,6 +53,11 @@ def test_derived():
 def test_shown():
     assert repr(te.made_up) == "<transformer_engine.pytorch.made_up is not here>"
 
+def test_of_tests_only():
+    from transformer_engine.pytorch._extra_state import UNSAFE_PICKLE_EXTRA_STATE_ENV
+
+    assert os.environ.get(UNSAFE_PICKLE_EXTRA_STATE_ENV) is None
+
 def test_attribute():
     native.function.name
 
@@ -214,6 +219,7 @@ def outcomes(tmp_path_factory):
         ("test_class", {"needs": 1}, ["transformer_engine.pytorch.GroupedLinear"]),
         ("test_derived", {"needs": 1}, ["transformer_engine.pytorch.MadeUpQuantizer"]),
         ("test_shown", {"passed": 1}, []),
+        ("test_of_tests_only", {"passed": 1}, []),
         ("test_attribute", {"needs": 1}, ["transformer_engine_torch.function"]),
         ("test_given", {"needs": 1}, ["transformer_engine.pytorch.VARIABLE"]),
         ("test_assigned", {"needs": 1}, ["transformer_engine.pytorch.table"]),
@@ -253,7 +259,7 @@ def test_a_sample_is_counted_and_always_the_same(outcomes):
 def test_the_table_shows_counts_and_reasons(outcomes):
     lines = outcomes[1].splitlines()
     assert lines[0].startswith("Tests of ours, 20") and "PyTorch" in lines[0]
-    assert "| test_outcomes.py | 20 | 28 | " in outcomes[1]
+    assert "| test_outcomes.py | 21 | 29 | " in outcomes[1]
     assert r"| `test_fails` | 1 | 0 | 1 | 0 | 0 | 0 | failed: AssertionError: the width \| is (1) |" in lines
     assert any(line.startswith("| `TestGroup::test_many` | 8 of 40 | ") for line in lines)
     widths = {

@@ -22,7 +22,7 @@ CASE = case_of("gemm", "quantized", layout="NT", scaling="current+current")
 
 def _answering(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
     monkeypatch.setattr(products.emulated, "operand_format", lambda layout, operand, scaling: answer, raising=False)
-    monkeypatch.setattr(scopes.MANAGER, "_declared", {})  # the function before
+    monkeypatch.setattr(scopes.MANAGER.functions, "_declared", {})  # the function before
     for bindings in scopes.MANAGER.tokens.values():  # which keep the answers of the function before
         monkeypatch.setattr(bindings, "operand_formats", {})
 

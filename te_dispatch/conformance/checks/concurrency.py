@@ -98,7 +98,10 @@ def _race_to_be_first(trial: Trial) -> None:
         try:
             one.judge(result, arguments)
         except Failure as failure:
-            raise Failure(f"{THREADS} threads make the first calls of a size: {failure}", failure.findings) from failure
+            _Work(one)  # raises what is wrong without other threads
+            raise Failure(
+                f"with {THREADS} threads at once: in the first calls of a size: {failure}", failure.findings
+            ) from failure
 
 
 def _race(trial: Trial) -> None:
