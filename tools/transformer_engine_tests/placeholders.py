@@ -131,10 +131,12 @@ class _Logging:
 
 
 #: Names that only tests use: they are not in the alias, because what is written to the first has no effect there.
-#: Tests write to it that the variables are to be read again, as every call does here.
+#: Tests write to it that the variables are to be read again, as every call does here. The last is the name of a
+#: variable that tests put back as it was; nothing here reads it.
 _OF_TESTS: dict[str, dict[str, Any]] = {
     f"{ROOT}.pytorch.attention.dot_product_attention": {"_attention_backends": {}},
     f"{ROOT}.pytorch.attention.dot_product_attention.utils": {"AttentionLogging": _Logging},
+    f"{ROOT}.pytorch._extra_state": {"UNSAFE_PICKLE_EXTRA_STATE_ENV": "NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE"},
 }
 
 
@@ -152,8 +154,9 @@ def install() -> None:
     for name in FACE:
         module = importlib.import_module(name)
         _fill(module)
-        module.__dict__.update(_OF_TESTS.get(name, {}))
         for absent in ABSENT.get(name, ()):
             setattr(module, absent, Placeholder(f"{name}.{absent}"))
     sys.meta_path.append(_Finder())
+    for name, names in _OF_TESTS.items():
+        importlib.import_module(name).__dict__.update(names)
     _give_numbers()
