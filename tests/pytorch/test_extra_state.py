@@ -147,6 +147,8 @@ def test_distributed_checkpoints_that_were_read_can_be_saved_again(tmp_path: Pat
     dcp.load(state, checkpoint_id=tmp_path / "first")
     dcp.save(state, checkpoint_id=tmp_path / "second")
     torch.save(state, tmp_path / "state.pt")
+    torch.save(model.state_dict(), tmp_path / "plain.pt")
+    assert (tmp_path / "state.pt").stat().st_size < 2 * (tmp_path / "plain.pt").stat().st_size
     again = _model().state_dict()
     dcp.load(again, checkpoint_id=tmp_path / "second")
     for found in (again, copy.deepcopy(state), torch.load(tmp_path / "state.pt", weights_only=True)):

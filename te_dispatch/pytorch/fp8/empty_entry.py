@@ -67,7 +67,10 @@ class EmptyEntry(torch.Tensor):
 
     def received(self) -> torch.Tensor:
         """What was read, as a plain tensor; an empty one where nothing was."""
-        return self.as_subclass(torch.Tensor) if self._room is None else extra_state.trimmed(self._room)
+        if self._room is None:
+            return self.as_subclass(torch.Tensor)
+        # A copy: whoever saves a view saves all of the memory that it is a view of.
+        return extra_state.trimmed(self._room).clone()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         return self.received().clone()
@@ -103,5 +106,5 @@ class EmptyEntry(torch.Tensor):
 
 
 def received(state: Any) -> Any:
-    """The extra state that is to be loaded: of an `EmptyEntry` what was read into it, anything else as it is."""
+    """What an `EmptyEntry` received; any other state unchanged."""
     return state.received() if isinstance(state, EmptyEntry) else state

@@ -103,7 +103,12 @@ def _tensor(described: Mapping[str, Any], data: torch.Tensor) -> torch.Tensor:
 
 
 def trimmed(entry: torch.Tensor) -> torch.Tensor:
-    """The entry at the start of `entry`, which has zeros behind it; an empty one where there are zeros only."""
+    """The entry at the start of `entry`, which has zeros behind it; an empty one where there are zeros only.
+
+    Neither a length of a header nor a pickle begins with a zero.
+    """
+    if not entry[:1].any():
+        return entry[:0]
     if is_ours(entry):
         start = 8 + _length(entry)
         try:
@@ -113,7 +118,7 @@ def trimmed(entry: torch.Tensor) -> torch.Tensor:
         except (ValueError, KeyError, TypeError, AttributeError):
             return entry  # damaged: `decoded` says how
     used = entry.nonzero()  # a pickle ends with the code that stops it, which is none
-    return entry[: int(used[-1]) + 1 if len(used) else 0]
+    return entry[: int(used[-1]) + 1]
 
 
 def is_ours(entry: torch.Tensor) -> bool:
