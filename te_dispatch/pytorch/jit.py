@@ -160,7 +160,7 @@ def bias_dropout_add_fused_inference(
 def bias_dropout_add_fused_inference_(
     x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, prob: float
 ) -> torch.Tensor:
-    """`bias_dropout_add` without dropout, under torch.autocast as it is. Nothing is in place."""
+    """`bias_dropout_add` without dropout, with torch.autocast left on. It writes nothing in place."""
     return bias_dropout_add(x, bias, residual, prob, False)
 
 
@@ -222,14 +222,14 @@ def bgrad_dgelu_fused(
 
 
 def bias_gelu_fused_(inp: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """`bias_gelu_fused`, under torch.autocast as it is. Nothing is written in place, there neither."""
+    """`bias_gelu_fused`, with torch.autocast left on. It writes nothing in place, as there."""
     return _bias_gelu(inp, bias)
 
 
 def bgrad_dgelu_fused_(
     grad_output: torch.Tensor, inp: torch.Tensor, bias: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`bgrad_dgelu_fused` of a bias that is there, under torch.autocast as it is. Nothing is written in place."""
+    """`bgrad_dgelu_fused` of a bias that is there, with torch.autocast left on. It writes nothing in place."""
     gradient = _gelu_gradient(grad_output, inp + bias)
     return gradient.sum(0), gradient
 
