@@ -232,5 +232,28 @@ def test_numbers_of_element_types():
     forward, backward = layer.quantizers["scaling_fwd"], layer.quantizers["scaling_bwd"]
     for one in (FP8FwdTensors.GEMM1_WEIGHT, FP8FwdTensors.GEMM2_INPUT):
         assert forward[one].dtype is E4M3
-    assert forward[FP8FwdTensors.GEMM1_OUTPUT] is None and backward[FP8BwdTensors.GRAD_INPUT2] is None
+    assert forward[FP8FwdTensors.GEMM1_OUTPUT].dtype is E4M3 and len(backward) == FP8BwdTensors.GRAD_INPUT2 + 3
     assert backward[FP8BwdTensors.GRAD_OUTPUT2].dtype is te.DType.kFloat8E5M2
+
+
+@pytest.mark.parametrize("rotated", [False, True])
+@pytest.mark.parametrize("wide", [None, 448, 256])
+def test_what_nvfp4_says_of_its_scales(wide, rotated, x):
+    """`_amax_rowwise` is what the tensor's scale stands for: the amax of the values, up to the rounding of two
+    divisions and a product."""
+    if wide and rotated:
+        pytest.skip("no such cast")
+    more = {"nvfp4_use_4over6": True, "nvfp4_e4m3_max": wide} if wide else {}
+    made = te.NVFP4Quantizer(**more, with_rht=rotated, with_post_rht_amax=rotated)(x)
+    assert made._row_scaled_nvfp4 is False and made._nvfp4_use_4over6 is bool(wide)
+    assert made._nvfp4_e4m3_max == (wide or 448)
+    assert made._amax_rowwise.shape == made._amax_columnwise.shape == (1,)
+    assert made._amax_rowwise.dtype is torch.float32
+    torch.testing.assert_close(made._amax_rowwise[0], x.abs().max(), rtol=3e-7, atol=0)
+    assert (made._amax_columnwise == made._amax_rowwise).item() is not rotated
+    made.update_usage(columnwise_usage=False)
+    assert made._amax_columnwise is None
+    zeros = te.NVFP4Quantizer(**more)(torch.zeros_like(x))
+    assert zeros._amax_rowwise.item() == 6 * (wide or 448)
+    with pytest.raises(AttributeError, match="_amax_rowwise"):
+        _ = te.MXFP8Quantizer(E4M3)(x)._amax_rowwise

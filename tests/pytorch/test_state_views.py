@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 import pytest
@@ -201,7 +202,29 @@ def test_quantizers_cast_as_the_module_does(module: Any, kind: str) -> None:
             else:
                 assert record == used
         assert told[2].stochastic is casts.stochastic and not told[0].stochastic
-        assert found["scaling_fwd"][3 * i + 2] is None and found["scaling_bwd"][2 * i + 1] is None
+        edges = ((found["scaling_fwd"][3 * i + 2], told[0]), (found["scaling_bwd"][2 * i + 1], told[2]))
+        for unused, like in edges:  # nothing left the module quantized
+            mine, record = unused.cast(encodings, False), like.cast(encodings, False)
+            assert type(unused) is type(like) and unused.stochastic is like.stochastic
+            if kind == "delayed":
+                assert mine.encoding == record.encoding and mine.scale.item() == 1 and mine.amax.item() == 0
+                assert mine.scale is not record.scale and mine.amax is not record.amax
+            else:
+                assert mine == record
+
+
+def test_another_class_of_recipe_is_warned_of_once(module: Any) -> None:
+    x = torch.randn(32, 32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for recipe in (DelayedScaling(), DelayedScaling(margin=1)):
+            step(module, x, recipe)
+    name = type(module).__name__
+    with pytest.warns(UserWarning, match=f"{name}: Recipe type changed from DelayedScaling to MXFP8BlockScaling"):
+        step(module, x, MXFP8BlockScaling())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step(module, x, MXFP8BlockScaling())
 
 
 def test_quantizers_of_what_leaves_a_module() -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -176,6 +177,7 @@ class Fp8State:
         plan.add_boundary(plan.casts.boundary(plan.sole(), states))
 
     def _build(self, module: Owner, recipe: Recipe, device: torch.device, process_group: Any) -> Plan:
+        self._warn_of_another_recipe(recipe)
         forward = backward = None
         before = self.scales.identity()
         if isinstance(recipe, DelayedScaling):
@@ -186,6 +188,16 @@ class Fp8State:
         if self.scales.identity() != before:
             self._traced = TracedPlans()
         return plan
+
+    def _warn_of_another_recipe(self, recipe: Recipe) -> None:
+        """Warn where the module last ran under a recipe of another class, as Transformer Engine does."""
+        last = recipe if self.plan is None else self.plan.recipe
+        if not isinstance(recipe, type(last)) and not isinstance(last, type(recipe)):
+            warnings.warn(
+                f"{self.module}: Recipe type changed from {type(last).__name__} to {type(recipe).__name__}; calls "
+                "from now on are cast by the new recipe, whose results differ",
+                stacklevel=2,
+            )
 
     def _record(self, module: Owner, plan: Plan, targets: Sequence[regions.Region]) -> Plan | None:
         if not targets:

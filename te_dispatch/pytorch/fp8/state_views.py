@@ -4,19 +4,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from te_dispatch.common.recipe import DelayedScaling
+from te_dispatch.numerics.quantizers import DelayedQuantizer, Quantizer
 from te_dispatch.pytorch.fp8.autocast import current_state
 from te_dispatch.pytorch.fp8.delayed_scales import DelayedScales
 from te_dispatch.pytorch.tensor.quantized_tensor import QuantizedTensor
-from te_dispatch.pytorch.tensor.quantizer import Quantizer
+from te_dispatch.pytorch.tensor.quantizer import Quantizer as TensorQuantizer
 from te_dispatch.pytorch.tensor.quantizers import as_quantizer
 
 if TYPE_CHECKING:
-    from te_dispatch.pytorch.fp8.casts import Plan
+    from te_dispatch.pytorch.fp8.casts import GemmCasts, Plan
     from te_dispatch.pytorch.fp8.module_state import Fp8State
 
 #: Names of the states of delayed scaling in `get_fp8_meta_tensors`, by their names in the extra state.
@@ -53,6 +55,28 @@ class Fp8Meta(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         return f"Fp8Meta({self._known!r})"
+
+
+def _edges(plan: Plan, casts: GemmCasts) -> tuple[Quantizer | None, Quantizer | None, bool]:
+    """(cast of the output, cast of the input's gradient, whether that rounds stochastically) around one weight."""
+    boundary = plan.boundary
+    if boundary is not None:
+        return boundary.output, boundary.input_grad, boundary.stochastic
+    if plan.recipe.custom():
+        return None, None, False
+    return _unused(casts.input), None if casts.grad is None else _unused(casts.grad), casts.stochastic
+
+
+def _unused(quantizer: Quantizer) -> Quantizer:
+    """A quantizer like another, with a state of its own."""
+    if not isinstance(quantizer, DelayedQuantizer):
+        return quantizer
+    scale = torch.ones_like(quantizer.scale)
+    return replace(quantizer, scale=scale, amax=torch.zeros_like(scale))
+
+
+def _shown(quantizer: Quantizer | None, stochastic: bool = False) -> TensorQuantizer | None:
+    return None if quantizer is None else as_quantizer(quantizer, stochastic)
 
 
 class StateViews(torch.nn.Module):
@@ -102,29 +126,27 @@ class StateViews(torch.nn.Module):
         return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else parameter.dtype
 
     @property
-    def quantizers(self) -> dict[str, list[Quantizer | None]]:
+    def quantizers(self) -> dict[str, list[TensorQuantizer | None]]:
         """The casts of the last quantized call, made anew; assigning to them changes nothing.
 
         ``scaling_fwd`` has those of each weight's input, itself and output, ``scaling_bwd`` those of the gradients of
-        its output and input: None for what is not cast, and where a weight's products run in high precision. Empty
-        before the first quantized call. With delayed scaling, scales and amaxes are those in use.
+        its output and input. Where an output or an input's gradient has not left the module quantized, it is the
+        recipe's cast of an input or a gradient, which nothing uses; with a `CustomRecipe` None. All are None where a
+        weight's products run in high precision. Empty before the first quantized call. With delayed scaling, scales
+        and amaxes are those in use, and of a cast that nothing uses ones and zeros.
         """
-        forward: list[Quantizer | None] = []
-        backward: list[Quantizer | None] = []
+        forward: list[TensorQuantizer | None] = []
+        backward: list[TensorQuantizer | None] = []
         plan = self.fp8_state.plan
         for casts in () if plan is None else plan.gemms:
-            boundary = None if plan is None else plan.boundary
-            forward += [None, None, None]
-            backward += [None, None]
+            assert plan is not None
             if casts is None:
+                forward += [None, None, None]
+                backward += [None, None]
                 continue
-            forward[-3:-1] = [as_quantizer(casts.input), as_quantizer(casts.weight)]
-            if casts.grad is not None:
-                backward[-2] = as_quantizer(casts.grad, casts.stochastic)
-            if boundary is not None and boundary.output is not None:
-                forward[-1] = as_quantizer(boundary.output)
-            if boundary is not None and boundary.input_grad is not None:
-                backward[-1] = as_quantizer(boundary.input_grad, boundary.stochastic)
+            output, input_grad, stochastic = _edges(plan, casts)
+            forward += [_shown(casts.input), _shown(casts.weight), _shown(output)]
+            backward += [_shown(casts.grad, casts.stochastic), _shown(input_grad, stochastic)]
         return {"scaling_fwd": forward, "scaling_bwd": backward}
 
     @property

@@ -4,7 +4,7 @@
 There each format has a class with tensors as attributes. Here one class stands for all formats. These properties show
 its tensors under those names, for the formats that have them there; for others they raise AttributeError, so that
 ``hasattr`` answers as there. They cannot be assigned. What is written into the tensors themselves is in the quantized
-tensor, because no property copies.
+tensor, because no property copies, but for the amaxes of NVFP4, which are computed.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ import torch
 
 from te_dispatch import ops
 from te_dispatch.numerics.quantized import CANONICAL_SCALES, NVFP4_SCALINGS
+from te_dispatch.numerics.quantizers import NVFP4FourOverSixQuantizer
 
 if TYPE_CHECKING:
+    from te_dispatch.numerics import quantizers as records
     from te_dispatch.pytorch.tensor.dtypes import DType
     from te_dispatch.pytorch.tensor.quantized_tensor import QuantizedTensor
     from te_dispatch.pytorch.tensor.quantizer import Quantizer
@@ -32,6 +34,8 @@ class QuantizedParts:
     _col_data: torch.Tensor | None
     _row_scale_inv: torch.Tensor | None
     _col_scale_inv: torch.Tensor | None
+    _global_scale_inv: torch.Tensor | None
+    _quantizer: records.Quantizer | None
     _encoding: str
     _scaling: str
     _scale_layout: str
@@ -112,6 +116,45 @@ class QuantizedParts:
         from te_dispatch.pytorch.tensor.dtypes import DType
 
         return DType.kFloat4E2M1
+
+    # -- NVFP4 ----------------------------------------------------------------------------------------------------
+
+    @property
+    def _row_scaled_nvfp4(self) -> bool:
+        """False: NVFP4 has one scale per tensor beside those of its blocks."""
+        self._require("_row_scaled_nvfp4", *NVFP4_SCALINGS)
+        return False
+
+    @property
+    def _nvfp4_use_4over6(self) -> bool:
+        """Whether blocks may map their largest value to 4 in place of 6; False where no quantizer is known."""
+        self._require("_nvfp4_use_4over6", *NVFP4_SCALINGS)
+        return isinstance(self._quantizer, NVFP4FourOverSixQuantizer)
+
+    @property
+    def _nvfp4_e4m3_max(self) -> int:
+        """What the scales of blocks that map to 6 reach up to: 448, or 256 if the quantizer says so."""
+        self._require("_nvfp4_e4m3_max", *NVFP4_SCALINGS)
+        quantizer = self._quantizer
+        return quantizer.scale_max if isinstance(quantizer, NVFP4FourOverSixQuantizer) else 448
+
+    @property
+    def _amax_rowwise(self) -> torch.Tensor | None:
+        """float32 (1,): the amax that the tensor's scale stands for, ``6 * _nvfp4_e4m3_max * scale``. It differs from
+        the amax of the values by the scale's rounding, and is ``6 * _nvfp4_e4m3_max`` for a tensor of zeros. Computed
+        by every call; None without a row-wise copy."""
+        return self._amax_of("_amax_rowwise", self._row_data, 0)
+
+    @property
+    def _amax_columnwise(self) -> torch.Tensor | None:
+        """As `_amax_rowwise`, of the column-wise copy, which is another matrix where it was rotated."""
+        return self._amax_of("_amax_columnwise", self._col_data, -1)
+
+    def _amax_of(self, name: str, data: torch.Tensor | None, place: int) -> torch.Tensor | None:
+        self._require(name, *NVFP4_SCALINGS)
+        if data is None or self._global_scale_inv is None:
+            return None
+        return self._global_scale_inv[place].reshape(1) * (6 * self._nvfp4_e4m3_max)
 
     def _require(self, name: str, *scalings: str) -> None:
         if self._scaling not in scalings:
