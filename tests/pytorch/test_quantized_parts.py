@@ -232,7 +232,7 @@ def test_numbers_of_element_types():
     forward, backward = layer.quantizers["scaling_fwd"], layer.quantizers["scaling_bwd"]
     for one in (FP8FwdTensors.GEMM1_WEIGHT, FP8FwdTensors.GEMM2_INPUT):
         assert forward[one].dtype is E4M3
-    assert forward[FP8FwdTensors.GEMM1_OUTPUT].dtype is E4M3 and len(backward) == FP8BwdTensors.GRAD_INPUT2 + 3
+    assert forward[FP8FwdTensors.GEMM1_OUTPUT].dtype is E4M3 and len(backward) == FP8BwdTensors.GRAD_INPUT2 + 1
     assert backward[FP8BwdTensors.GRAD_OUTPUT2].dtype is te.DType.kFloat8E5M2
 
 
