@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from te_dispatch.common.recipe import DelayedScaling
-from te_dispatch.numerics.quantizers import DelayedQuantizer, Quantizer
+from te_dispatch.numerics.quantizers import Quantizer
 from te_dispatch.pytorch.fp8.autocast import current_state
 from te_dispatch.pytorch.fp8.delayed_scales import DelayedScales
 from te_dispatch.pytorch.tensor.quantized_tensor import QuantizedTensor
@@ -20,6 +19,7 @@ from te_dispatch.pytorch.tensor.quantizers import as_quantizer
 if TYPE_CHECKING:
     from te_dispatch.pytorch.fp8.casts import GemmCasts, Plan
     from te_dispatch.pytorch.fp8.module_state import Fp8State
+    from te_dispatch.pytorch.fp8.quantized_io import Boundary
 
 #: Names of the states of delayed scaling in `get_fp8_meta_tensors`, by their names in the extra state.
 _KEYS = {"forward": "scaling_fwd", "backward": "scaling_bwd", "output": "output", "input_grad": "input_grad"}
@@ -57,22 +57,16 @@ class Fp8Meta(Mapping[str, Any]):
         return f"Fp8Meta({self._known!r})"
 
 
-def _edges(plan: Plan, casts: GemmCasts) -> tuple[Quantizer | None, Quantizer | None, bool]:
-    """(cast of the output, cast of the input's gradient, whether that rounds stochastically) around one weight."""
-    boundary = plan.boundary
-    if boundary is not None:
-        return boundary.output, boundary.input_grad, boundary.stochastic
-    if plan.recipe.custom():
-        return None, None, False
-    return _unused(casts.input), None if casts.grad is None else _unused(casts.grad), casts.stochastic
+def _boundary(plan: Plan, casts: GemmCasts) -> Boundary | None:
+    """The casts of what leaves the module around one weight. Where nothing has left it quantized, those that the recipe
+    would have, with states that nothing uses; None with a `CustomRecipe`, whose factory is not asked for them."""
+    if plan.boundary is not None or plan.recipe.custom():
+        return plan.boundary
 
+    def states() -> tuple[DelayedScales, DelayedScales]:
+        return DelayedScales.fresh(1, 1, plan.device), DelayedScales.fresh(1, 1, plan.device)
 
-def _unused(quantizer: Quantizer) -> Quantizer:
-    """A quantizer like another, with a state of its own."""
-    if not isinstance(quantizer, DelayedQuantizer):
-        return quantizer
-    scale = torch.ones_like(quantizer.scale)
-    return replace(quantizer, scale=scale, amax=torch.zeros_like(scale))
+    return plan.casts.boundary(casts, states)
 
 
 def _shown(quantizer: Quantizer | None, stochastic: bool = False) -> TensorQuantizer | None:
@@ -138,15 +132,18 @@ class StateViews(torch.nn.Module):
         forward: list[TensorQuantizer | None] = []
         backward: list[TensorQuantizer | None] = []
         plan = self.fp8_state.plan
-        for casts in () if plan is None else plan.gemms:
-            assert plan is not None
+        if plan is None:
+            return {"scaling_fwd": forward, "scaling_bwd": backward}
+        for casts in plan.gemms:
             if casts is None:
                 forward += [None, None, None]
                 backward += [None, None]
                 continue
-            output, input_grad, stochastic = _edges(plan, casts)
-            forward += [_shown(casts.input), _shown(casts.weight), _shown(output)]
-            backward += [_shown(casts.grad, casts.stochastic), _shown(input_grad, stochastic)]
+            forward += [_shown(casts.input), _shown(casts.weight)]
+            backward.append(_shown(casts.grad, casts.stochastic))
+            boundary = _boundary(plan, casts)
+            forward.append(None if boundary is None else _shown(boundary.output))
+            backward.append(None if boundary is None else _shown(boundary.input_grad, boundary.stochastic))
         return {"scaling_fwd": forward, "scaling_bwd": backward}
 
     @property
