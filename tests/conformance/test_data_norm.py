@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from te_dispatch.conformance.checks import find
+from te_dispatch.conformance.space import find as space_of
 from te_dispatch.conformance.subject import Subject
 from te_dispatch.conformance.trial import Failure
 
@@ -155,3 +156,15 @@ def test_mistakes_are_found(name: str) -> None:
 def test_legal_variations_pass(name: str) -> None:
     operator, values, variation = LEGAL[name]
     find("values").run(trial_of(case_of(operator, "plain", **values), f"torch.{operator}", variation))
+
+
+def test_equal_columns_without_eps_are_asked_of_rmsnorm_alone() -> None:
+    """A row of 4,099 equal numbers: the sum over the number of columns, both in fp32, need not be that number, and
+    nothing but its error is left of the deviations."""
+    row = torch.full((4099,), 0.7)
+    assert torch.stack([piece.sum() for piece in row.split(64)]).sum() / 4099 != row[0]
+    for operator, asked in (("layernorm_fwd", False), ("rmsnorm_fwd", True)):
+        space = space_of(operator, "plain")
+        plainest = dict(case_of(operator, "plain", **_FP32, shape="2x4099", eps="1e-12", values="constant").axes)
+        assert space.valid({**plainest, "eps": "1e-12"})
+        assert space.valid({**plainest, "eps": "0"}) == asked

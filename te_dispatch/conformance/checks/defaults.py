@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""Results do not depend on PyTorch's default dtype and device, its grad mode, or whether it is to refuse operators
-whose results differ from run to run: these belong to the caller."""
+"""Results do not depend on PyTorch's default dtype and device, its autocast and grad mode, or whether it is to refuse
+operators whose results differ from run to run: these belong to the caller."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from te_dispatch.conformance.checks import Check, anywhere
+from te_dispatch.conformance.checks.sizes import in_fp32
 from te_dispatch.conformance.checks.values import (
     default_dtype,
     deterministic_algorithms,
@@ -60,9 +61,12 @@ class _Passing(TorchFunctionMode):
 
 
 def defaults(trial: Trial) -> None:
-    """Results are right with other defaults. torch.autocast is not asked about: see `below_autograd`."""
-    for dtype in (torch.bfloat16, torch.float64):  # programs that train in 16 bits set the first for all that they make
+    """Results are right with other defaults, and under torch.autocast (`below_autograd`)."""
+    for dtype in (torch.bfloat16, torch.float16, torch.float64):  # the first two for training in 16 bits
         _called(trial, f"where the default dtype is {dtype}", default_dtype(dtype))
+    kind, precise = trial.device.type, in_fp32(trial) or trial
+    for dtype in (torch.bfloat16, torch.float16) if torch.amp.is_autocast_available(kind) else ():
+        _called(precise, f"under torch.autocast to {dtype}", torch.autocast(kind, dtype))
     _called(trial, "under torch.no_grad()", torch.no_grad())
     _called(trial, "under torch.inference_mode()", torch.inference_mode())
     anomaly = setting(torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly, True)
@@ -93,4 +97,8 @@ def _called(trial: Trial, where: str, block: AbstractContextManager[object], jud
         raise Failure(f"{where}: {phrase(error)}{place(error)}") from error
 
 
-CHECKS = (Check("defaults", defaults, anywhere, 1, 2, "calls with another default dtype or device", of_forms=True),)
+CHECKS = (
+    Check(
+        "defaults", defaults, anywhere, 1, 2, "calls with other defaults, and under torch.autocast", of_forms=True
+    ),
+)  # fmt: skip

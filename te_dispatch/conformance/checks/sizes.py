@@ -85,6 +85,21 @@ def varied(trial: Trial) -> Trial | None:
     return found
 
 
+def in_fp32(trial: Trial) -> Trial | None:
+    """The trial's case with as many operands and results in fp32 as the subject serves: what rounds them to 16 bits on
+    the way shows. None where it has them in fp32, or serves none."""
+    space, chosen = trial.space, dict(trial.case.values)
+    found: Trial | None = None
+    for axis in space.axes:
+        changed = {**chosen, axis.name: "fp32"}
+        if "fp32" not in axis.values or chosen[axis.name] in ("fp32", "same") or not space.valid(changed):
+            continue
+        other = _of(trial, changed)
+        if serves(other):
+            found, chosen = other, changed
+    return found
+
+
 def _of(trial: Trial, values: Values) -> Trial:
     """The trial on another case of its space."""
     case = dataclasses.replace(trial.case, axes=tuple(values.items()))

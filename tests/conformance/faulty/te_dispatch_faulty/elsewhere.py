@@ -13,7 +13,7 @@ import torch
 
 from te_dispatch_faulty.binding import Call
 from te_dispatch_faulty.fault import Fault
-from te_dispatch_faulty.spoiling import Memory, operand, remembering, rows_of, spoil, table
+from te_dispatch_faulty.spoiling import Behaviour, Memory, operand, remembering, rows_of, spoil, table
 
 
 def _as_given(call: Call) -> Any:
@@ -141,7 +141,50 @@ def _equal_leading(call: Call) -> Any:
     return call.sound()
 
 
+def _in_default_dtype(call: Call) -> Any:
+    """Has a constant of its formula in the default dtype, where that has 16 bits."""
+    made = call.sound()
+    if torch.get_default_dtype() == torch.float16 and made.numel():
+        spoil(made)
+    return made
+
+
+def _under_autocast(name: str) -> Behaviour:
+    """Computes in autocast's dtype, as PyTorch's own operators do."""
+
+    def behave(call: Call) -> Any:
+        x = operand(call, name)
+        if x is None or not torch.is_autocast_enabled(x.device.type):
+            return call.sound()
+        return call.sound(**{name: x.detach().to(torch.get_autocast_dtype(x.device.type)).to(x.dtype)})
+
+    return behave
+
+
+def _one_workspace(call: Call, memory: Memory) -> Any:
+    """Copies what it reads into one workspace for all threads."""
+    x = operand(call, "x")
+    if x is None or not x.numel():
+        return call.sound()
+    with torch.inference_mode(False), torch.no_grad():
+        made = memory.kept.get((x.dtype, x.device))
+        if made is None or made.numel() < x.numel():
+            made = memory.kept[x.dtype, x.device] = torch.empty(x.numel(), dtype=x.dtype, device=x.device)
+        workspace = made[: x.numel()].view(x.shape)
+        workspace.copy_(x.detach())
+    return call.sound(x=workspace)
+
+
 FAULTS: tuple[Fault, ...] = (
+    *table("rope_fwd", {"has_a_constant_in_the_default_dtype": (
+        "has a constant in the default dtype, where that is float16", _in_default_dtype)}),
+    *table("softmax_bwd", {"softmax_gradient_follows_autocast": (
+        "rounds what it reads to autocast's dtype", _under_autocast("dy"))}),
+    *table("activation_fwd", {
+        "activation_follows_autocast": ("rounds what it reads to autocast's dtype", _under_autocast("x")),
+        "activation_copies_to_one_workspace": (
+            "copies its operand into one workspace for all threads", remembering(_one_workspace)),
+    }),
     *table("split_quantize", {"returns_a_tuple_for_one": ("returns a tuple where splits are one", _as_given)}),
     *table("grouped_gemm", {"makes_one_product_once": (
         "returns one product twice for operands that are given twice", _one_product_twice)}, on="grouped_matmul"),
