@@ -3,7 +3,7 @@
 
 These follow from it: the facts of a call (`te_dispatch.core.operator`), the test of what kinds of objects came
 (`te_dispatch.core.arguments`), what tensors may look like (`te_dispatch.core.memory`), and what caches of calls compare
-(`te_dispatch.ops.checks.check_cache`, and those of backends).
+(`te_dispatch.ops.checks.signatures`, and those of backends).
 """
 
 from __future__ import annotations

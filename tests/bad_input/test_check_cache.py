@@ -14,7 +14,7 @@ import torch
 from te_dispatch.core.operator import OPERATORS
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.numerics.quantizers import BlockQuantizer, CurrentQuantizer, DelayedQuantizer
-from te_dispatch.ops.checks import attention, check_cache, gemm, guards, quantize, rows, training
+from te_dispatch.ops.checks import attention, check_cache, gemm, guards, quantize, rows, signatures, training
 from tests.bad_input import outcomes
 from tests.bad_input.spoiling import changed, spoilt
 from tests.bad_input.valid_calls import CALLS, delayed, ints, randn, record
@@ -193,7 +193,7 @@ def test_records_changed_in_place_are_seen(part: str) -> None:
 def test_a_remembered_call_does_not_run_its_check() -> None:
     seen = []
 
-    @check_cache.cached_check(x=check_cache.LEADING, y=check_cache.OPTIONAL)
+    @check_cache.cached_check(x=signatures.LEADING, y=signatures.OPTIONAL)
     def check(x: Any, y: Any = None, word: Any = "a") -> int:
         seen.append((x, y, word))
         return len(seen)
@@ -274,10 +274,10 @@ def test_subclasses_of_records_and_quantizers_are_checked_every_time() -> None:
 def test_the_memory_holds_no_tensor_and_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     check = CHECKS["quantize.quantize"]
     check.passed.clear()
-    monkeypatch.setattr(check.passed, "capacity", 8)
+    monkeypatch.setattr(check.passed, "half", 4)
     for size in range(1, 50):
         agree(check, {"x": randn(size, 32), "quantizer": delayed(), "usage": "both", "out": None})
-        assert 0 < len(check.passed) <= 8
+        assert 0 < check.passed.size <= 8
     for name, call, more in calls():
         agree(CHECKS[name], arguments(CHECKS[name], call, more))
     for held in (check.passed for check in CHECKS.values()):
@@ -307,6 +307,6 @@ def test_nothing_is_remembered_inside_a_trace() -> None:
 def test_a_wrong_name_in_a_declaration_is_refused() -> None:
     with pytest.raises(TypeError, match="check: takes no y"):
 
-        @check_cache.cached_check(y=check_cache.TENSOR)
+        @check_cache.cached_check(y=signatures.TENSOR)
         def check(x: Any) -> None:
             pass

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from te_dispatch.core.bounded import BoundedDict
+from te_dispatch.core.bounded import BoundedDict, RecentDict
 
 
 @given(st.integers(1, 5), st.lists(st.integers(0, 9)))
@@ -52,3 +52,35 @@ def test_threads_may_set_at_once() -> None:
     for thread in threads:
         thread.join()
     assert not errors and 0 < len(found) <= 4 + len(threads)
+
+
+@given(st.integers(1, 4), st.lists(st.tuples(st.booleans(), st.integers(0, 9))))
+def test_entries_in_use_stay(half: int, steps: list[tuple[bool, int]]) -> None:
+    """However many others are set: what was set or read among the last `half` different keys is there."""
+    found: RecentDict[int, int] = RecentDict(2 * half)
+    expected: dict[int, int] = {}
+    used: list[int] = []
+    for number, (setting, key) in enumerate(steps):
+        if setting:
+            found[key] = expected[key] = number
+        else:
+            try:
+                assert found[key] == expected[key]
+            except KeyError:
+                assert key not in used[-half:]
+                continue
+        used = [*(one for one in used if one != key), key]
+        assert found.size <= 2 * half
+    for key in used[-half:]:
+        assert found[key] == expected[key]
+
+
+def test_evictions_are_counted_and_clearing_is_none() -> None:
+    found: RecentDict[int, int] = RecentDict(4)
+    for i in range(10):
+        found[i] = i
+    assert found.evicted + found.size == 10 and found.size <= 4
+    found.clear()
+    assert found.size == 0
+    with pytest.raises(KeyError):
+        found[9]

@@ -9,8 +9,9 @@ import torch
 
 from te_dispatch.ops.attention import BIAS_TYPES, LAYOUTS, MASKS, PACKINGS, SOFTMAX_TYPES, lse_shape, out_shape
 from te_dispatch.ops.checks import values as check
-from te_dispatch.ops.checks.check_cache import CONTENTS, cached_check
+from te_dispatch.ops.checks.check_cache import cached_check
 from te_dispatch.ops.checks.rows import bounds
+from te_dispatch.ops.checks.signatures import CONTENTS
 from te_dispatch.ops.checks.training import probability
 
 

@@ -11,7 +11,8 @@ import torch
 from te_dispatch.numerics.encodings import ENCODINGS
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.ops.checks import values as check
-from te_dispatch.ops.checks.check_cache import LEADING_OPERAND, OFTEN, cached_check
+from te_dispatch.ops.checks.check_cache import cached_check
+from te_dispatch.ops.checks.signatures import LEADING_OPERAND, OFTEN
 from te_dispatch.ops.gemm import EPILOGUES, LAYOUTS, gemm_sizes, out_shape
 from te_dispatch.ops.shapes import rows_of
 

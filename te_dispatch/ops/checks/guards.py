@@ -23,6 +23,10 @@ Guard = Callable[..., bool]
 PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
+def is_plain(x: Any) -> bool:
+    return x.__class__ in PLAIN
+
+
 def guard_for(tensors: Sequence[torch.Tensor], strides: Sequence[bool]) -> Guard:
     """A function of as many tensors: whether they have the metadata of `tensors`.
 

@@ -10,7 +10,8 @@ import torch
 
 from te_dispatch.ops.activation import GATED, KINDS
 from te_dispatch.ops.checks import values as check
-from te_dispatch.ops.checks.check_cache import CONTENTS, OFTEN, OFTEN_QUANTIZER, cached_check
+from te_dispatch.ops.checks.check_cache import cached_check
+from te_dispatch.ops.checks.signatures import CONTENTS, OFTEN, OFTEN_QUANTIZER
 
 _ROPE_LAYOUTS = ("sbhd", "bshd", "thd")
 

@@ -9,7 +9,8 @@ import torch
 
 from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized
 from te_dispatch.ops.checks import values as check
-from te_dispatch.ops.checks.check_cache import CONTENTS, cached_check
+from te_dispatch.ops.checks.check_cache import cached_check
+from te_dispatch.ops.checks.signatures import CONTENTS
 
 
 def probability(dropout_p: Any) -> None:
