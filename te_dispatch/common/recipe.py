@@ -7,20 +7,21 @@ that a configuration file may hold a recipe for later. Nothing here imports torc
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Union
 
+from te_dispatch.common.recipe_arguments import lenient, warn_without_effect
+from te_dispatch.common.recipe_base import Recipe
+from te_dispatch.common.recipe_defaults import flag, override, word
 from te_dispatch.common.recipe_parameters import (
     Format,
     FormatLimits,
     MMParams,
     QParams,
-    require_bool,
     require_choice,
 )
-from te_dispatch.common.recipe_values import Cast, RecipeValues, lenient, warn_without_effect
+from te_dispatch.common.recipe_values import Cast
 
 __all__ = [
     "AmaxAlgorithm",
@@ -39,96 +40,6 @@ __all__ = [
 
 
 _FAST, _SPLIT = MMParams(use_split_accumulator=False), MMParams(use_split_accumulator=True)
-
-
-def _flag(name: str) -> Callable[[], bool]:
-    """The default of a field: False, or what the variable says."""
-
-    def read() -> bool:
-        value = os.getenv(name, "").strip()
-        if value not in ("", "0", "1"):
-            raise ValueError(f"{name}={value}: expected 0 or 1, got {value!r}")
-        return value == "1"
-
-    return read
-
-
-def _override() -> str | None:
-    return os.getenv("NVTE_BACKWARD_OVERRIDE") or None
-
-
-class Recipe(RecipeValues):
-    """Base of all recipes, with predicates that tell them apart without isinstance.
-
-    Attributes may be assigned; `RecipeValues` says what then holds.
-    """
-
-    #: Both dimensions of every quantized GEMM operand must be multiples of this.
-    alignment: ClassVar[int] = 16
-    #: The same of an input's rows where no gradient of a weight, which sums over them, will be computed.
-    untrained_row_alignment: ClassVar[int] = 8
-
-    fp8_format: Format
-    fp8_dpa: bool
-    fp8_mha: bool
-    backward_override: str | None
-
-    @classmethod
-    def nvfp4(cls) -> bool:
-        return issubclass(cls, NVFP4BlockScaling)
-
-    @classmethod
-    def mxfp8(cls) -> bool:
-        return issubclass(cls, MXFP8BlockScaling)
-
-    @classmethod
-    def delayed(cls) -> bool:
-        return issubclass(cls, DelayedScaling)
-
-    @classmethod
-    def float8_current_scaling(cls) -> bool:
-        return issubclass(cls, Float8CurrentScaling)
-
-    @classmethod
-    def float8_per_tensor_scaling(cls) -> bool:
-        return cls.delayed() or cls.float8_current_scaling()
-
-    @classmethod
-    def float8_block_scaling(cls) -> bool:
-        return issubclass(cls, Float8BlockScaling)
-
-    @classmethod
-    def custom(cls) -> bool:
-        return issubclass(cls, CustomRecipe)
-
-    def row_alignment(self) -> int:
-        """What the rows of each part of a grouped input are padded to, if nothing else is asked for."""
-        return self.alignment
-
-    def unsupported_knob(self) -> str | None:
-        """What this version cannot do of what the recipe asks: the knob with its value and the remedy, or None."""
-        if self.fp8_dpa:
-            return "fp8_dpa=True (attention in FP8); set it to False"
-        if self.fp8_mha:
-            return "fp8_mha=True (FP8 between attention and its projections); set it to False"
-        return self._unsupported_cast()
-
-    def _check_shared(self, formats: tuple[Format, ...]) -> None:
-        if not isinstance(self.fp8_format, Format):
-            raise TypeError(f"{type(self).__name__}: fp8_format must be a Format, got {self.fp8_format!r}")
-        if self.fp8_format not in formats:
-            allowed = ", ".join(f"Format.{f.name}" for f in formats)
-            raise ValueError(
-                f"{type(self).__name__}: fp8_format must be one of {allowed}, got Format.{self.fp8_format.name}"
-            )
-        require_bool(self, "fp8_dpa")
-        require_bool(self, "fp8_mha")
-        require_choice(self, "backward_override", (None, "high_precision", "dequantized"))
-
-    def _check_gemms(self) -> None:
-        for name in ("fp8_gemm_fprop", "fp8_gemm_dgrad", "fp8_gemm_wgrad"):
-            if not isinstance(getattr(self, name), MMParams):
-                raise TypeError(f"{type(self).__name__}: {name} must be an MMParams, got {getattr(self, name)!r}")
 
 
 #: Pure E5M2 training does not converge: its two mantissa bits are for gradients.
@@ -157,6 +68,8 @@ class DelayedScaling(Recipe):
         backward_override: must be None: scales have changed by the backward. Default from NVTE_BACKWARD_OVERRIDE.
     """
 
+    KIND: ClassVar[str] = "delayed"
+
     margin: int = 0
     fp8_format: Format = Format.HYBRID
     amax_history_len: int = 1024
@@ -165,14 +78,10 @@ class DelayedScaling(Recipe):
     reduce_amax: bool = True
     fp8_dpa: bool = False
     fp8_mha: bool = False
-    backward_override: str | None = field(default_factory=_override)
+    backward_override: str | None = field(default_factory=override)
 
     def _check(self) -> None:
         self._check_shared(_TRAINABLE)
-        if isinstance(self.margin, bool) or not isinstance(self.margin, int):
-            raise TypeError(f"DelayedScaling: margin must be an int, got {self.margin!r}")
-        if isinstance(self.amax_history_len, bool) or not isinstance(self.amax_history_len, int):
-            raise TypeError(f"DelayedScaling: amax_history_len must be an int, got {self.amax_history_len!r}")
         if self.amax_history_len < 1:
             raise ValueError(f"DelayedScaling: amax_history_len must be at least 1, got {self.amax_history_len}")
         if not callable(self.amax_compute_algo):
@@ -182,7 +91,6 @@ class DelayedScaling(Recipe):
                 "DelayedScaling: scaling_factor_compute_algo must be a function or None, "
                 f"got {self.scaling_factor_compute_algo!r}"
             )
-        require_bool(self, "reduce_amax")
 
     def unsupported_knob(self) -> str | None:
         if self.backward_override is not None:
@@ -213,16 +121,17 @@ class Float8CurrentScaling(Recipe):
             knobs say, or as assigned.
     """
 
+    KIND: ClassVar[str] = "float8_current_scaling"
     CAST_OPTIONS: ClassVar[tuple[str, ...]] = ("power_2_scale", "amax_epsilon")
 
-    use_power_2_scales: bool = field(default_factory=_flag("NVTE_FP8_CURRENT_SCALING_POWER_2_SCALES"))
+    use_power_2_scales: bool = field(default_factory=flag("NVTE_FP8_CURRENT_SCALING_POWER_2_SCALES"))
     fp8_format: Format = Format.HYBRID
     fp8_gemm_fprop: MMParams = _FAST
     fp8_gemm_dgrad: MMParams = _SPLIT
     fp8_gemm_wgrad: MMParams = _SPLIT
     fp8_dpa: bool = False
     fp8_mha: bool = False
-    backward_override: str | None = field(default_factory=_override)
+    backward_override: str | None = field(default_factory=override)
 
     fp8_quant_fwd_inp = Cast(_current)
     fp8_quant_fwd_weight = Cast(_current)
@@ -230,8 +139,6 @@ class Float8CurrentScaling(Recipe):
 
     def _check(self) -> None:
         self._check_shared(_TRAINABLE)
-        self._check_gemms()
-        require_bool(self, "use_power_2_scales")
 
 
 @lenient
@@ -246,6 +153,7 @@ class MXFP8BlockScaling(Recipe):
         enable_2d_quantization: weights have one scale per 32x32 values, so that their two copies hold the same codes.
     """
 
+    KIND: ClassVar[str] = "mxfp8"
     alignment: ClassVar[int] = 32
     untrained_row_alignment: ClassVar[int] = 32
 
@@ -253,12 +161,11 @@ class MXFP8BlockScaling(Recipe):
     fp8_format: Format = Format.E4M3
     fp8_dpa: bool = False
     fp8_mha: bool = False
-    backward_override: str | None = field(default_factory=_override)
+    backward_override: str | None = field(default_factory=override)
     enable_2d_quantization: bool = False
 
     def _check(self) -> None:
         self._check_shared(_TRAINABLE)
-        require_bool(self, "enable_2d_quantization")
         if self.margin != 0:
             # From the caller of the constructor: through _check, __post_init__ and both constructors.
             why = "block scales have no history to leave headroom for"
@@ -285,9 +192,10 @@ class Float8BlockScaling(Recipe):
             knobs say, or as assigned.
     """
 
+    KIND: ClassVar[str] = "float8_block_scaling"
     CAST_OPTIONS: ClassVar[tuple[str, ...]] = ("power_2_scale", "amax_epsilon")
 
-    use_f32_scales: bool = field(default_factory=_flag("NVTE_FP8_BLOCK_SCALING_FP32_SCALES"))
+    use_f32_scales: bool = field(default_factory=flag("NVTE_FP8_BLOCK_SCALING_FP32_SCALES"))
     fp8_format: Format = Format.E4M3
     x_block_scaling_dim: int = 1
     w_block_scaling_dim: int = 2
@@ -297,7 +205,7 @@ class Float8BlockScaling(Recipe):
     fp8_gemm_wgrad: MMParams = _SPLIT
     fp8_dpa: bool = False
     fp8_mha: bool = False
-    backward_override: str | None = field(default_factory=_override)
+    backward_override: str | None = field(default_factory=override)
 
     fp8_quant_fwd_inp = Cast(_block)
     fp8_quant_fwd_weight = Cast(_block)
@@ -305,8 +213,6 @@ class Float8BlockScaling(Recipe):
 
     def _check(self) -> None:
         self._check_shared(_TRAINABLE)
-        self._check_gemms()
-        require_bool(self, "use_f32_scales")
         dims = ("x_block_scaling_dim", "w_block_scaling_dim", "grad_block_scaling_dim")
         for name in dims:
             require_choice(self, name, (1, 2))
@@ -346,6 +252,7 @@ class NVFP4BlockScaling(Recipe):
         fp8_dpa, fp8_mha: as in `DelayedScaling`. backward_override: as in `Float8CurrentScaling`.
     """
 
+    KIND: ClassVar[str] = "nvfp4"
     alignment: ClassVar[int] = 32
     untrained_row_alignment: ClassVar[int] = 32
 
@@ -353,18 +260,18 @@ class NVFP4BlockScaling(Recipe):
         "fp4_2d_quantization", "random_hadamard_transform", "stochastic_rounding",
     )  # fmt: skip
 
-    disable_rht: bool = field(default_factory=_flag("NVTE_NVFP4_DISABLE_RHT"))
-    disable_stochastic_rounding: bool = field(default_factory=_flag("NVTE_NVFP4_DISABLE_STOCHASTIC_ROUNDING"))
-    disable_2d_quantization: bool = field(default_factory=_flag("NVTE_NVFP4_DISABLE_2D_QUANTIZATION"))
-    row_scaled_activation: bool = field(default_factory=_flag("NVTE_NVFP4_ROW_SCALED_ACTIVATION"))
-    nvfp4_4over6: str = field(default_factory=lambda: os.getenv("NVTE_NVFP4_4OVER6", "none"))
-    nvfp4_4over6_e4m3_use_256: str = field(default_factory=lambda: os.getenv("NVTE_NVFP4_4OVER6_E4M3_USE_256", "all"))
-    nvfp4_4over6_err_mode: str = field(default_factory=lambda: os.getenv("NVTE_NVFP4_4OVER6_ERR_MODE", "MAE").upper())
+    disable_rht: bool = field(default_factory=flag("NVTE_NVFP4_DISABLE_RHT"))
+    disable_stochastic_rounding: bool = field(default_factory=flag("NVTE_NVFP4_DISABLE_STOCHASTIC_ROUNDING"))
+    disable_2d_quantization: bool = field(default_factory=flag("NVTE_NVFP4_DISABLE_2D_QUANTIZATION"))
+    row_scaled_activation: bool = field(default_factory=flag("NVTE_NVFP4_ROW_SCALED_ACTIVATION"))
+    nvfp4_4over6: str = field(default_factory=word("NVTE_NVFP4_4OVER6", "none"))
+    nvfp4_4over6_e4m3_use_256: str = field(default_factory=word("NVTE_NVFP4_4OVER6_E4M3_USE_256", "all"))
+    nvfp4_4over6_err_mode: str = field(default_factory=lambda: word("NVTE_NVFP4_4OVER6_ERR_MODE", "MAE")().upper())
     fp4_format: Format = Format.E2M1
     fp8_format: Format = Format.E4M3
     fp8_dpa: bool = False
     fp8_mha: bool = False
-    backward_override: str | None = field(default_factory=_override)
+    backward_override: str | None = field(default_factory=override)
 
     fp4_quant_fwd_inp = Cast(lambda recipe: QParams(random_hadamard_transform=not recipe.disable_rht))
     fp4_quant_fwd_weight = Cast(lambda recipe: QParams(fp4_2d_quantization=not recipe.disable_2d_quantization))
@@ -376,8 +283,6 @@ class NVFP4BlockScaling(Recipe):
 
     def _check(self) -> None:
         self._check_shared((Format.E4M3,))
-        for name in ("disable_rht", "disable_stochastic_rounding", "disable_2d_quantization", "row_scaled_activation"):
-            require_bool(self, name)
         require_choice(self, "fp4_format", (Format.E2M1,))
         for name in ("nvfp4_4over6", "nvfp4_4over6_e4m3_use_256"):
             require_choice(self, name, ("none", "weights", "activations", "all"))
@@ -449,20 +354,23 @@ class CustomRecipe(Recipe):
         quantization_alignment: what `Fp8Padding` pads rows to.
     """
 
+    KIND: ClassVar[str] = "custom"
+
     qfactory: Callable[..., Any]
     fp8_format: Format = Format.HYBRID
     fp8_dpa: bool = False
     fp8_mha: bool = False
-    backward_override: str | None = field(default_factory=_override)
+    backward_override: str | None = field(default_factory=override)
     quantization_alignment: int = 128
 
     def _check(self) -> None:
         if not callable(self.qfactory):
             raise TypeError(f"CustomRecipe: qfactory must be a function, got {self.qfactory!r}")
         self._check_shared((Format.E4M3, Format.E5M2, Format.HYBRID))
-        alignment = self.quantization_alignment
-        if isinstance(alignment, bool) or not isinstance(alignment, int) or alignment < 1:
-            raise ValueError(f"CustomRecipe: quantization_alignment must be a positive int, got {alignment!r}")
+        if self.quantization_alignment < 1:
+            raise ValueError(
+                f"CustomRecipe: quantization_alignment must be at least 1, got {self.quantization_alignment}"
+            )
 
     def row_alignment(self) -> int:
         return self.quantization_alignment

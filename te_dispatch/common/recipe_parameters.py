@@ -9,11 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
-
-def require_bool(owner: Any, name: str) -> None:
-    value = getattr(owner, name)
-    if not isinstance(value, bool):
-        raise TypeError(f"{type(owner).__name__}: {name} must be a bool, got {value!r}")
+from te_dispatch.common.recipe_arguments import CONVERSIONS, Conversion, convert_fields, lenient
 
 
 def require_choice(owner: Any, name: str, choices: tuple[Any, ...]) -> None:
@@ -55,6 +51,11 @@ class Format(Enum):
         return "e5m2" if self is Format.HYBRID else self.name.lower()
 
 
+#: A member, or the value of one.
+CONVERSIONS["Format"] = Conversion("a Format", Format)
+
+
+@lenient
 @dataclass(frozen=True)
 class MMParams:
     """How one of a layer's three GEMMs runs.
@@ -67,9 +68,21 @@ class MMParams:
     use_split_accumulator: bool = True
 
     def __post_init__(self) -> None:
-        require_bool(self, "use_split_accumulator")
+        convert_fields(self)
 
 
+def _to_mm_params(value: Any) -> MMParams:
+    if isinstance(value, dict):
+        return MMParams(**value)
+    if not isinstance(value, MMParams):
+        raise TypeError
+    return value
+
+
+CONVERSIONS["MMParams"] = Conversion("an MMParams, or a dict with the arguments of one", _to_mm_params)
+
+
+@lenient
 @dataclass(frozen=True)
 class QParams:
     """How one kind of tensor is cast.
@@ -89,9 +102,6 @@ class QParams:
     fp4_2d_quantization: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("power_2_scale", "random_hadamard_transform", "stochastic_rounding", "fp4_2d_quantization"):
-            require_bool(self, name)
-        if isinstance(self.amax_epsilon, bool) or not isinstance(self.amax_epsilon, (int, float)):
-            raise TypeError(f"QParams: amax_epsilon must be a number, got {self.amax_epsilon!r}")
+        convert_fields(self)
         if not 0.0 <= self.amax_epsilon < float("inf"):
             raise ValueError(f"QParams: amax_epsilon must be finite and not negative, got {self.amax_epsilon!r}")

@@ -7,12 +7,12 @@ import copy
 import functools
 import os
 import threading
-import warnings
 from collections.abc import Callable
 from dataclasses import fields
 from operator import attrgetter
 from typing import Any, ClassVar, TypeVar
 
+from te_dispatch.common.recipe_arguments import convert_fields, converted, names
 from te_dispatch.common.recipe_parameters import QParams
 
 #: Held while a recipe changes and while one is copied for use, so that a copy is of one state.
@@ -22,7 +22,6 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=CHANGES._at_fork_reinit)  # type: ignore[attr-defined]
 
 _Self = TypeVar("_Self", bound="RecipeValues")
-_Kind = TypeVar("_Kind", bound="RecipeValues")
 
 
 class Cast:
@@ -51,9 +50,9 @@ class RecipeValues:
     """What is common to recipes, whatever they say.
 
     Recipes of one class with equal attributes are equal, and have equal hashes. Attributes may be assigned: the new
-    value is checked as the constructor checks it, and one that is refused changes nothing. An `autocast` takes the
-    recipe as it is when the autocast is made, so that what is assigned later holds for later ones. Do not change a
-    recipe that is a key of a dict.
+    value is converted and checked as the constructor does it, and one that is refused changes nothing. An `autocast`
+    takes the recipe as it is when the autocast is made, so that what is assigned later holds for later ones. Do not
+    change a recipe that is a key of a dict.
 
     An assigned cast (`CASTS`) holds whatever the knobs say. `copy.copy` keeps it, `dataclasses.replace` does not.
     """
@@ -73,11 +72,15 @@ class RecipeValues:
     _name: str | None = None
 
     def __post_init__(self) -> None:
+        convert_fields(self)
         self._check()
         self._ready = True
 
     def _check(self) -> None:
-        """Raise a TypeError or ValueError that names an attribute with a value that no recipe of the class has."""
+        """Raise a TypeError or ValueError that names an attribute with a value that no recipe of the class has.
+
+        Values have been converted (`te_dispatch.common.recipe_arguments`).
+        """
         raise NotImplementedError
 
     def _unsupported_cast(self) -> str | None:
@@ -99,13 +102,13 @@ class RecipeValues:
                 f"{kind}: {name} cannot be assigned: this is the copy that an autocast uses; assign to the recipe that "
                 "the autocast was given, or to a copy.copy() of this one"
             )
-        if name not in self.CASTS and name not in _names(type(self)):
-            known = ", ".join((*_names(type(self)), *self.CASTS))
+        if name not in self.CASTS and name not in names(type(self)):
+            known = ", ".join((*names(type(self)), *self.CASTS))
             raise AttributeError(f"{kind}: there is no {name!r} to assign, only {known}")
         with CHANGES:
             before = dict(self.__dict__)
             try:
-                super().__setattr__(name, value)
+                super().__setattr__(name, converted(type(self), name, value))
                 self._check()
             except BaseException:
                 self.__dict__.update(before)
@@ -145,63 +148,10 @@ class RecipeValues:
         return made
 
 
-#: Keywords of earlier recipes of Transformer Engine, which frameworks still pass: the default, which is what recipes
-#: do, and why another value does nothing.
-_GONE = {
-    "interval": (1, "scales are updated at every step"),
-    "override_linear_precision": (
-        (False, False, False), "all products are quantized; leave a module out of the autocast instead"
-    ),
-}  # fmt: skip
-#: (class, keyword) that were warned of.
-_warned: set[tuple[type, str]] = set()
-
-
-def lenient(kind: type[_Kind]) -> type[_Kind]:
-    """Decorator of a recipe's dataclass: unknown keywords are warned of once by name, as Transformer Engine's recipes
-    take them in silence, and so are casts, which its constructors replace by what the knobs say."""
-    make = kind.__init__
-
-    @functools.wraps(make)
-    def __init__(self: Any, *args: Any, **given: Any) -> None:
-        if unknown := given.keys() - set(_names(kind)):
-            for name in sorted(unknown):
-                value = given.pop(name)
-                if name in _GONE and value == _GONE[name][0]:
-                    continue
-                warn_without_effect(kind, name, lambda name=name: _no_effect(kind, name))
-        make(self, *args, **given)
-
-    setattr(kind, "__init__", __init__)  # noqa: B010  # a method is not assigned to
-    return kind
-
-
-def warn_without_effect(kind: type, name: str, why: Callable[[], str], stacklevel: int = 3) -> None:
-    """Warn once of an argument of recipes of a class that does nothing; `stacklevel` is that of the recipe's maker."""
-    if (kind, name) not in _warned:
-        _warned.add((kind, name))
-        warnings.warn(f"{kind.__name__}: {name} has no effect: {why()}", stacklevel=stacklevel)
-
-
-def _no_effect(kind: Any, name: str) -> str:
-    if name in kind.CASTS:
-        return "the constructor sets it by the recipe's knobs; assign to it afterwards"
-    if name in _GONE:
-        return _GONE[name][1]
-    from te_dispatch.core.policy.known import did_you_mean  # only a mistake pays for it
-
-    return f"there is no argument of this name{did_you_mean(name, _names(kind), listing=False)}"
-
-
 _OPTIONS = tuple(option.name for option in fields(QParams))
-
-
-@functools.cache
-def _names(kind: Any) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(kind))
 
 
 @functools.cache
 def _reader(kind: Any) -> Callable[[Any], Any]:
     """What reads all fields of a recipe of a class."""
-    return attrgetter(*_names(kind))
+    return attrgetter(*names(kind))

@@ -277,6 +277,17 @@ def test_run_serves_a_script_and_the_processes_it_starts(tmp_path):
     assert out.splitlines() == ["['-h', '--json', 'x'] te_dispatch.pytorch.modules.linear", "['2.20.2']", "2.20.2"]
 
 
+@pytest.mark.parametrize("option", ["-I", "-E"])
+def test_run_does_not_serve_processes_that_ignore_pythonpath(option, tmp_path):
+    (tmp_path / "script.py").write_text(
+        "import subprocess, sys\n"
+        "code = 'import transformer_engine as te; print(hasattr(te, \"pytorch\"))'\n"
+        f"sys.exit(subprocess.run([sys.executable, {option!r}, '-c', code]).returncode)\n"
+    )
+    done = python("", "-m", "te_dispatch.cli", "run", str(tmp_path / "script.py"))
+    assert done.returncode and "No module named 'transformer_engine'" in done.stderr
+
+
 def test_run_serves_a_module_and_leaves_errors_and_exit_codes_alone(tmp_path):
     (tmp_path / "program.py").write_text("import sys, transformer_engine\nsys.exit(int(sys.argv[1]))\n")
     command = ("-m", "te_dispatch.cli", "run", "-m", "program")

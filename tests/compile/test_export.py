@@ -9,8 +9,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import te_dispatch
 from te_dispatch import ops
-from te_dispatch.common.recipe import MXFP8BlockScaling, NVFP4BlockScaling
+from te_dispatch.common.recipe import CustomRecipe, MXFP8BlockScaling, NVFP4BlockScaling
 from te_dispatch.core.scopes import MANAGER
+from te_dispatch.pytorch.fp8.quantizer_factories import current_scaling_factory
 from tests.compile.training import DEVICE, MODULES, RECIPES, UNQUANTIZED, autocast, build
 
 pytestmark = pytest.mark.sampled(40)
@@ -51,6 +52,17 @@ class Inside(torch.nn.Module):
     def forward(self, x):
         with autocast(self.recipe):
             return self.module(x)
+
+
+def test_a_custom_recipe_inside_is_refused_by_strict_export():
+    """By dynamo's own error, which PyTorch 2.13 gives the reason in its debug context."""
+    inside = Inside(build("Linear"), CustomRecipe(current_scaling_factory)), (torch.randn(32, 32, device=DEVICE),)
+    with pytest.raises(Exception, match=r"Observed exception|NotImplementedError"):
+        torch.export.export(*inside, strict=True)
+    torch.export.export(*inside, strict=False)
+    module, x = inside[0].module, inside[1]
+    with autocast(inside[0].recipe):
+        torch.export.export(module, x, strict=True)
 
 
 def unwritten(graph):

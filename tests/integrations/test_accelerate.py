@@ -20,7 +20,7 @@ from accelerate.utils import TERecipeKwargs, convert_model, has_transformer_engi
 from accelerate.utils.dataclasses import FP8BackendType
 
 import te_dispatch.pytorch as te
-from te_dispatch.common import recipe, recipe_values
+from te_dispatch.common import recipe, recipe_arguments
 from tests.pytorch import ranks
 
 from .states import DEVICE, assert_falls, assert_filled, assert_same, parameters, scales
@@ -31,7 +31,7 @@ SIZE, WIDE, ROWS = 32, 64, 32
 @pytest.fixture(autouse=True)
 def nothing_was_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     """Recipes warn once a process."""
-    monkeypatch.setattr(recipe_values, "_warned", set())
+    monkeypatch.setattr(recipe_arguments, "_warned", set())
 
 
 def _model() -> torch.nn.Sequential:

@@ -159,7 +159,7 @@ def test_rows_without_a_gradient_of_a_weight() -> None:
         layer(torch.randn(8, 64))
 
 
-@pytest.mark.parametrize("alignment", [0, -16, 1.5, True])
-def test_quantization_alignment(alignment: Any) -> None:
-    with pytest.raises(ValueError, match="quantization_alignment"):
+@pytest.mark.parametrize(("alignment", "error"), [(0, ValueError), (-16, ValueError), (1.5, TypeError)])
+def test_quantization_alignment(alignment: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="quantization_alignment"):
         CustomRecipe(mxfp8, quantization_alignment=alignment)

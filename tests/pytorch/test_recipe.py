@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from te_dispatch.common import recipe_values
+from te_dispatch.common import recipe_arguments
 from te_dispatch.common.recipe import (
     CustomRecipe,
     DelayedScaling,
@@ -138,12 +138,12 @@ def test_backward_override_from_the_environment(monkeypatch: pytest.MonkeyPatch)
     [
         (lambda: DelayedScaling(amax_history_len=0), ValueError, "amax_history_len"),
         (lambda: DelayedScaling(amax_history_len=1.5), TypeError, "amax_history_len"),
-        (lambda: DelayedScaling(margin="1"), TypeError, "margin"),
+        (lambda: DelayedScaling(margin="x"), TypeError, "margin must be an int, got 'x'"),
         (lambda: DelayedScaling(amax_compute_algo="mean"), ValueError, "amax_compute_algo"),
         (lambda: DelayedScaling(scaling_factor_compute_algo="x"), TypeError, "scaling_factor_compute_algo"),
         (lambda: DelayedScaling(fp8_format=Format.E5M2), ValueError, "fp8_format"),
         (lambda: DelayedScaling(fp8_format="HYBRID"), TypeError, "fp8_format"),
-        (lambda: DelayedScaling(reduce_amax=1), TypeError, "reduce_amax"),
+        (lambda: DelayedScaling(reduce_amax=2), TypeError, "reduce_amax must be a bool, got 2"),
         (lambda: DelayedScaling(backward_override="fast"), ValueError, "backward_override"),
         (lambda: Float8CurrentScaling(fp8_gemm_dgrad=True), TypeError, "fp8_gemm_dgrad"),
         (lambda: Float8BlockScaling(x_block_scaling_dim=3), ValueError, "x_block_scaling_dim"),
@@ -262,7 +262,7 @@ def test_nvfp4_says_how_it_casts() -> None:
 
 def test_keywords_that_mean_nothing_here_are_warned_of_once_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """Transformer Engine's recipes take any keyword in silence, and frameworks pass those of its earlier releases."""
-    monkeypatch.setattr(recipe_values, "_warned", set())
+    monkeypatch.setattr(recipe_arguments, "_warned", set())
 
     def told(make: Callable[[], Any]) -> list[str]:
         with warnings.catch_warnings(record=True) as caught:
@@ -284,12 +284,12 @@ def test_keywords_that_mean_nothing_here_are_warned_of_once_by_name(monkeypatch:
     made = DelayedScaling(margin=1, amax_history_length=4)
     assert made == DelayedScaling(margin=1) and "amax_history_length" not in repr(made)
     with pytest.raises(TypeError, match="margin must be an int"):
-        DelayedScaling(margin="1", amax_history_length=4)
+        DelayedScaling(margin="x", amax_history_length=4)
     assert next(iter(inspect.signature(DelayedScaling).parameters)) == "margin"
 
 
 def test_the_margin_of_mxfp8_changes_nothing_and_says_so_where_the_recipe_is_made(monkeypatch: Any) -> None:
-    monkeypatch.setattr(recipe_values, "_warned", set())
+    monkeypatch.setattr(recipe_arguments, "_warned", set())
     with pytest.warns(UserWarning, match="MXFP8BlockScaling: margin has no effect: block scales") as caught:
         recipe = MXFP8BlockScaling(margin=2)
         MXFP8BlockScaling(margin=3)

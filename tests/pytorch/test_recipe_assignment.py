@@ -135,7 +135,7 @@ def test_recipes_that_were_pickled_frozen_load() -> None:
     recipe.__setstate__(fields)
     assert recipe == DelayedScaling(margin=2)
     with pytest.raises(TypeError, match="margin"):
-        recipe.margin = "1"  # type: ignore[assignment]
+        recipe.margin = "x"  # type: ignore[assignment]
 
 
 @dataclasses.dataclass
