@@ -239,6 +239,16 @@ FLAGS = {
 }
 
 
+#: variable -> (field of NVFP4BlockScaling, a value that is not the default).
+WORDS = {
+    "NVTE_BACKWARD_OVERRIDE": ("backward_override", "dequantized"),
+    "NVTE_NVFP4_4OVER6": ("nvfp4_4over6", "weights"),
+    "NVTE_NVFP4_4OVER6_E4M3_USE_256": ("nvfp4_4over6_e4m3_use_256", "none"),
+    "NVTE_NVFP4_4OVER6_ERR_MODE": ("nvfp4_4over6_err_mode", "MSE"),
+}
+WITHOUT_ARGUMENTS = (DelayedScaling, Float8CurrentScaling, Float8BlockScaling, MXFP8BlockScaling, NVFP4BlockScaling)
+
+
 @pytest.mark.parametrize("variable", FLAGS)
 def test_flags_are_0_or_1(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe, field = FLAGS[variable]
@@ -250,6 +260,21 @@ def test_flags_are_0_or_1(variable: str, monkeypatch: pytest.MonkeyPatch) -> Non
         with pytest.raises(ValueError, match=f"^{variable}={value}: expected 0 or 1, got '{value}'$"):
             recipe()
         assert getattr(recipe(**{field: True}), field) is True  # the variable is not read
+
+
+@pytest.mark.parametrize("nothing", ["", " "])
+def test_a_variable_set_to_nothing_counts_as_not_set(nothing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    unset = [kind() for kind in WITHOUT_ARGUMENTS]
+    for variable in (*FLAGS, *WORDS):
+        monkeypatch.setenv(variable, nothing)
+    assert [kind() for kind in WITHOUT_ARGUMENTS] == unset
+
+
+@pytest.mark.parametrize("variable", WORDS)
+def test_words_are_read_without_spaces_around_them(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    field, value = WORDS[variable]
+    monkeypatch.setenv(variable, f" {value} ")
+    assert getattr(NVFP4BlockScaling(), field) == value
 
 
 def test_nvfp4_says_how_it_casts() -> None:
