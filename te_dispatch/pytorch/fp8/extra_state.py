@@ -16,23 +16,18 @@ and its tensors are ``<state>.amax_history`` (length, count), ``<state>.scale`` 
 float32, for each of the states ``forward``, ``backward``, ``output`` and ``input_grad`` that the module has
 (`DelayedScales`). Version 1 was a dict of the same tensors.
 
-Transformer Engine's entry is empty too where there is nothing to save, and with delayed scaling a pickle.
-`of_transformer_engine` reads it without running anything but the making of tensors.
+Transformer Engine's entries are read by `te_dispatch.pytorch.fp8.transformer_engine_state`.
 """
 
 from __future__ import annotations
 
-import io
 import json
-import pickle
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from te_dispatch.pytorch.fp8.delayed_scales import StateError
-from te_dispatch.torch_private import rebuild_tensor
 
 #: By name, what `DelayedScales.as_data` gives.
 States = dict[str, dict[str, Any]]
@@ -75,7 +70,7 @@ def decoded(entry: torch.Tensor, where: str) -> States:
     entry = entry.detach().cpu()
     length = _length(entry)
     try:
-        header = json.loads(_bytes(entry[8 : 8 + length]))
+        header = json.loads(as_bytes(entry[8 : 8 + length]))
         metadata = header.pop("__metadata__")
         version = metadata.pop("version")
         known = metadata.pop("format") == _FORMAT
@@ -112,7 +107,7 @@ def trimmed(entry: torch.Tensor) -> torch.Tensor:
     if is_ours(entry):
         start = 8 + _length(entry)
         try:
-            header = json.loads(_bytes(entry[8:start]))
+            header = json.loads(as_bytes(entry[8:start]))
             ends = [part["data_offsets"][1] for name, part in header.items() if name != "__metadata__"]
             return entry[: start + max(ends)]
         except (ValueError, KeyError, TypeError, AttributeError):
@@ -123,101 +118,15 @@ def trimmed(entry: torch.Tensor) -> torch.Tensor:
 
 def is_ours(entry: torch.Tensor) -> bool:
     """Whether an entry is a document of this project's, damaged or not, rather than a pickle."""
-    return _bytes(entry[8:9]) == b"{" and _length(entry) <= _LONGEST_HEADER
+    return as_bytes(entry[8:9]) == b"{" and _length(entry) <= _LONGEST_HEADER
 
 
 def _length(entry: torch.Tensor) -> int:
     """Of the header."""
-    return int.from_bytes(_bytes(entry[:8]), "little")
+    return int.from_bytes(as_bytes(entry[:8]), "little")
 
 
-def _bytes(part: torch.Tensor) -> bytes:
+def as_bytes(part: torch.Tensor) -> bytes:
+    """Those of a uint8 tensor."""
     # Not through NumPy, which PyTorch does without.
     return bytes(part.tolist())
-
-
-# -- Transformer Engine's ----------------------------------------------------------------------------------------------
-
-
-class _Recipe:
-    """Stands for a class of Transformer Engine's: takes what is set, and runs nothing."""
-
-    def __init__(self, *args: Any, **named: Any) -> None:
-        pass
-
-    def __setstate__(self, state: Any) -> None:
-        parts = state if isinstance(state, tuple) else (state,)
-        for part in parts:
-            if isinstance(part, dict):
-                self.__dict__.update(part)
-
-
-def _storage(content: bytes) -> Any:
-    return torch.load(io.BytesIO(content), weights_only=True)
-
-
-_ALLOWED: dict[tuple[str, str], Callable[..., Any]] = {
-    ("collections", "OrderedDict"): OrderedDict,
-    ("torch._utils", "_rebuild_tensor_v2"): rebuild_tensor,
-    ("torch.storage", "_load_from_bytes"): _storage,
-}
-
-
-class _Reader(pickle.Unpickler):
-    """Knows the classes of Transformer Engine's recipes and what tensors are made with, and nothing else."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module == "transformer_engine.common.recipe":
-            return _Recipe
-        found = _ALLOWED.get((module, name))
-        if found is None:
-            raise StateError(f"names {module}.{name}, which no state of delayed scaling needs; it is not loaded")
-        return found
-
-
-def of_transformer_engine(entry: torch.Tensor, gemms: int, where: str) -> States:
-    """The forward and backward states of a module of `gemms` products that Transformer Engine saved.
-
-    It keeps three tensors of a product in the forward (input, weight, output) and two in the backward (gradients of
-    the output and of the input). Those of what is multiplied are taken; of what made a scale it saves nothing.
-
-    Returns:
-        Empty for a recipe without state.
-
-    Raises:
-        StateError: it cannot be read, or not without running code of its own; `where` starts the message.
-    """
-    try:
-        state = _Reader(io.BytesIO(_bytes(entry))).load()
-    except StateError as error:
-        raise StateError(f"{where} is a pickle that {error}") from None
-    except Exception as error:
-        raise StateError(
-            f"{where} is neither {_FORMAT} nor Transformer Engine's: {type(error).__name__}: {error}"
-        ) from None
-    if not isinstance(state, dict):
-        raise StateError(f"{where} must be a dict of Transformer Engine's, got {type(state).__name__}")
-    if "scale_fwd" not in state:
-        return {}
-    options = state.get("extra_fp8_variables", {})
-    margin = getattr(state.get("recipe"), "margin", 0)
-    found: States = {}
-    for name, short, kept, of_each in (("forward", "fwd", (0, 1), 3), ("backward", "bwd", (0,), 2)):
-        scale, history = state.get(f"scale_{short}"), state.get(f"amax_history_{short}")
-        if not isinstance(scale, torch.Tensor) or not isinstance(history, torch.Tensor):
-            raise StateError(f"{where} lacks scale_{short} or amax_history_{short}")
-        if scale.shape != (of_each * gemms,) or history.dim() != 2 or history.shape[1] != of_each * gemms:
-            raise StateError(
-                f"{where}, scale_{short} must be ({of_each * gemms},), got shape {tuple(scale.shape)} with a history "
-                f"of shape {tuple(history.shape)}"
-            )
-        columns = [of_each * gemm + part for gemm in range(gemms) for part in kept]
-        largest = options.get(f"fp8_max_{short}")
-        found[name] = {
-            "amax_history": history[:, columns],
-            "scale": scale[columns],
-            "scale_amax": None,
-            "max_values": [float(largest)] * len(columns) if isinstance(largest, (int, float)) else [],
-            "margin": margin,
-        }
-    return found

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from te_dispatch.pytorch.fp8 import extra_state
 from te_dispatch.pytorch.fp8.amax_reduction import Origin
 from te_dispatch.pytorch.fp8.delayed_scales import DelayedScales, StateError
 from te_dispatch.pytorch.fp8.empty_entry import EmptyEntry, received
+from te_dispatch.pytorch.fp8.transformer_engine_state import of_transformer_engine
 
 #: Of states that were saved as dicts.
 _DICT_FORMAT = 1
@@ -136,6 +138,9 @@ def _decoded(state: Any, gemms: int, where: str) -> extra_state.States:
     """What a checkpoint holds for a module, in whichever of the known formats."""
     if state is None:
         return {}
+    if isinstance(state, io.BytesIO):
+        content = state.getvalue()
+        return of_transformer_engine(content, gemms, where) if content else {}
     if isinstance(state, torch.Tensor):
         if not state.numel():
             return {}
@@ -143,7 +148,7 @@ def _decoded(state: Any, gemms: int, where: str) -> extra_state.States:
             raise StateError(f"{where} must be a vector of uint8, got {state.dtype} of shape {tuple(state.shape)}")
         if extra_state.is_ours(state):
             return extra_state.decoded(state, where)
-        return extra_state.of_transformer_engine(state, gemms, where)
+        return of_transformer_engine(extra_state.as_bytes(state), gemms, where)
     if not isinstance(state, dict) or state.get("format") != _DICT_FORMAT:
         found = state.get("format") if isinstance(state, dict) else type(state).__name__
         raise StateError(f"{where} must be a tensor of bytes, or a dict of format {_DICT_FORMAT}, got {found!r}")

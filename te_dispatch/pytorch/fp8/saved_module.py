@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -28,7 +29,8 @@ class SavedModule(torch.nn.Module):
     def set_extra_state(self, state: Any) -> None:
         """Take what `get_extra_state` gives; warn of what Transformer Engine saves for FP8 attention."""
         state = received(state)
-        if isinstance(state, torch.Tensor) and state.numel():
+        tensor = isinstance(state, torch.Tensor) and state.numel()
+        if tensor or (isinstance(state, io.BytesIO) and state.getbuffer().nbytes):
             _log.warning(
                 "%s has no delayed-scaling state; the one in the checkpoint has no effect", type(self).__name__
             )
