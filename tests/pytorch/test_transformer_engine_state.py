@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""``_extra_state`` as releases of Transformer Engine wrote it: archives, recipes with functions.
+"""``_extra_state`` as releases of Transformer Engine wrote it: archives, recipes with functions, former keys.
 
 Nothing in an entry is run. Entries are made here, with stand-ins for the classes that they name.
 """
@@ -288,3 +288,39 @@ def test_an_entry_that_holds_itself_is_read() -> None:
     state = _state()
     state["extra_fp8_variables"]["again"] = [state["extra_fp8_variables"]]
     _assert_loaded(_loaded(_bytes(state)))
+
+
+# -- the former key of attention ---------------------------------------------------------------------------------------
+
+ATTENTION = {
+    "DotProductAttention": ("", lambda: te.DotProductAttention(4, 16)),
+    "MultiheadAttention": ("core_attention.", lambda: te.MultiheadAttention(64, 4, device="cpu")),
+    "TransformerLayer": (
+        "self_attention.core_attention.", lambda: te.TransformerLayer(64, 128, 4, device="cpu")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ATTENTION)
+@pytest.mark.parametrize("content", [torch.empty(0, dtype=torch.uint8), _bytes(_state()), _archive(_state()), None])
+@pytest.mark.parametrize("both", [False, True])
+def test_attention_takes_the_key_of_its_former_part(
+    name: str, content: Any, both: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    prefix, make = ATTENTION[name]
+    state = make().state_dict()
+    if not both:
+        del state[f"{prefix}_extra_state"]
+    state[f"{prefix}fused_attention._extra_state"] = content
+    with caplog.at_level(logging.WARNING, "te_dispatch"):
+        assert not any(make().load_state_dict(state, strict=True))
+    messages = [record.getMessage() for record in caplog.records]
+    held = content is not None and not (isinstance(content, torch.Tensor) and not content.numel())
+    assert (
+        messages == ["DotProductAttention has no delayed-scaling state; the one in the checkpoint has no effect"] * held
+    )
+
+
+def test_other_keys_of_attention_are_unexpected() -> None:
+    module = te.DotProductAttention(4, 16)
+    with pytest.raises(RuntimeError, match=r"Unexpected key.*fused_attention\.weight"):
+        module.load_state_dict({"fused_attention.weight": torch.ones(1)})

@@ -93,6 +93,9 @@ class DotProductAttention(SavedModule, ContextParallelModule, CoreAttentionViews
         ValueError: a value that does not fit; it is named.
     """
 
+    #: Of releases 1.6 and 1.7.
+    FORMER_ENTRY = "fused_attention._extra_state"
+
     softmax_offset: torch.Tensor | None
 
     def __init__(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import io
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -21,6 +21,9 @@ class SavedModule(torch.nn.Module):
 
     Checkpoints without it load: those of `torch.nn` modules, and of high-precision training.
     """
+
+    #: A key under which an earlier release of Transformer Engine saved the entry, after the module's prefix.
+    FORMER_ENTRY: ClassVar[str | None] = None
 
     def get_extra_state(self) -> torch.Tensor:
         """Nothing, as an empty tensor of bytes (`te_dispatch.pytorch.fp8.empty_entry`)."""
@@ -46,7 +49,10 @@ class SavedModule(torch.nn.Module):
         error_msgs: list[str],
     ) -> None:
         key = f"{prefix}_extra_state"
+        former = None if self.FORMER_ENTRY is None else f"{prefix}{self.FORMER_ENTRY}"
         try:
+            if former in state_dict:
+                self.set_extra_state(state_dict[former])  # first: an entry of today's key is what holds
             super()._load_from_state_dict(
                 state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
             )
@@ -54,6 +60,8 @@ class SavedModule(torch.nn.Module):
             error_msgs.append(f"{key}: {error}")
         if key in missing_keys:
             missing_keys.remove(key)
+        if former in unexpected_keys:
+            unexpected_keys.remove(former)
 
 
 def has_te_modules(network: Any) -> bool:
