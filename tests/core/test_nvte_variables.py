@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import logging
+import re
+from pathlib import Path
 
 import pytest
 
@@ -16,7 +18,7 @@ from te_dispatch.core.environment import (
     PACKAGE_SWITCHES,
 )
 from te_dispatch.core.layers import Sources
-from te_dispatch.core.nvte_variables import HONOURED, ignored
+from te_dispatch.core.nvte_variables import ELSEWHERE, HONOURED, PLUGIN, ignored
 from te_dispatch.core.policy.known import Known
 
 
@@ -47,6 +49,27 @@ def test_a_misspelt_name_gets_the_nearest() -> None:
 )
 def test_variables_of_builds_and_unset_ones_are_nobodys_concern(environ: dict[str, str]) -> None:
     assert ignored(environ) == {}
+
+
+@pytest.mark.parametrize("name", ["NVTE_USE_FAST_MATH", "NVTE_CUDA_INCLUDE_DIR"])
+def test_what_a_run_under_pytorch_reads_is_no_concern_of_builds_alone(name: str) -> None:
+    (what,) = ignored({name: "1"}).values()
+    assert what.startswith(f"{name}=1 has no effect: ") and "there is no variable" not in what
+
+
+def test_what_transformer_engine_sets_itself_is_not_told_where_it_runs() -> None:
+    environ = {"NVTE_CUDA_INCLUDE_DIR": "/usr/local/cuda/include", "NVTE_PLUGIN": PLUGIN}
+    assert ignored(environ) == {}
+    assert list(ignored({**environ, "NVTE_PLUGIN": "other"})) == ["NVTE_CUDA_INCLUDE_DIR", "NVTE_PLUGIN"]
+
+
+def test_the_docs_list_those_of_which_nothing_is_said() -> None:
+    assert not ELSEWHERE & HONOURED and ignored(dict.fromkeys(ELSEWHERE, "1")) == {}
+    page = (Path(__file__).parents[2] / "docs" / "policies.md").read_text()
+    table = page.partition("| variables | why nothing is said |")[2].partition("\n\n")[0]
+    listed = [name for row in table.splitlines()[2:] for name in re.findall(r"`(NVTE_\w+)`", row.split("|")[1])]
+    assert sorted(listed) == sorted(ELSEWHERE)
+    assert set(re.findall(r"`(NVTE_\w+)[=`]", page)) >= HONOURED
 
 
 def test_each_is_warned_of_once(known: Known, caplog: pytest.LogCaptureFixture) -> None:
