@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from te_dispatch.core.bounded import BoundedDict as BoundedDict
 
@@ -20,16 +20,44 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 #: Default capacity. A model makes some tens of different calls.
 CAPACITY = 512
 
-_caches: dict[str, Any] = {}
+
+class Cache(Protocol):
+    """What `clear` and `statistics` ask of a cache."""
+
+    def clear(self) -> None: ...
+
+    def statistics(self) -> CacheStatistics: ...
 
 
 class CacheStatistics(NamedTuple):
-    """Of one cache: hits, misses, the number of entries and its bound."""
+    """Of one cache: hits, misses, the number of entries, its bound, and how many entries were dropped for others."""
 
     hits: int
     misses: int
     size: int
     capacity: int
+    evictions: int
+
+
+_caches: dict[str, Cache] = {}
+
+
+def register(name: str, cache: Cache) -> None:
+    """Have `clear` and `statistics` know a cache by the name of its function: module, dot, qualified name."""
+    _caches[name] = cache
+
+
+class _OfFunction:
+    """functools' cache of a function."""
+
+    def __init__(self, wrapper: Any) -> None:
+        self._wrapper = wrapper
+        self.clear = wrapper.cache_clear
+
+    def statistics(self) -> CacheStatistics:
+        hits, misses, capacity, size = self._wrapper.cache_info()
+        # Counted since the last `clear`, as hits and misses are.
+        return CacheStatistics(hits, misses, size, capacity, misses - size)
 
 
 def cached(capacity: int = CAPACITY) -> Callable[[Function], Function]:
@@ -44,7 +72,7 @@ def cached(capacity: int = CAPACITY) -> Callable[[Function], Function]:
 
     def wrap(function: Function) -> Function:
         wrapper = functools.lru_cache(capacity)(function)
-        _caches[f"{function.__module__}.{function.__qualname__}"] = wrapper
+        register(f"{function.__module__}.{function.__qualname__}", _OfFunction(wrapper))
         return wrapper  # type: ignore[return-value]
 
     return wrap
@@ -54,13 +82,9 @@ def clear(package: str = "") -> None:
     """Empty every cache, or those of one package's modules, such as ``acme.``."""
     for name, cache in _caches.items():
         if name.startswith(package):
-            cache.cache_clear()
+            cache.clear()
 
 
 def statistics() -> dict[str, CacheStatistics]:
     """Of every cache, by the name of its function."""
-    found = {}
-    for name, cache in _caches.items():
-        info = cache.cache_info()
-        found[name] = CacheStatistics(info.hits, info.misses, info.currsize, info.maxsize)
-    return found
+    return {name: cache.statistics() for name, cache in _caches.items()}

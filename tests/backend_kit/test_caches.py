@@ -19,7 +19,7 @@ def test_a_cached_function_answers_once_for_each_kind_of_call_and_is_counted() -
         2, 2, 3, 2, 4, 3,
     ]  # fmt: skip
     assert asked == [(1, "a"), (2, "a"), (3, "a"), (2, "a")]  # 2 was asked for least recently when 3 came
-    assert caches.statistics()[name] == caches.CacheStatistics(2, 4, 2, 2)
+    assert caches.statistics()[name] == caches.CacheStatistics(2, 4, 2, 2, 2)
     caches.clear("another_package.")
     answer(2, "a")
     assert len(asked) == 4

@@ -259,7 +259,7 @@ def test_a_repeated_product_of_blocks_is_the_product(layout):
     defaults = {p.name: p.default for p in inspect.signature(ops.gemm).parameters.values()}
     given = {**defaults, "a": a, "b": b, "layout": layout, "out_dtype": torch.float32}
     gemm.gemm_codes(a, b, layout=layout, out_dtype=torch.float32)
-    repeated = gemm.plan_gemm_codes(("a", "b"), **given)
+    repeated = gemm.gemm_codes.plans.repeat(("a", "b"), **given)
     assert repeated is not None
     expected = ops.gemm(c, d, layout=layout, out_dtype=torch.float32).out
     assert expected.any() and torch.equal(repeated(c, d).out, expected)
@@ -280,7 +280,9 @@ def test_a_repeated_product_with_sums_is_the_product(layout, epilogue, columns):
     (a, b), (c, d) = operands(), operands()
     defaults = {p.name: p.default for p in inspect.signature(ops.gemm).parameters.values()}
     gemm.gemm(a, b, layout=layout, epilogue=epilogue)
-    repeated = gemm.plan_gemm(("a", "b"), **{**defaults, "a": a, "b": b, "layout": layout, "epilogue": epilogue})
+    repeated = gemm.gemm.plans.repeat(
+        ("a", "b"), **{**defaults, "a": a, "b": b, "layout": layout, "epilogue": epilogue}
+    )
     assert repeated is not None
     found, expected = repeated(c, d), ops.gemm(c, d, layout=layout, epilogue=epilogue)
     assert expected.dbias is not None and expected.dbias.any()

@@ -36,7 +36,7 @@ def written(value: Any) -> str:
     for p in parameters:
         default = "" if p.default is p.empty else "={}" if "factory" in repr(p.default) else f"={p.default!r}"
         default = "=()" if default == "=frozenset()" else default
-        parts.append(("*" if p.kind is p.VAR_POSITIONAL else "") + p.name + default)
+        parts.append({p.VAR_POSITIONAL: "*", p.VAR_KEYWORD: "**"}.get(p.kind, "") + p.name + default)
     return f"{value.__name__}({', '.join(parts)})"
 
 

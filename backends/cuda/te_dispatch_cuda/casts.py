@@ -1,24 +1,25 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""Casts of anything that `sources` describes, as prepared calls: what `quantize` and fused operators cast through.
+"""Casts of anything that `sources` describes, as planned calls: what `quantize` and fused operators cast through.
 
-Tensors of such a call, in this order: the source's; those of the quantizer (`codes.cast_facts`); an amax where `amax`
-says so; where `into` says so noop_flag (or None), then row_data, row_scale_inv, col_data, col_scale_inv and
-global_scale_inv of a dense record (each may be None).
+Tensors of such a call, in this order: the source's; those of the quantizer (`codes.state_of`); the amax, where one is
+given; where a record is written into, noop_flag (or None), then its row_data, row_scale_inv, col_data, col_scale_inv
+and global_scale_inv (each may be None).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from te_dispatch.backend_kit.call_plans import Planned
 from te_dispatch.numerics.quantizers import Quantizer
 from te_dispatch_cuda.blocks import block_cast, block_record
-from te_dispatch_cuda.codes import DTYPES, cast_code, cast_facts
+from te_dispatch_cuda.codes import DTYPES, cast_code, state_of
 from te_dispatch_cuda.native import load
-from te_dispatch_cuda.prepared import Given, Made, Record, prepare
-from te_dispatch_cuda.sources import Source, tensors_of
+from te_dispatch_cuda.prepared import Given, Made, Record, launch
+from te_dispatch_cuda.sources import Source
 
 _native = load()
 _F32, _U8 = torch.float32, torch.uint8
@@ -26,38 +27,41 @@ _MAXIMA: int = _native.MAXIMA
 _TILE_ROWS: int = _native.TILE_ROWS
 
 
-def prepare_cast(
+def cast(
     source: Source,
+    read: Sequence[torch.Tensor],
     shape: tuple[int, ...],
     dtype: torch.dtype,
-    device: torch.device,
     quantizer: Quantizer,
     usage: str,
     result: Callable[[Record], Any],
     *,
-    amax: bool = False,
-    into: bool = False,
+    amax: torch.Tensor | None = None,
+    into: Sequence[torch.Tensor | None] | None = None,
     out: Made | None = None,
     dbias: Made | None = None,
-) -> Any:
-    """A call that casts a source.
+) -> Planned:
+    """The cast of a source.
 
     Args:
+        read: the source's tensors.
         shape, dtype: logical shape and nominal dtype of the record.
         result: from the record to what the call returns.
-        amax: whether the tensor's amax is given, with a current or nvfp4 quantizer.
-        into: whether a record to write into is given.
+        amax: the tensor's, with a current or nvfp4 quantizer.
+        into: noop_flag and the tensors of a dense record to write into.
         out: receives the values themselves, rounded once.
         dbias: (columns,): receives the values' sum over rows.
     """
-    state = tensors_of(source)
-    tensors = state + len(cast_facts(quantizer)[1])
+    device, state = read[0].device, len(read)
+    tensors: list[torch.Tensor | None] = [*read, *state_of(quantizer)]
     amax_at = noop_at = None
-    if amax:
-        amax_at, tensors = Given(tensors), tensors + 1
-    if into:
-        noop_at, tensors = Given(tensors), tensors + 6
-        row, row_scale, column, column_scale, whole = (Given(i) for i in range(tensors - 5, tensors))
+    if amax is not None:
+        amax_at = Given(len(tensors))
+        tensors.append(amax)
+    if into is not None:
+        noop_at = None if into[0] is None else Given(len(tensors))
+        tensors += into
+        row, row_scale, column, column_scale, whole = (Given(i) for i in range(len(tensors) - 5, len(tensors)))
         record = Record(
             row, column, row_scale, column_scale, quantizer.encoding, quantizer.scaling, shape, dtype, device, whole,
             quantizer.scale_layout,
@@ -72,7 +76,7 @@ def prepare_cast(
     else:
         name = "block_cast"
         arguments = block_cast(source, record, quantizer, usage, amax_at, noop_at, dbias, out)  # type: ignore[arg-type]
-    return prepare(name, device, arguments, result(record), tensors=tensors)
+    return launch(name, device, arguments, result(record), tensors)
 
 
 def _tensor_record(
@@ -119,14 +123,16 @@ def _tensor_cast(
     ]  # fmt: skip
 
 
-def prepare_evaluation(source: Source, device: torch.device, out: Made | None, dbias: Made | None, result: Any) -> Any:
-    """A call that writes the values of a source themselves, and their sum over rows: a cast without codes."""
+def evaluation(
+    source: Source, read: Sequence[torch.Tensor], out: Made | None, dbias: Made | None, result: Any
+) -> Planned:
+    """The values of a source themselves, and their sum over rows: a cast without codes."""
     arguments = [
         *source, 0, 0, 0 if out is None else out, 0 if out is None else DTYPES[out.dtype], 0, 0, False, 0, 0.0, False,
         0, 0, 0, 0, 0 if dbias is None else dbias, 0 if dbias is None else DTYPES[dbias.dtype],
         _workspace(source, False, dbias),
     ]  # fmt: skip
-    return prepare("cast_tensor", device, arguments, result, tensors=tensors_of(source))
+    return launch("cast_tensor", read[0].device, arguments, result, read)
 
 
 def _workspace(source: Source, find_amax: bool, dbias: Made | None) -> Any:

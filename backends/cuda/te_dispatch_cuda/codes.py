@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from te_dispatch.numerics.quantizers import Quantizer
+from te_dispatch.numerics.quantizers import DelayedQuantizer, Quantizer
 
 DTYPES: dict[torch.dtype, int] = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 ENCODINGS: dict[str, int] = {"e4m3fn": 0, "e5m2": 1, "e4m3fnuz": 2, "e5m2fnuz": 3, "e2m1": 4}
@@ -15,20 +13,9 @@ COMMON = 8
 USAGES: dict[str, int] = {"row": 1, "column": 2, "both": 3}
 
 
-def cast_facts(quantizer: Quantizer) -> tuple[tuple[Any, ...], tuple[torch.Tensor | None, ...]]:
-    """What a cast by this quantizer depends on: constants, and the tensors that it reads and writes."""
-    kind = quantizer.kind
-    if kind == "delayed":
-        return (kind, quantizer.encoding, quantizer.common), (quantizer.scale, quantizer.amax)  # type: ignore[union-attr]
-    if kind == "mxfp8":
-        return (kind, quantizer.encoding, quantizer.common), ()
-    if kind == "nvfp4":
-        return (kind, quantizer.encoding, quantizer.common, quantizer.two_d), ()  # type: ignore[union-attr]
-    epsilon, power_of_two = quantizer.epsilon, quantizer.power_of_two  # type: ignore[union-attr]
-    if kind == "current":
-        return (kind, quantizer.encoding, quantizer.common, epsilon, power_of_two), ()
-    how = quantizer.two_d, quantizer.scale_layout  # type: ignore[union-attr]
-    return (kind, quantizer.encoding, quantizer.common, epsilon, power_of_two, *how), ()
+def state_of(quantizer: Quantizer | None) -> tuple[torch.Tensor | None, ...]:
+    """The tensors that a cast by this quantizer reads and writes: scale and amax of one with delayed scaling."""
+    return (quantizer.scale, quantizer.amax) if isinstance(quantizer, DelayedQuantizer) else ()
 
 
 def cast_code(quantizer: Quantizer) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from te_dispatch.backend_kit.call_plans import OFTEN, Planned, planned
 from te_dispatch.backend_kit.memory import contiguous_out
 from te_dispatch.backend_kit.products import allows_tf32
 from te_dispatch.core.errors import Declined
@@ -23,18 +24,15 @@ from te_dispatch.numerics.quantizers import Quantizer
 from te_dispatch.ops.checks import gemm as checks
 from te_dispatch.ops.gemm import operand_format as default_format
 from te_dispatch.ops.results import Gemm
-from te_dispatch_cuda import known_products
-from te_dispatch_cuda.codes import DTYPES, cast_code, cast_facts
-from te_dispatch_cuda.gemm_calls import CODES, of_codes, placed, prepare_fused, prepare_product
-from te_dispatch_cuda.gemm_plans import CALLS, LAID_OUT, NONE, SCALES, UNALIGNED, type_code
-from te_dispatch_cuda.gemm_repeated import copies, repeated
-from te_dispatch_cuda.known_products import Products
-from te_dispatch_cuda.memory import dense, dense_aligned
+from te_dispatch_cuda.codes import DTYPES, cast_code, state_of
+from te_dispatch_cuda.gemm_calls import CODES, multiple_of, planned_at, prepare_fused, prepare_product
+from te_dispatch_cuda.gemm_plans import LAID_OUT, NONE, SCALES, UNALIGNED, type_code
+from te_dispatch_cuda.memory import address, all_dense, dense, dense_aligned, dense_or_none
 
 Operand = torch.Tensor | Quantized
-_OF_TENSORS, _OF_RECORDS = Products(), Products()
 
 
+@planned(bias=OFTEN)
 def gemm(
     a: Operand,
     b: Operand,
@@ -50,47 +48,31 @@ def gemm(
     out_dtype: torch.dtype | None = None,
     out_quantizer: Quantizer | None = None,
     split_accumulator: bool | None = None,
-) -> Gemm:
+) -> Gemm | Planned:
     """fp32, bf16 and fp16 operands."""
-    known = None
-    if out is epilogue is aux is aux_quantizer is out_quantizer is None:
-        known = known_products.of_tensors(a, b, layout, alpha, accumulate, bias, out_dtype)
-        if known is not None and (result := _OF_TENSORS.again(known)) is not None:
-            return result  # type: ignore[no-any-return]
     shape = checks.gemm(
         a, b, layout, out, accumulate, bias, epilogue, aux, aux_quantizer, out_dtype, out_quantizer, alpha
     )  # fmt: skip
+    assert isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
     if alpha == 0.0:
         raise Declined("cuBLAS leaves the bias of a product times 0 out where it has a kernel for vectors")
-    kind = (a.dtype, allows_tf32()) if a.dtype is torch.float32 else a.dtype
+    target = None if out is None else contiguous_out(out, accumulate)
+    if target is not out or not all_dense(a, b, bias):
+        result = gemm(
+            dense(a), dense(b), layout=layout, alpha=alpha, out=target, accumulate=accumulate,
+            bias=dense_or_none(bias), epilogue=epilogue, aux=aux, aux_quantizer=aux_quantizer, out_dtype=out_dtype,
+            out_quantizer=out_quantizer,
+        )  # fmt: skip
+        return _copied(result, out, target)
+    kind: Any = (a.dtype, allows_tf32()) if a.dtype is torch.float32 else a.dtype
     dtype = out_dtype or (a.dtype if out is None else out.dtype)
-    if not (a.is_contiguous() and b.is_contiguous()):
-        a, b = dense(a), dense(b)
-    if epilogue is None and out_quantizer is None:
-        result, call = _product(a, b, None, None, layout, kind, shape, alpha, out, accumulate, bias, dtype)
-        if known is not None and call is not None:
-            _OF_TENSORS.keep(known, call)
-        return result
-    return _fused(
-        a,
-        b,
-        None,
-        None,
-        layout,
-        kind,
-        shape,
-        alpha,
-        out,
-        accumulate,
-        bias,
-        epilogue,
-        aux,
-        aux_quantizer,
-        dtype,
-        out_quantizer,
-    )
+    return _product(
+        a, b, None, None, layout, kind, shape, alpha, out, accumulate, bias, epilogue, aux, aux_quantizer, dtype,
+        out_quantizer, (None, None),
+    )  # fmt: skip
 
 
+@planned("gemm", bias=OFTEN)
 def gemm_codes(
     a: Operand,
     b: Operand,
@@ -106,74 +88,50 @@ def gemm_codes(
     out_dtype: torch.dtype | None = None,
     out_quantizer: Quantizer | None = None,
     split_accumulator: bool | None = None,
-) -> Gemm:
+) -> Gemm | Planned:
     """Quantized operands, through their copies contracted along the last dimension. `None` accumulates fast where there
     is one scale per tensor; partial sums of blocks are always promoted.
     """
-    known = None
-    if out is epilogue is aux is aux_quantizer is out_quantizer is None:
-        known = known_products.of_records(a, b, layout, alpha, accumulate, bias, out_dtype, split_accumulator)
-        if known is not None and (result := _OF_RECORDS.again(known)) is not None:
-            return result  # type: ignore[no-any-return]
     shape = checks.gemm(
         a, b, layout, out, accumulate, bias, epilogue, aux, aux_quantizer, out_dtype, out_quantizer, alpha
     )  # fmt: skip
+    assert isinstance(a, Quantized) and isinstance(b, Quantized)
     a_data, a_scale, b_data, b_scale = copies(a, b, layout)
     if a_data is None or b_data is None:
         raise Declined(no_copy("b" if b_data is None else "a", layout))
-    if not (a_data.is_contiguous() and b_data.is_contiguous()):
-        a_data, b_data = dense(a_data), dense(b_data)
+    target = None if out is None else contiguous_out(out, accumulate, CODES if a.scaling == "tensor" else 1)
+    if target is not out or not all_dense(bias):
+        result = gemm_codes(
+            a, b, layout=layout, alpha=alpha, out=target, accumulate=accumulate, bias=dense_or_none(bias),
+            epilogue=epilogue, aux=aux, aux_quantizer=aux_quantizer, out_dtype=out_dtype, out_quantizer=out_quantizer,
+            split_accumulator=split_accumulator,
+        )  # fmt: skip
+        return _copied(result, out, target)
     if a.scaling != "tensor":
-        a_scale, b_scale = dense(a_scale), dense(b_scale)
-    elif (a_data.data_ptr() | b_data.data_ptr() | a_scale.data_ptr() | b_scale.data_ptr()) % CODES:
+        a_data, b_data, a_scale, b_scale = map(dense, (a_data, b_data, a_scale, b_scale))
+    else:
         a_data, b_data, a_scale, b_scale = (dense_aligned(x, CODES) for x in (a_data, b_data, a_scale, b_scale))
     kind, layout = _kind(a, b, a_scale, b_scale, layout, split_accumulator)
     dtype = out_dtype or (a.dtype if out is None else out.dtype)
-    if epilogue is None and out_quantizer is None and a.global_scale_inv is None:
-        result, call = _product(
-            a_data, b_data, a_scale, b_scale, layout, kind, shape, alpha, out, accumulate, bias, dtype
-        )  # fmt: skip
-        if known is not None and call is not None:
-            _OF_RECORDS.keep(known, call)
-        return result
-    return _fused(
-        a_data, b_data, a_scale, b_scale, layout, kind, shape, alpha, out, accumulate, bias,
-        epilogue, aux, aux_quantizer, dtype, out_quantizer, (a.global_scale_inv, b.global_scale_inv),
+    return _product(
+        a_data, b_data, a_scale, b_scale, layout, kind, shape, alpha, out, accumulate, bias, epilogue, aux,
+        aux_quantizer, dtype, out_quantizer, (a.global_scale_inv, b.global_scale_inv),
     )  # fmt: skip
 
 
-def plan_gemm(varying: tuple[str, ...], **given: Any) -> Any:
-    """`gemm` of operands that look like these (`te_dispatch.core.repeating`)."""
-
-    def key_of(a: torch.Tensor, b: torch.Tensor, shape: tuple[int, ...], given: dict[str, Any]) -> Any:
-        # Whether fp32 is multiplied in TF32 is asked at every call.
-        if a.dtype is torch.float32 or not (a.is_contiguous() and b.is_contiguous()):
-            return None
-        dtype, epilogue = given["out_dtype"] or a.dtype, given["epilogue"]
-        key = _product_key(
-            a, b, given["layout"], a.dtype, shape, given["alpha"], True, given["accumulate"], given["bias"], dtype
-        )
-        return key if epilogue is None else _fused_key(key, epilogue)
-
-    return repeated(gemm, key_of, varying, given)
+def _copied(result: Gemm | Planned, out: torch.Tensor | None, target: torch.Tensor | None) -> Gemm:
+    """The result of a call, with `out` in the place of what was written for it."""
+    assert isinstance(result, Gemm)
+    return result if target is out or out is None or target is None else result._replace(out=out.copy_(target))
 
 
-def plan_gemm_codes(varying: tuple[str, ...], **given: Any) -> Any:
-    """`gemm_codes` of operands that look like these; those of fp4 are not served."""
-
-    def key_of(a: Quantized, b: Quantized, shape: tuple[int, ...], given: dict[str, Any]) -> Any:
-        a_data, a_scale, b_data, b_scale = copies(a, b, given["layout"])
-        if a.global_scale_inv is not None or a_data is None or b_data is None or given["epilogue"] is not None:
-            return None
-        if not all(x.is_contiguous() for x in (a_data, a_scale, b_data, b_scale)):
-            return None
-        kind, layout = _kind(a, b, a_scale, b_scale, given["layout"], given["split_accumulator"])
-        dtype = given["out_dtype"] or a.dtype
-        return _product_key(
-            a_data, b_data, layout, kind, shape, given["alpha"], True, given["accumulate"], given["bias"], dtype
-        )
-
-    return repeated(gemm_codes, key_of, varying, given)
+def copies(a: Quantized, b: Quantized, layout: str) -> tuple[Any, Any, Any, Any]:
+    """Data and scale of a, then of b, as `layout` reads them; None for what there is none of."""
+    if layout == "NT":
+        return a.row_data, a.row_scale_inv, b.row_data, b.row_scale_inv
+    if layout == "NN":
+        return a.row_data, a.row_scale_inv, b.col_data, b.col_scale_inv
+    return a.col_data, a.col_scale_inv, b.col_data, b.col_scale_inv
 
 
 def operand_format(layout: str, operand: str, scaling: str) -> tuple[str, str]:
@@ -222,85 +180,37 @@ def _product(
     out: torch.Tensor | None,
     accumulate: bool,
     bias: torch.Tensor | None,
-    dtype: torch.dtype,
-) -> tuple[Gemm, Any]:
-    """The product without an epilogue; the call that made it, if it was prepared before."""
-    if bias is not None:
-        bias = dense(bias)
-    key = _product_key(a, b, layout, kind, shape, alpha, out is None, accumulate, bias, dtype)
-    target = None if out is None else contiguous_out(out, accumulate, CODES if of_codes(kind) else 1)
-    call = CALLS.get(key)
-    result = None if call is None else call(a, b, a_scale, b_scale, bias, target)
-    if result is None:
-        prepared = partial(prepare_product, a, b, layout, kind, shape, alpha, target is None, accumulate, bias, dtype)
-        result = placed(key, (a, b, target), (a, b, a_scale, b_scale, bias, target), prepared)
-        call = None
-    if target is not out:
-        result = result._replace(out=out.copy_(target))  # type: ignore[union-attr]
-    return result, call
-
-
-def _product_key(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    layout: str,
-    kind: Any,
-    shape: tuple[int, ...],
-    alpha: float,
-    fresh: bool,
-    accumulate: bool,
-    bias: torch.Tensor | None,
-    dtype: torch.dtype,
-) -> tuple[Any, ...]:
-    # alpha's sign: 0.0 and -0.0 are equal keys.
-    key = (a.shape, b.shape, shape, layout, kind, dtype, accumulate, a.get_device(), fresh, alpha or str(alpha))
-    return key if bias is None else (*key, bias.dtype, bias.data_ptr() & 15)
-
-
-def _fused(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    a_scale: torch.Tensor | None,
-    b_scale: torch.Tensor | None,
-    layout: str,
-    kind: Any,
-    shape: tuple[int, ...],
-    alpha: float,
-    out: torch.Tensor | None,
-    accumulate: bool,
-    bias: torch.Tensor | None,
     epilogue: str | None,
     aux: torch.Tensor | Quantized | None,
     aux_quantizer: Quantizer | None,
     dtype: torch.dtype,
     out_quantizer: Quantizer | None,
-    wholes: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
-) -> Gemm:
-    """The product with an epilogue, a cast of the output, or (`wholes`) scales of whole fp4 operands."""
-    casts, state = _casts(out_quantizer, aux_quantizer)
-    read, read_scale, read_type = _read_aux(aux, epilogue)
-    if bias is not None:
-        bias = dense(bias)
-    key = _product_key(a, b, layout, kind, shape, alpha, out is None, accumulate, bias, dtype)
-    key = _fused_key(key, epilogue, read_type, casts)
-    target = None if out is None else contiguous_out(out, accumulate, CODES if of_codes(kind) else 1)
-    tensors = (a, b, a_scale, b_scale, bias, target, read, read_scale, *wholes, *state)
-    call = CALLS.get(key)
-    result = None if call is None else call(*tensors)
-    if result is None:
+    wholes: tuple[torch.Tensor | None, torch.Tensor | None],
+) -> Planned:
+    """The product of contiguous operands; `wholes` are the scales of whole fp4 operands."""
+    tensors: tuple[torch.Tensor | None, ...] = (a, b, a_scale, b_scale, bias, out)
+    read, prepared = None, partial(prepare_product, a, b, layout, kind, shape, alpha, out is None, accumulate)
+    if epilogue is None and out_quantizer is None and wholes[0] is None:
+        prepared = partial(prepared, bias, dtype)
+    else:
+        casts, state = _casts(out_quantizer, aux_quantizer)
+        read, read_scale, read_type = _read_aux(aux, epilogue)
+        tensors = (*tensors, read, read_scale, *wholes, *state)
         prepared = partial(
-            prepare_fused, a, b, layout, kind, shape, alpha, target is None, accumulate, bias, epilogue, read_type,
+            prepare_fused, a, b, layout, kind, shape, alpha, out is None, accumulate, bias, epilogue, read_type,
             aux_quantizer, dtype, out_quantizer, casts,
         )  # fmt: skip
-        result = placed(key, (a, b, target, read), tensors, prepared)
-    return result if target is out else result._replace(out=out.copy_(target))  # type: ignore[union-attr,no-any-return]
+    return planned_at(multiple_of(a, b, out, read), prepared, tensors, _variant(kind, bias))
 
 
-def _fused_key(
-    product: tuple[Any, ...], epilogue: str | None, read_type: int = NONE, casts: tuple[int, ...] = (NONE, NONE)
-) -> tuple[Any, ...]:
-    """Of a product with this key, and what is done to it."""
-    return "fused", product, epilogue, read_type, casts
+def _variant(kind: Any, bias: torch.Tensor | None) -> tuple[Any, ...] | None:
+    """What a product depends on that its call's signature does not cover: whether fp32 is multiplied in TF32, how the
+    addresses of block scales and of the bias are aligned. None where they are as they mostly are."""
+    found: tuple[Any, ...] = ()
+    if isinstance(kind, tuple) and (len(kind) == 2 or (len(kind) == 6 and any(f & UNALIGNED for f in kind[4:]))):
+        found = kind
+    low = 0 if bias is None else address(bias) & 15
+    return (*found, low) if found or low else None
 
 
 def _casts(*quantizers: Quantizer | None) -> tuple[tuple[int, ...], tuple[torch.Tensor | None, ...]]:
@@ -308,7 +218,7 @@ def _casts(*quantizers: Quantizer | None) -> tuple[tuple[int, ...], tuple[torch.
     codes, state = [], []
     for quantizer in quantizers:
         codes.append(NONE if quantizer is None else cast_code(quantizer))
-        state += (None, None) if quantizer is None else cast_facts(quantizer)[1]
+        state += (None, None) if quantizer is None else state_of(quantizer)
     return tuple(codes), tuple(state)
 
 

@@ -3,18 +3,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
+from te_dispatch.backend_kit.call_plans import Planned
 from te_dispatch.numerics.quantizers import Quantizer
 from te_dispatch.ops.gemm import gemm_sizes
 from te_dispatch.ops.results import Gemm
 from te_dispatch.ops.shapes import rows_of
 from te_dispatch_cuda.codes import DTYPES
 from te_dispatch_cuda.gemm_plans import (
-    CALLS,
     EPILOGUES,
     LAYOUTS,
     NONE,
@@ -34,29 +35,30 @@ from te_dispatch_cuda.prepared import Given, Made, Record, prepare
 _USUAL = 256
 
 
-def placed(
-    key: Any,
-    aligned: tuple[torch.Tensor | None, ...],
+def planned_at(
+    multiple: int,
+    prepared: Callable[[int, Sequence[int | None], int], Any],
     tensors: tuple[torch.Tensor | None, ...],
-    prepared: Callable[[int], Any],
-) -> Any:
-    """The result of a call that was not made before, or whose addresses are multiples of less than usual.
+    variant: tuple[Any, ...] | None,
+) -> Planned:
+    """A product's plan for addresses that are multiples of so many bytes; where its outputs lie worse, for fewer.
 
     Args:
-        aligned: those of the tensors whose addresses matter; those of outputs do, too.
-        prepared: from what they are multiples of, to a call, of which `CALLS` keeps hold.
+        prepared: (multiple, places, count) -> the launch.
+        variant: what else of the call no signature covers; None for the usual.
     """
+    usual = multiple == _USUAL and variant is None
+    # Everything is a multiple of 1.
+    weaker = partial(planned_at, multiple // 2, prepared, tensors, variant) if multiple > 1 else None
+    return Planned(partial(prepared, multiple), tensors, None if usual else (multiple, variant), weaker)
+
+
+def multiple_of(*tensors: torch.Tensor | None) -> int:
+    """Bytes, a power of two up to 256, that the addresses of all are multiples of."""
     low = 0
-    for x in aligned:
+    for x in tensors:
         low |= address(x)
-    multiple = alignment(low)
-    while True:
-        known = key if multiple == _USUAL else (key, multiple)
-        call = CALLS.get(known) or CALLS.keep(known, prepared(multiple))
-        result = call(*tensors)
-        if result is not None:
-            return result
-        multiple //= 2  # outputs lie worse; everything is a multiple of 1
+    return alignment(low)
 
 
 def prepare_product(
@@ -71,6 +73,8 @@ def prepare_product(
     bias: torch.Tensor | None,
     dtype: torch.dtype,
     multiple: int,
+    places: Sequence[int | None],
+    count: int,
 ) -> Any:
     """A call without an epilogue, with a, b, their scales, bias, and out, unless that is `fresh`."""
     plan, size = _plan(a, b, layout, kind, multiple, dtype, accumulate, bias)
@@ -83,7 +87,11 @@ def prepare_product(
         aligned += [(x, SCALES) for x, flags in zip(scales, kind[4:]) if not flags & UNALIGNED]
     elif of_codes(kind):
         aligned += [(x, CODES) for x in scales]
-    return prepare("gemm_run", a.device, arguments, Gemm(out, None, None), tensors=6, aligned=aligned, keep=plan)
+    if bias is not None:
+        aligned.append((Given(4), _bias_alignment(bias)))
+    return prepare(
+        "gemm_run", a.device, arguments, Gemm(out, None, None), tensors=count, aligned=aligned, keep=plan, places=places
+    )
 
 
 def prepare_fused(
@@ -103,6 +111,8 @@ def prepare_fused(
     out_quantizer: Quantizer | None,
     casts: tuple[int, int],
     multiple: int,
+    places: Sequence[int | None],
+    count: int,
 ) -> Any:
     """A call with a, b, their scales, bias, out, the aux that is read and its scale, scales of whole operands, and the
     scale and amax of both quantizers."""
@@ -138,8 +148,12 @@ def prepare_fused(
     aligned = [(x, multiple) for x in (at_a, at_b, written, aux_at, dbias)]
     if of_codes(kind):
         aligned += [(x, CODES) for x in (Given(2), Given(3))]
+    if bias is not None:
+        aligned.append((Given(4), _bias_alignment(bias)))
     result = Gemm(made, aux, dbias)  # type: ignore[arg-type]
-    return prepare("gemm_run_fused", a.device, arguments, result, tensors=14, aligned=aligned, keep=plan)
+    return prepare(
+        "gemm_run_fused", a.device, arguments, result, tensors=count, aligned=aligned, keep=plan, places=places
+    )
 
 
 def _record(
@@ -212,11 +226,19 @@ def problem_of(
     pair = 2 if types[0] == "e2m1" else 1
     rows = strides or (a.shape[-1], b.shape[-1])
     sides = ((type_code(types[i]), SCALINGS[scalings[i]], flags[i], alignment(low), rows[i] * pair) for i in range(2))
-    bias_type, bias_low = (NONE, 16) if bias is None else (DTYPES[bias.dtype], bias.data_ptr() & 15 or 16)
+    bias_type, bias_alignment = (NONE, _BIAS) if bias is None else (DTYPES[bias.dtype], _bias_alignment(bias))
     return Problem(
         index, LAYOUTS[layout], m, n, k * pair, *next(sides), *next(sides), DTYPES[dtype], casts[0], alignment(low),
-        accumulate, bias_type, alignment(bias_low), EPILOGUES[epilogue], aux_type, casts[1], tf32, fast,
+        accumulate, bias_type, bias_alignment, EPILOGUES[epilogue], aux_type, casts[1], tf32, fast,
     )  # fmt: skip
+
+
+#: Bytes, a power of two, beyond which the alignment of a bias does not matter.
+_BIAS = 16
+
+
+def _bias_alignment(bias: torch.Tensor) -> int:
+    return alignment(bias.data_ptr() & (_BIAS - 1) or _BIAS)
 
 
 #: What addresses of FP8 operands, of their scales and of their product must be multiples of: cuBLASLt refuses others.

@@ -17,7 +17,6 @@ from te_dispatch.core.errors import Declined
 from te_dispatch_cuda import libraries
 from te_dispatch_cuda.codes import DTYPES, ENCODINGS
 from te_dispatch_cuda.native import load
-from te_dispatch_cuda.prepared import Calls
 
 _native = load()
 _library = libraries.cublaslt()
@@ -38,8 +37,6 @@ SCALES = 16
 CAPACITY = 4096
 #: Key -> (plan, bytes of workspace). Keys belong to whoever asks; they start with a word of their own.
 PLANS: BoundedDict[Hashable, tuple[Any, int]] = BoundedDict(CAPACITY)
-#: Prepared calls of plans for operands that lie aligned; False where some did not: those calls look their plan up anew.
-CALLS = Calls()
 
 
 class Problem(NamedTuple):

@@ -36,6 +36,15 @@ def dense(x: torch.Tensor) -> torch.Tensor:
     return x if x.is_contiguous() else copied(x)
 
 
+def dense_or_none(x: torch.Tensor | None) -> torch.Tensor | None:
+    return None if x is None else dense(x)
+
+
+def all_dense(*tensors: torch.Tensor | None) -> bool:
+    """Whether `dense` copies none of these."""
+    return all(x is None or x.is_contiguous() for x in tensors)
+
+
 def dense_aligned(x: torch.Tensor, multiple: int) -> torch.Tensor:
     """x where it is dense and starts at a multiple of so many bytes, else a copy."""
     return x if x.is_contiguous() and not x.data_ptr() % multiple else copied(x)

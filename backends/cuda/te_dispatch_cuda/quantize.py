@@ -5,25 +5,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
 
+from te_dispatch.backend_kit.call_plans import WRITTEN_RECORD, Planned, planned
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.numerics.quantizers import Quantizer
 from te_dispatch.ops.checks import quantize as checks
 from te_dispatch.ops.results import QuantizeDbias
-from te_dispatch_cuda.casts import prepare_cast
-from te_dispatch_cuda.codes import DTYPES, cast_facts
-from te_dispatch_cuda.memory import dense, empty, stream_of
+from te_dispatch_cuda.casts import cast
+from te_dispatch_cuda.codes import DTYPES
+from te_dispatch_cuda.memory import all_dense, dense, dense_or_none, empty, stream_of
 from te_dispatch_cuda.native import load
-from te_dispatch_cuda.prepared import Calls, Given, Made, Record, prepare
+from te_dispatch_cuda.prepared import Given, Made, Record, launch
 from te_dispatch_cuda.sources import plain, readable
 
 _native = load()
 _F32 = torch.float32
-_QUANTIZE, _QUANTIZE_DBIAS, _UPDATES = Calls(), Calls(), Calls()
 _COPIES = ("row_data", "col_data", "row_scale_inv", "col_scale_inv", "global_scale_inv")
 
 
@@ -38,34 +37,49 @@ def quantize(
     rng_state: torch.Tensor | None = None,
 ) -> Quantized:
     """Every cast of `te_dispatch.ops.quantize`; the manifest keeps `rng_state` away."""
-    checks.quantize(x, quantizer, usage, out, noop_flag, amax)
-    strides = None
-    if not x.is_contiguous():
-        x = readable(x)
-        strides = x.stride()
-    facts, state = cast_facts(quantizer)
-    key = (x.shape, x.dtype, x.get_device(), usage, facts, amax is None, out is None, strides)
-    call = _QUANTIZE.get(key) or _QUANTIZE.keep(
-        key,
-        prepare_cast(
-            plain(x), tuple(x.shape), x.dtype, x.device, quantizer, usage, _record if out is None else _nothing,
-            amax=amax is not None, into=out is not None,
-        ),
-    )  # fmt: skip
-    given = state if amax is None else (*state, amax)
     if out is None:
-        return call(x, *given)  # type: ignore[no-any-return]
+        return _made(x, quantizer, usage, noop_flag, amax)  # type: ignore[return-value]
+    checks.quantize(x, quantizer, usage, out, noop_flag, amax)
     target = _dense_record(out)
-    call(
-        x, *given, noop_flag, target.row_data, target.row_scale_inv, target.col_data, target.col_scale_inv,
-        target.global_scale_inv,
-    )  # fmt: skip
-    if target is not out:
-        for name in _COPIES:
-            written, asked = getattr(target, name), getattr(out, name)
-            if written is not asked:
-                asked.copy_(written)
+    _written(x, quantizer, usage, target, noop_flag, amax)
+    for name in _COPIES if target is not out else ():
+        written, asked = getattr(target, name), getattr(out, name)
+        if written is not asked:
+            asked.copy_(written)
     return out
+
+
+@planned("quantize")
+def _made(
+    x: torch.Tensor,
+    quantizer: Quantizer,
+    usage: str,
+    noop_flag: torch.Tensor | None,
+    amax: torch.Tensor | None,
+) -> Quantized | Planned:
+    checks.quantize(x, quantizer, usage, None, noop_flag, amax)
+    source = readable(x)
+    if source is not x:
+        return _made(source, quantizer, usage, noop_flag, amax)
+    return cast(plain(x), (x,), tuple(x.shape), x.dtype, quantizer, usage, _record, amax=amax)
+
+
+@planned("quantize", out=WRITTEN_RECORD)
+def _written(
+    x: torch.Tensor,
+    quantizer: Quantizer,
+    usage: str,
+    out: Quantized,
+    noop_flag: torch.Tensor | None,
+    amax: torch.Tensor | None,
+) -> Planned | None:
+    """A cast into a dense record."""
+    checks.quantize(x, quantizer, usage, out, noop_flag, amax)
+    source = readable(x)
+    if source is not x:
+        return _written(source, quantizer, usage, out, noop_flag, amax)
+    into = (noop_flag, out.row_data, out.row_scale_inv, out.col_data, out.col_scale_inv, out.global_scale_inv)
+    return cast(plain(x), (x,), tuple(x.shape), x.dtype, quantizer, usage, _nothing, amax=amax, into=into)
 
 
 def _record(record: Record) -> Record:
@@ -76,68 +90,39 @@ def _nothing(record: Record) -> None:
     return None
 
 
+def plan_quantize(varying: Sequence[str], **given: Any) -> Any:
+    """Of calls without `out`: what is written is the same memory in every call otherwise."""
+    if given.pop("out") is not None or given.pop("rng_state") is not None:
+        return None
+    return _made.plans.repeat(varying, **given)  # type: ignore[attr-defined]
+
+
 def _dense_record(out: Quantized) -> Quantized:
     """out, or one with copies of what does not lie dense, contents included: a cast may be skipped."""
     tensors = [getattr(out, name) for name in _COPIES]
-    if all(t is None or t.is_contiguous() for t in tensors):
+    if all_dense(*tensors):
         return out
-    row, column, row_scale, column_scale, whole = (None if t is None else dense(t) for t in tensors)
+    row, column, row_scale, column_scale, whole = map(dense_or_none, tensors)
     return Quantized(
         row, column, row_scale, column_scale, out.encoding, out.scaling, out.scale_layout, out.shape, out.dtype,
         out.device, whole,
     )  # fmt: skip
 
 
+@planned()
 def quantize_dbias(
     x: torch.Tensor, quantizer: Quantizer, *, usage: str, bias_dtype: torch.dtype | None = None
-) -> QuantizeDbias:
+) -> QuantizeDbias | Planned:
     """A cast and the sum over rows, in one pass and a short one over partial sums."""
     checks.quantize_dbias(x, quantizer, usage, bias_dtype)
-    strides = None
-    if not x.is_contiguous():
-        x = readable(x)
-        strides = x.stride()
-    facts, state = cast_facts(quantizer)
-    key = (x.shape, x.dtype, x.get_device(), usage, facts, bias_dtype, strides)
-    call = _QUANTIZE_DBIAS.get(key)
-    if call is None:
-        dbias = Made("dbias", x.shape[-1:], bias_dtype or x.dtype)
-        call = prepare_cast(
-            plain(x), tuple(x.shape), x.dtype, x.device, quantizer, usage, lambda record: QuantizeDbias(record, dbias),
-            dbias=dbias,
-        )  # fmt: skip
-        _QUANTIZE_DBIAS.keep(key, call)
-    return call(x, *state)  # type: ignore[no-any-return]
-
-
-# What follows serves `te_dispatch.core.repeating`: calls that were just made, so that each is kept. A call for an x
-# that looks like theirs has their key; the quantizer's tensors are the same ones.
-
-
-def plan_quantize(
-    varying: tuple[str, ...], x: torch.Tensor, quantizer: Quantizer, usage: str, out: Any, noop_flag: Any, amax: Any,
-    rng_state: Any,
-) -> Any:  # fmt: skip
-    if varying != ("x",) or out is not None or amax is not None or noop_flag is not None or not x.is_contiguous():
-        return None
-    facts, state = cast_facts(quantizer)
-    return _of_x(_QUANTIZE.get((x.shape, x.dtype, x.get_device(), usage, facts, True, True, None)), state)
-
-
-def plan_quantize_dbias(
-    varying: tuple[str, ...], x: torch.Tensor, quantizer: Quantizer, usage: str, bias_dtype: torch.dtype | None
-) -> Any:
-    if varying != ("x",) or not x.is_contiguous():
-        return None
-    facts, state = cast_facts(quantizer)
-    return _of_x(_QUANTIZE_DBIAS.get((x.shape, x.dtype, x.get_device(), usage, facts, bias_dtype, None)), state)
-
-
-def _of_x(call: Any, state: tuple[torch.Tensor | None, ...]) -> Any:
-    if call is None or not state:
-        return call
-    scale, amax = state
-    return lambda x: call(x, scale, amax)
+    source = readable(x)
+    if source is not x:
+        return quantize_dbias(source, quantizer, usage=usage, bias_dtype=bias_dtype)
+    dbias = Made("dbias", x.shape[-1:], bias_dtype or x.dtype)
+    return cast(
+        plain(x), (x,), tuple(x.shape), x.dtype, quantizer, usage, lambda record: QuantizeDbias(record, dbias),  # type: ignore[arg-type]
+        dbias=dbias,
+    )  # fmt: skip
 
 
 def compute_amax(x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -151,6 +136,7 @@ def compute_amax(x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.T
     return out
 
 
+@planned()
 def update_delayed_scales(
     histories: Sequence[torch.Tensor],
     scales: Sequence[torch.Tensor],
@@ -159,40 +145,28 @@ def update_delayed_scales(
     algorithm: str = "max",
     margin: int = 0,
     amaxes: Sequence[torch.Tensor] | None = None,
-) -> None:
+) -> Planned | None:
     """End-of-step update of delayed scaling, in place: one launch for every 60 runs of columns with one maximum."""
     checks.update_delayed_scales(histories, scales, max_values, algorithm, margin, amaxes)
-    targets = (*histories, *scales) if amaxes is None else (*histories, *scales, *amaxes)
-    held = [x if x.is_contiguous() else _with_columns_together(x) for x in targets]
-    _update_call(held, max_values, algorithm, margin, amaxes is not None)(*held)
-    for target, copy in zip(targets, held, strict=True):
-        if copy is not target:
-            target.copy_(copy)
+    lists = (histories, scales) if amaxes is None else (histories, scales, amaxes)
+    held = [[x if x.is_contiguous() else _with_columns_together(x) for x in one] for one in lists]
+    copies = [(x, copy) for one, copied in zip(lists, held) for x, copy in zip(one, copied) if copy is not x]
+    if not copies:
+        return _update(held, max_values, algorithm, margin)
+    update_delayed_scales(
+        held[0], held[1], max_values, algorithm=algorithm, margin=margin, amaxes=None if amaxes is None else held[2]
+    )
+    for target, copy in copies:
+        target.copy_(copy)
+    return None
 
 
-def _update_call(
-    held: Sequence[torch.Tensor], max_values: Sequence[Sequence[float]], algorithm: str, margin: int, amaxes: bool
-) -> Any:
-    lie = [(x.shape, x.stride()) for x in held[: len(max_values)]]
-    key = (algorithm, margin, held[0].get_device(), not amaxes, *lie, *map(tuple, max_values))
-    return _UPDATES.get(key) or _UPDATES.keep(key, _prepare_update(held, max_values, algorithm, margin, amaxes))
-
-
-def plan_update_delayed_scales(
-    varying: tuple[str, ...],
-    histories: Sequence[torch.Tensor],
-    scales: Sequence[torch.Tensor],
-    max_values: Sequence[Sequence[float]],
-    algorithm: str,
-    margin: int,
-    amaxes: Sequence[torch.Tensor] | None,
-) -> Any:
+def plan_update_delayed_scales(varying: Sequence[str], **given: Any) -> Any:
     """The update of these very tensors (`te_dispatch.core.repeating`): looked at once, because they stay."""
-    checks.update_delayed_scales(histories, scales, max_values, algorithm, margin, amaxes)
-    held = (*histories, *scales) if amaxes is None else (*histories, *scales, *amaxes)
-    if varying or not held or not all(x.is_contiguous() for x in held):
+    lists = (given["histories"], given["scales"], given["amaxes"] or ())
+    if varying or not given["histories"] or not all(all_dense(*one) for one in lists):
         return None
-    return partial(_update_call(held, max_values, algorithm, margin, amaxes is not None), *held)
+    return update_delayed_scales.plans.ahead(**given)  # type: ignore[attr-defined]
 
 
 def _with_columns_together(x: torch.Tensor) -> torch.Tensor:
@@ -200,19 +174,20 @@ def _with_columns_together(x: torch.Tensor) -> torch.Tensor:
     return x if x.ndim == 2 and x.shape[1] and x.stride(1) == 1 else dense(x)
 
 
-def _prepare_update(
-    held: Sequence[torch.Tensor], max_values: Sequence[Sequence[float]], algorithm: str, margin: int, amaxes: bool
-) -> Any:
-    """A call with histories, scales, and amaxes or none: an entry for every run of columns with one maximum."""
+def _update(
+    lists: Sequence[Sequence[torch.Tensor]], max_values: Sequence[Sequence[float]], algorithm: str, margin: int
+) -> Planned:
+    """The call of histories, scales, and perhaps amaxes: an entry for every run of columns with one maximum."""
+    held = [x for one in lists for x in one]
     count = len(max_values)
     arguments: list[Any] = [algorithm == "most_recent"]
     for i, values in enumerate(max_values):
         length, columns = held[i].shape
         stride = held[i].stride(0) if length > 1 else columns
         for first, run, maximum in _runs(values):
-            amax = Given(2 * count + i) if amaxes else 0
+            amax = Given(2 * count + i) if len(lists) > 2 else 0
             arguments += [Given(i), Given(count + i), amax, length, stride, first, run, _scaled(maximum, margin)]
-    return prepare("update_delayed_scales", held[0].device, arguments, None, tensors=len(held))
+    return launch("update_delayed_scales", held[0].device, arguments, None, held)
 
 
 def _runs(values: Sequence[float]) -> list[tuple[int, int, float]]:

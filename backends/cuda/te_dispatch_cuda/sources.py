@@ -86,8 +86,3 @@ def backward(dy: torch.Tensor, x: torch.Tensor | Quantized, kind: str, params: t
     if isinstance(x, Quantized):
         return (2, dtype, rows, columns, Given(1), 0, Given(0), code, limit, alpha, ENCODINGS[x.encoding], Given(2))
     return (2, dtype, rows, columns, Given(1), 0, Given(0), code, limit, alpha, -1, 0)
-
-
-def tensors_of(source: Source) -> int:
-    """How many tensors a source names."""
-    return sum(isinstance(x, Given) for x in source)

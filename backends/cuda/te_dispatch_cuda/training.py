@@ -12,21 +12,22 @@ from typing import Any
 
 import torch
 
+from te_dispatch.backend_kit.call_plans import Planned, planned
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.ops.checks import training as checks
 from te_dispatch.ops.results import DropoutAddForward, MoePermute, MoeUnpermuteBackward
 from te_dispatch_cuda.codes import DTYPES
 from te_dispatch_cuda.known_lists import Lists
-from te_dispatch_cuda.memory import address, dense, empty, stream_of
+from te_dispatch_cuda.memory import address, all_dense, dense, dense_or_none, empty, stream_of
 from te_dispatch_cuda.native import load
-from te_dispatch_cuda.prepared import Calls, Given, Made, prepare
+from te_dispatch_cuda.prepared import Given, Made, launch
 
 _native = load()
-_DROPOUT, _DROPOUT_BACKWARD = Calls(), Calls()
 _ADAM, _NORMS, _SCALES = Lists(), Lists(), Lists()
 _Tensors = Sequence[torch.Tensor]
 
 
+@planned()
 def dropout_add_fwd(
     x: torch.Tensor,
     residual: torch.Tensor | None = None,
@@ -34,39 +35,36 @@ def dropout_add_fwd(
     bias: torch.Tensor | None = None,
     dropout_p: float = 0.0,
     rng_state: torch.Tensor | None = None,
-) -> DropoutAddForward:
+) -> DropoutAddForward | Planned:
     """residual + dropout(x + bias), in fp32 with one rounding; the mask comes from Philox 4x32-10."""
     checks.dropout_add_fwd(x, residual, bias, dropout_p, rng_state)
-    x = dense(x)
-    residual = None if residual is None else dense(residual)
-    bias = None if bias is None else dense(bias)
-    rng_state = None if rng_state is None or dropout_p <= 0.0 else dense(rng_state)
-    key = (x.shape, x.dtype, x.get_device(), None if bias is None else bias.dtype, dropout_p)
-    call = _DROPOUT.get(key)
-    if call is None:
-        out = Made("out", x.shape, x.dtype)
-        mask = Made("mask", x.shape, torch.uint8) if dropout_p > 0.0 else None
-        arguments = (
-            Given(0), Given(1), Given(2), Given(3), out, 0 if mask is None else mask, x.numel(), x.shape[-1], dropout_p,
-            DTYPES[x.dtype], 0 if bias is None else DTYPES[bias.dtype],
+    if not all_dense(x, residual, bias, rng_state):
+        return dropout_add_fwd(
+            dense(x), dense_or_none(residual), bias=dense_or_none(bias), dropout_p=dropout_p,
+            rng_state=dense_or_none(rng_state),
         )  # fmt: skip
-        call = prepare("dropout_add_fwd", x.device, arguments, DropoutAddForward(out, mask), tensors=4)  # type: ignore[arg-type]
-        _DROPOUT.keep(key, call)
-    return call(x, residual, bias, rng_state)  # type: ignore[no-any-return]
+    out = Made("out", x.shape, x.dtype)
+    mask = Made("mask", x.shape, torch.uint8) if dropout_p > 0.0 else None
+    arguments = (
+        Given(0), Given(1), Given(2), Given(3), out, 0 if mask is None else mask, x.numel(), x.shape[-1], dropout_p,
+        DTYPES[x.dtype], 0 if bias is None else DTYPES[bias.dtype],
+    )  # fmt: skip
+    result = DropoutAddForward(out, mask)  # type: ignore[arg-type]
+    state = rng_state if dropout_p > 0.0 else None
+    return launch("dropout_add_fwd", x.device, arguments, result, (x, residual, bias, state))
 
 
-def dropout_add_bwd(dy: torch.Tensor, mask: torch.Tensor | None = None, *, dropout_p: float = 0.0) -> torch.Tensor:
+@planned()
+def dropout_add_bwd(
+    dy: torch.Tensor, mask: torch.Tensor | None = None, *, dropout_p: float = 0.0
+) -> torch.Tensor | Planned:
     """dy * mask / (1 - p)."""
     checks.dropout_add_bwd(dy, mask, dropout_p)
-    dy = dense(dy)
-    mask = None if mask is None else dense(mask)
-    key = (dy.shape, dy.dtype, dy.get_device(), dropout_p)
-    call = _DROPOUT_BACKWARD.get(key)
-    if call is None:
-        dx = Made("result", dy.shape, dy.dtype)
-        arguments = (Given(0), Given(1), dx, dy.numel(), dropout_p, DTYPES[dy.dtype])
-        call = _DROPOUT_BACKWARD.keep(key, prepare("dropout_add_bwd", dy.device, arguments, dx, tensors=2))
-    return call(dy, mask)  # type: ignore[no-any-return]
+    if not all_dense(dy, mask):
+        return dropout_add_bwd(dense(dy), dense_or_none(mask), dropout_p=dropout_p)
+    dx = Made("result", dy.shape, dy.dtype)
+    arguments = (Given(0), Given(1), dx, dy.numel(), dropout_p, DTYPES[dy.dtype])
+    return launch("dropout_add_bwd", dy.device, arguments, dx, (dy, mask))
 
 
 def multi_tensor_adam(

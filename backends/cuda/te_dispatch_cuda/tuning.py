@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from te_dispatch.backend_kit import caches
 from te_dispatch.backend_kit import tuning as tuner
 from te_dispatch_cuda import libraries, tuning_cache
 from te_dispatch_cuda.tuning_cache import TuningCacheWarning, cache_file
@@ -37,11 +38,11 @@ def _entries() -> Mapping[str, Mapping[str, Any]]:
 
 def forget() -> None:
     """Read the cache again when the next plan is made, and make all plans anew."""
-    from te_dispatch_cuda.gemm_plans import CALLS, PLANS
+    from te_dispatch_cuda.gemm_plans import PLANS
 
     _entries.cache_clear()
     PLANS.clear()
-    CALLS.clear()
+    caches.clear("te_dispatch_cuda.gemm.")
 
 
 def algorithm_for(problem: Problem) -> bytes | None:

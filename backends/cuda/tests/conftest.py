@@ -81,14 +81,16 @@ def build(resources: Any) -> Path:
 
 @pytest.fixture
 def products(native: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """(what a product was prepared for, its tensors) of every product that is made. It needs no GPU and no library."""
+    """(what a product was prepared for, the tensors that its `Given` are) of every product that is made. It needs no
+    GPU and no library."""
     import torch
 
+    from te_dispatch.backend_kit import caches
     from te_dispatch_cuda import libraries
 
     # Imported as if the library were here: no product is launched.
     monkeypatch.setattr(libraries, "cublaslt", lambda: SimpleNamespace(path="nowhere"))
-    for name in ("gemm_plans", "gemm_calls", "gemm_repeated", "known_products", "gemm", "gemm_grouped"):
+    for name in ("gemm_plans", "gemm_calls", "gemm", "gemm_grouped"):
         monkeypatch.delitem(sys.modules, f"te_dispatch_cuda.{name}", raising=False)
     stub = SimpleNamespace(**{name: getattr(native, name) for name in dir(native) if not name.startswith("__")})
     stub.open_cublaslt = lambda path: None
@@ -97,15 +99,23 @@ def products(native: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]
     monkeypatch.setattr(sys.modules["te_dispatch_cuda"], "gemm", gemm, raising=False)
     made: list[Any] = []
 
-    def prepare(*facts: Any) -> Any:
+    def prepare(*problem: Any) -> Any:
+        *facts, places, count = problem
+        low = None if facts[8] is None else facts[8].data_ptr() & 15
+
         def call(*tensors: Any) -> Any:
-            made.append((facts, tensors))
+            assert len(tensors) == count
+            given = tuple(None if place is None else tensors[place] for place in places)
+            # As the native call looks at addresses.
+            if (low == 0 and given[4].data_ptr() & 15) or any(calls.address(x) % facts[10] for x in given[:2]):
+                return NotImplemented
+            made.append((facts, given))
             return gemm.Gemm(torch.zeros(1), None, None)
 
         return call
 
     monkeypatch.setattr(gemm, "prepare_product", prepare)
-    monkeypatch.setattr(sys.modules["te_dispatch_cuda.gemm_calls"], "address", lambda x: 0)  # as the device aligns
-    gemm.CALLS.clear()
+    calls = sys.modules["te_dispatch_cuda.gemm_calls"]
+    monkeypatch.setattr(calls, "address", lambda x: 0)  # as the device aligns
     yield made
-    gemm.CALLS.clear()
+    caches.clear("te_dispatch_cuda.gemm.")

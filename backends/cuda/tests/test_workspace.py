@@ -82,8 +82,8 @@ def test_calls_share_one_workspace(host: Host) -> None:
 
 
 def test_every_piece_has_a_place_of_its_own(host: Host) -> None:
-    assert call_with(1, 1, multiple=16)(None) is not None
-    assert call_with(1, multiple=1 << 40)(None) is None  # an address that is such a multiple would be null
+    assert call_with(1, 1, multiple=16)(None) is not NotImplemented
+    assert call_with(1, multiple=1 << 40)(None) is NotImplemented  # an address that is such a multiple would be null
     host.asks(call_with(128 * KIB, 128 * KIB))
     assert host.asks(call_with(128 * KIB, 128 * KIB + 1)) == [("workspace", 512 * KIB)]
 

@@ -29,6 +29,7 @@ def _primitive(
     claims: frozenset[str] = _DETERMINISTIC,
     name: str | None = None,
     rank: int = 100,
+    plan: str | None = None,
 ) -> Implementation:
     return Implementation(
         op=f"{op}@1",
@@ -37,6 +38,7 @@ def _primitive(
         requires=(_ON_X1, *requires),
         rank=rank,
         claims=claims,
+        plan=plan and f"te_dispatch_acme.{plan}",
     )
 
 
@@ -126,6 +128,7 @@ MANIFEST = Manifest(
             claims=_ROW_BY_ROW,
             name="compiled_softmax_fwd",
             rank=50,
+            plan="compiled_softmax:softmax_fwd.plans.repeat",
         ),
         _primitive("softmax_fwd", "softmax:softmax_fwd", claims=_ROW_BY_ROW),
         _primitive("softmax_bwd", "softmax:softmax_bwd", claims=_ROW_BY_ROW),

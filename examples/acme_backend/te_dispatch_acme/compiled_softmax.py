@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from te_dispatch.backend_kit.call_plans import Planned, launching, planned
 from te_dispatch.ops import alloc
 from te_dispatch.ops.checks import rows as checks
 from te_dispatch_acme import native, probe
@@ -18,6 +19,7 @@ _FILE = probe.kernels()
 _LIBRARY = native.load(_FILE) if _FILE else None
 
 
+@planned()
 def softmax_fwd(
     x: torch.Tensor,
     mask: torch.Tensor | None = None,
@@ -25,15 +27,21 @@ def softmax_fwd(
     scale: float = 1.0,
     causal: bool = False,
     out_dtype: torch.dtype | None = None,
-) -> torch.Tensor:
+) -> torch.Tensor | Planned:
     """fp32 and bf16; the kernel reads operands of any strides where they lie."""
     checks.softmax_fwd(x, mask, scale, out_dtype)
-    shape = tuple(x.shape)
-    y = alloc.empty("out", shape, out_dtype or x.dtype, x.device)
+    shape, dtype, device = tuple(x.shape), out_dtype or x.dtype, x.device
     seen = None if mask is None else mask.expand(shape)  # strides of 0, no copy
-    _LIBRARY.acme_softmax_fwd(
-        x.data_ptr(), native.DTYPES[x.dtype], None if seen is None else seen.data_ptr(),
-        y.data_ptr(), native.DTYPES[y.dtype], len(shape), native.sizes(shape), native.sizes(x.stride()),
-        None if seen is None else native.sizes(seen.stride()), scale, causal,
-    )  # fmt: skip
-    return y
+    codes = native.DTYPES[x.dtype], native.DTYPES[dtype]
+    sizes, strides = native.sizes(shape), native.sizes(x.stride())
+    mask_strides = None if seen is None else native.sizes(seen.stride())
+
+    def launch(x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        y = alloc.empty("out", shape, dtype, device)
+        _LIBRARY.acme_softmax_fwd(
+            x.data_ptr(), codes[0], None if mask is None else mask.data_ptr(), y.data_ptr(), codes[1], len(shape),
+            sizes, strides, mask_strides, scale, causal,
+        )  # fmt: skip
+        return y
+
+    return launching(launch, x, mask)

@@ -290,6 +290,19 @@ def tensors_of(x: Any) -> Sequence[Any]:
     return x if isinstance(x, (list, tuple)) else _record(x)[1]
 
 
+def parts_of(x: Any) -> list[tuple[str, torch.Tensor]]:
+    """The tensors of an argument in the order of its signature, each with the code that reads it of the argument."""
+    if is_plain(x):
+        return [("", x)]
+    if isinstance(x, (list, tuple)):
+        return [(f"[{i}]", one) for i, one in enumerate(x) if is_plain(one)]
+    if x.__class__ is not Quantized and not isinstance(x, DelayedQuantizer):
+        return []
+    tensors = (_record if x.__class__ is Quantized else _exact_quantizer)(x)[1]
+    names = Quantized.__slots__ if x.__class__ is Quantized else ("scale", "amax")
+    return [(next(f".{name}" for name in names if getattr(x, name) is tensor), tensor) for tensor in tensors]
+
+
 def _record(r: Any) -> tuple[Any, tuple[Any, ...]]:
     """Facts and tensors of a `Quantized`: those that belong to a copy that is there."""
     if r.__class__ is not Quantized:

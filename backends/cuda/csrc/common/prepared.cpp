@@ -270,7 +270,7 @@ PyObject* enter(const Call& call, PyObject* const* given, size_t count) {
   }
   int64_t low = 0;
   for (const auto& [position, alignment] : call.aligned) low |= words[position].integer & (alignment - 1);
-  if (low != 0) Py_RETURN_NONE;
+  if (low != 0) Py_RETURN_NOTIMPLEMENTED;
   try {
     call.function.call(words, size);
   } catch (...) {
@@ -302,8 +302,8 @@ PyObject* type_of_prepared() {
       {Py_tp_dealloc, reinterpret_cast<void*>(&dealloc)},
       {Py_tp_call, reinterpret_cast<void*>(&PyVectorcall_Call)},
       {Py_tp_members, members},
-      {Py_tp_doc, const_cast<char*>("A native call: tensors in, the operator's result out; None where an address "
-                                    "does not lie as the call was prepared for, and then nothing was done.")},
+      {Py_tp_doc, const_cast<char*>("A native call: tensors in, the operator's result out; NotImplemented where an "
+                                    "address does not lie as the call was prepared for: then nothing was done.")},
       {0, nullptr},
   };
   static PyType_Spec spec = {"te_dispatch_cuda._native.Prepared", sizeof(Prepared), 0,

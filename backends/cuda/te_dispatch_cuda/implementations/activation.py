@@ -7,6 +7,11 @@ from te_dispatch.core.manifest import Implementation
 from te_dispatch_cuda.implementations.native import CASTS, UNROTATED_RECORD, kernel
 
 IMPLEMENTATIONS: tuple[Implementation, ...] = (
-    kernel("activation_fwd", "activation:activation_fwd", (*CASTS, *UNROTATED_RECORD), plan="activation:plan_forward"),
+    kernel(
+        "activation_fwd",
+        "activation:activation_fwd",
+        (*CASTS, *UNROTATED_RECORD),
+        plan="activation:activation_fwd.plans.repeat",
+    ),
     kernel("activation_bwd", "activation:activation_bwd", (*CASTS, *UNROTATED_RECORD), plan="activation:plan_backward"),
 )

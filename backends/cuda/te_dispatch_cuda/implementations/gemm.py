@@ -47,13 +47,13 @@ _SYNCHRONIZES = frozenset({"deterministic"})
 def _codes(name: str, *requires: Condition) -> Implementation:
     """A product of quantized operands."""
     return kernel(
-        "gemm", "gemm:gemm_codes", (*requires, *_CASTS), name=name, plan="gemm:plan_gemm_codes",
+        "gemm", "gemm:gemm_codes", (*requires, *_CASTS), name=name, plan="gemm:gemm_codes.plans.repeat",
         operand_format="gemm:operand_format",
     )  # fmt: skip
 
 
 IMPLEMENTATIONS: tuple[Implementation, ...] = (
-    kernel("gemm", "gemm:gemm", (*_PLAIN, *_CASTS), name="cublaslt_gemm", plan="gemm:plan_gemm"),
+    kernel("gemm", "gemm:gemm", (*_PLAIN, *_CASTS), name="cublaslt_gemm", plan="gemm:gemm.plans.repeat"),
     _codes("cublaslt_fp8_gemm", *_FP8, *_TENSOR),
     _codes("cublaslt_block_gemm", *_FP8, *_BLOCK_SCALES),
     _codes(

@@ -7,8 +7,8 @@ from te_dispatch.core.manifest import Implementation
 from te_dispatch_cuda.implementations.native import CASTS, ROWS, kernel
 
 IMPLEMENTATIONS: tuple[Implementation, ...] = (
-    kernel("layernorm_fwd", "norm:layernorm_fwd", CASTS, claims=ROWS, plan="norm:plan_forward"),
-    kernel("layernorm_bwd", "norm:layernorm_bwd", plan="norm:plan_backward"),
-    kernel("rmsnorm_fwd", "norm:rmsnorm_fwd", CASTS, claims=ROWS, plan="norm:plan_forward"),
-    kernel("rmsnorm_bwd", "norm:rmsnorm_bwd", plan="norm:plan_backward"),
+    kernel("layernorm_fwd", "norm:layernorm_fwd", CASTS, claims=ROWS, plan="norm:layernorm_fwd.plans.repeat"),
+    kernel("layernorm_bwd", "norm:layernorm_bwd", plan="norm:layernorm_bwd.plans.repeat"),
+    kernel("rmsnorm_fwd", "norm:rmsnorm_fwd", CASTS, claims=ROWS, plan="norm:rmsnorm_fwd.plans.repeat"),
+    kernel("rmsnorm_bwd", "norm:rmsnorm_bwd", plan="norm:rmsnorm_bwd.plans.repeat"),
 )

@@ -9,7 +9,7 @@ from te_dispatch_cuda.implementations.native import CASTS, kernel
 
 IMPLEMENTATIONS: tuple[Implementation, ...] = (
     kernel("quantize", "quantize:quantize", (OneOf("rng_state", False), *CASTS), plan="quantize:plan_quantize"),
-    kernel("quantize_dbias", "quantize:quantize_dbias", CASTS, plan="quantize:plan_quantize_dbias"),
+    kernel("quantize_dbias", "quantize:quantize_dbias", CASTS, plan="quantize:quantize_dbias.plans.repeat"),
     kernel("compute_amax", "quantize:compute_amax"),
     kernel("update_delayed_scales", "quantize:update_delayed_scales", plan="quantize:plan_update_delayed_scales"),
 )

@@ -8,8 +8,8 @@ from te_dispatch_cuda.implementations.native import ROWS, kernel
 
 IMPLEMENTATIONS: tuple[Implementation, ...] = (
     # Element i of a call has word i of the random stream, whatever the number of rows.
-    kernel("dropout_add_fwd", "training:dropout_add_fwd", claims=ROWS),
-    kernel("dropout_add_bwd", "training:dropout_add_bwd", claims=ROWS),
+    kernel("dropout_add_fwd", "training:dropout_add_fwd", claims=ROWS, plan="training:dropout_add_fwd.plans.repeat"),
+    kernel("dropout_add_bwd", "training:dropout_add_bwd", claims=ROWS, plan="training:dropout_add_bwd.plans.repeat"),
     kernel("multi_tensor_adam", "training:multi_tensor_adam"),
     kernel("multi_tensor_l2norm", "training:multi_tensor_l2norm"),
     kernel("multi_tensor_scale", "training:multi_tensor_scale"),

@@ -1,0 +1,304 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Launches that are planned once for each signature of a call: a later call skips everything else.
+
+``@planned()`` wraps an operator's host function. The function checks its arguments and works out a launch, as ever, and
+returns it with the tensors that it takes in place of making it:
+
+    @planned()
+    def rmsnorm_fwd(x, gamma, *, eps=1e-5, ...):
+        checks.norm_fwd(x, gamma, None, eps, ...)
+        if not x.is_contiguous():
+            return rmsnorm_fwd(contiguous(x), gamma, eps=eps, ...)
+        rows, columns, dtype = x.numel() // x.shape[-1], x.shape[-1], CODES[x.dtype]
+
+        def launch(x, gamma):
+            y = alloc.empty("y", x.shape, x.dtype, x.device)
+            native.rmsnorm(stream(x.device), x.data_ptr(), gamma.data_ptr(), y.data_ptr(), rows, columns, dtype, eps)
+            return NormForward(y, None, None, None, None)
+
+        return launching(launch, x, gamma)
+
+A launch may find what no signature covers, such as an address that is less aligned than its kernel needs: it then does
+nothing and returns NotImplemented, and the host function is run. What that plans for such a call has a `variant`.
+
+The wrapper keeps the launch under the call's signature (`te_dispatch.ops.checks.signatures`, exactly): classes, shapes,
+strides, dtypes and devices of tensors, tags of records and quantizers, options. The host function must read nothing
+else that can change, and its launch nothing of the first call's tensors but what the signature says: it is given the
+later call's. A result that is no `Planned` is returned as it is, and its call is worked out every time. So is a call
+with a class of arguments that signatures do not know, or with one tensor in two places.
+
+``function.plans`` counts hits and misses, and its `repeat` is what a manifest names as an implementation's ``plan``, so
+that modules replay launches: ``plan="acme.norm:rmsnorm_fwd.plans.repeat"``.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+
+from te_dispatch.backend_kit.caches import CacheStatistics, register
+from te_dispatch.core.bounded import RecentDict
+from te_dispatch.ops.checks.guards import guard_for, is_plain
+from te_dispatch.ops.checks.signatures import OFTEN as OFTEN
+from te_dispatch.ops.checks.signatures import OPTION as OPTION
+from te_dispatch.ops.checks.signatures import TENSOR as TENSOR
+from te_dispatch.ops.checks.signatures import WRITTEN_RECORD as WRITTEN_RECORD
+from te_dispatch.ops.checks.signatures import Kind, code_of, compiled, kinds_of, look_of, parts_of
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Launch = Callable[..., Any]
+
+#: Sets of facts that one function keeps, and launches with the same facts (tensors of other dtypes, say). Ragged
+#: batches make a set for every length.
+CAPACITY, LAUNCHES = 4096, 8
+
+
+class Planned(NamedTuple):
+    """The launch of one call, which serves all calls that have its signature.
+
+    Attributes:
+        prepare: (places, count) -> a function of `count` tensors by position that makes the call; the i-th of `tensors`
+            is the argument at ``places[i]``, and absent where that is None.
+        tensors: what the launch takes; None for absent ones.
+        variant: what tells the call from others with its signature, by the host function; None for the usual ones,
+            which alone are found without running it.
+        weaker: the plan to take where the launch returns NotImplemented, because of the memory that it allocated, say.
+    """
+
+    prepare: Callable[[Sequence[int | None], int], Launch]
+    tensors: tuple[torch.Tensor | None, ...]
+    variant: Hashable = None
+    weaker: Callable[[], Planned] | None = None
+
+    def run(self) -> Any:
+        """Make this call alone."""
+        there = [x for x in self.tensors if x is not None]
+        numbers = iter(range(len(there)))
+        return self.prepare([None if x is None else next(numbers) for x in self.tensors], len(there))(*there)
+
+
+def launching(launch: Launch, *tensors: torch.Tensor | None) -> Planned:
+    """A launch that is a function of these tensors, by position."""
+    return Planned(functools.partial(_placed, launch), tensors)
+
+
+def _placed(launch: Launch, places: Sequence[int | None], count: int) -> Launch:
+    if list(places) == list(range(count)):
+        return launch
+    taken = ", ".join(f"x{i}" for i in range(count))
+    given = ", ".join("None" if place is None else f"x{place}" for place in places)
+    source = f"def make(launch):\n    return lambda {taken}: launch({given})\n"
+    return compiled(source, "launch", launch=launch)  # type: ignore[no-any-return]
+
+
+class CallPlans:
+    """The launches of one host function, by signature.
+
+    Attributes:
+        hits, misses: calls that a kept launch served, and others. Counted without a lock: threads may lose some.
+        generation: how often all were forgotten.
+    """
+
+    def __init__(self, function: Callable[..., Any], kinds: dict[str, Kind]) -> None:
+        self.hits = self.misses = self.generation = 0
+        self._function, self._kinds = function, kinds
+        self._entries: RecentDict[Any, list[tuple[Any, Launch]]] = RecentDict(CAPACITY)
+        self._variants: RecentDict[Any, list[tuple[Any, Launch]]] = RecentDict(CAPACITY)
+        self._look = look_of(code_of(kinds), function.__name__)
+
+    def clear(self) -> None:
+        """Plan all calls anew, repeated ones too: something that the function read has changed."""
+        self.generation += 1
+        self._entries.clear()
+        self._variants.clear()
+
+    def statistics(self) -> CacheStatistics:
+        both = self._entries, self._variants
+        size, bound = sum(one.size for one in both), sum(2 * one.half for one in both)
+        return CacheStatistics(self.hits, self.misses, size, bound, sum(one.evicted for one in both))
+
+    def work_out(self, *arguments: Any) -> Any:
+        """Run the function on the arguments, in the order of its parameters, and keep its launch."""
+        self.misses += 1
+        made = self._function(**dict(zip(self._kinds, arguments)))
+        result = made
+        while made.__class__ is Planned:
+            result = self._launched(made, arguments)
+            if result is not NotImplemented:
+                return result
+            if made.weaker is None:
+                raise RuntimeError(f"{self._function.__name__}: a launch refused the call that it was planned for")
+            made = made.weaker()
+        return result
+
+    def _launched(self, made: Planned, arguments: Sequence[Any]) -> Any:
+        """The result of a planned call, whose launch is kept where its signature covers what it takes."""
+        launch, tensors = self._kept(made, arguments)
+        return made.run() if launch is None else launch(*tensors)
+
+    def _kept(self, made: Planned, arguments: Sequence[Any]) -> tuple[Launch | None, tuple[torch.Tensor, ...]]:
+        """The launch of a planned call with the tensors that it takes; None where signatures do not cover it."""
+        try:
+            facts, tensors = self._signature(arguments)
+        except TypeError:
+            return None, ()
+        at = {id(x): i for i, x in enumerate(tensors)}
+        if len(at) < len(tensors) or any(x is not None and id(x) not in at for x in made.tensors):
+            return None, ()
+        entries, key = (self._entries, facts) if made.variant is None else (self._variants, (facts, made.variant))
+        launch = _found(entries, key, tensors)
+        if launch is None:
+            launch = made.prepare([None if x is None else at[id(x)] for x in made.tensors], len(tensors))
+            guard = guard_for(tensors, [True] * len(tensors))
+            # A new list: another thread may be going through the old one.
+            entries[key] = [(guard, launch), *entries.get(key, [])[: LAUNCHES - 1]]
+        return launch, tensors
+
+    def repeat(self, varying: Sequence[str], **arguments: Any) -> Launch | None:
+        """A function of the `varying` arguments, by position, that makes calls like this one without a lookup.
+
+        Args:
+            varying: names of arguments that later calls give anew, with the metadata of these; the others stay the same
+                objects.
+            arguments: all arguments of a call.
+
+        Returns:
+            None where no launch is kept for such a call, which was not made yet, then, or is not one of the usual ones.
+        """
+        try:
+            facts, tensors = self._signature([arguments[name] for name in self._kinds])
+        except TypeError:
+            return None
+        launch = _found(self._entries, facts, tensors)
+        return None if launch is None else self._repeated(launch, varying, arguments)
+
+    def ahead(self, **arguments: Any) -> Launch | None:
+        """A function without arguments that makes this very call, which need not have been made: for host functions
+        that return a plan for it. None where signatures do not cover it."""
+        made = self._function(**arguments)
+        launch, _ = self._kept(made, [arguments[name] for name in self._kinds])
+        return None if launch is None else self._repeated(launch, (), arguments)
+
+    def _repeated(self, launch: Launch, varying: Sequence[str], arguments: dict[str, Any]) -> Launch:
+        fixed: list[torch.Tensor] = []
+        given: list[str] = []
+        for name in self._kinds:
+            for part, tensor in parts_of(arguments[name]):
+                if name in varying:
+                    given.append(f"{name}{part}")
+                else:
+                    given.append(f"f{len(fixed)}")
+                    fixed.append(tensor)
+        source = _REPEATED.format(
+            fixed=", ".join(["launch", *(f"f{i}" for i in range(len(fixed)))]),
+            varying=", ".join(varying),
+            given=", ".join(given),
+        )
+        named = {f"f{i}": tensor for i, tensor in enumerate(fixed)}
+
+        stay = {name: value for name, value in arguments.items() if name not in varying}
+
+        def otherwise(*values: Any) -> Any:
+            call = {**stay, **dict(zip(varying, values))}
+            return self.work_out(*(call[name] for name in self._kinds))
+
+        return compiled(  # type: ignore[no-any-return]
+            source, "repeated launch", launch=launch, plans=self, generation=self.generation, otherwise=otherwise,
+            **named,
+        )  # fmt: skip
+
+    def _signature(self, arguments: Sequence[Any]) -> tuple[Any, tuple[torch.Tensor, ...]]:
+        """Facts and tensors of a call.
+
+        Raises:
+            TypeError: there is an argument of a class that signatures do not know.
+        """
+        try:
+            lasting = all(kind.lasting(x) for kind, x in zip(self._kinds.values(), arguments) if x is not None)
+            facts, tensors = self._look(*arguments)
+            hash(facts)
+        except Exception as error:  # whatever a kind does not foresee
+            raise TypeError(str(error)) from error
+        if not lasting or not all(map(is_plain, tensors)):
+            raise TypeError("an argument of another class")
+        return facts, tensors
+
+
+def _found(entries: RecentDict[Any, list[tuple[Any, Launch]]], key: Any, tensors: Sequence[Any]) -> Launch | None:
+    try:
+        found = entries[key]
+    except KeyError:
+        return None
+    return next((launch for fits, launch in found if fits(*tensors)), None)
+
+
+_REPEATED = """
+def make(plans, generation, otherwise, {fixed}):
+    def repeated({varying}):
+        if plans.generation == generation:
+            result = launch({given})
+            if result is not NotImplemented:
+                return result
+        return otherwise({varying})
+
+    return repeated
+"""
+_WRAPPER = """
+def make(plans, entries, work_out):
+    def {name}({signature}):
+        try:
+            {body}
+        except Exception:  # a new signature, or something that was not foreseen: the function shall say
+            launch = None
+        if launch is not None:
+            result = launch(*tensors)
+            if result is not NotImplemented:
+                plans.hits += 1
+                return result
+        return work_out({names})
+
+    return {name}
+"""
+_FIND = """\
+tensors = ({tensors})
+for fits, launch in entries[({facts})]:
+    if fits(*tensors):
+        break
+else:
+    launch = None"""
+
+
+def planned(operator: str | None = "", **exceptions: Kind) -> Callable[[Function], Function]:
+    """Decorator of an operator's host function, which returns `Planned`, or a result for a call that is not to be kept.
+
+    Args:
+        operator: whose arguments the function takes; by default the one that has its name. None: of none.
+        exceptions: kinds of arguments that are not those that the operator's declaration says.
+
+    Raises:
+        TypeError: an exception for an argument that the function does not take, or an argument of a kind that
+            signatures do not know.
+    """
+
+    def wrap(function: Function) -> Function:
+        name = function.__name__
+        kinds = kinds_of(function, name if operator == "" else operator or "", exceptions, exactly=True)
+        plans, code = CallPlans(function, kinds), code_of(kinds)
+        bare = [p.replace(annotation=p.empty, default=p.empty) for p in inspect.signature(function).parameters.values()]
+        source = _WRAPPER.format(
+            name=name, signature=str(inspect.Signature(bare))[1:-1], names=code.names, body=code.text(_FIND, 12)
+        )
+        wrapper = compiled(
+            source, f"planned {name}", plans=plans, entries=plans._entries, work_out=plans.work_out
+        )  # fmt: skip
+        functools.update_wrapper(wrapper, function)
+        wrapper.__defaults__, wrapper.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+        wrapper.plans = plans
+        register(f"{function.__module__}.{function.__qualname__}", plans)
+        return wrapper  # type: ignore[no-any-return]
+
+    return wrap
