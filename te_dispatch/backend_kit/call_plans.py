@@ -19,7 +19,8 @@ returns it with the tensors that it takes in place of making it:
         return launching(launch, x, gamma)
 
 A launch may find what no signature covers, such as an address that is less aligned than its kernel needs: it then does
-nothing and returns NotImplemented, and the host function is run. What that plans for such a call has a `variant`.
+nothing and returns NotImplemented. The launches that are kept for the signature are tried in turn, and where none
+serves the call the host function is run, and plans another.
 
 The wrapper keeps the launch under the call's signature (`te_dispatch.ops.checks.signatures`, exactly): classes, shapes,
 strides, dtypes and devices of tensors, tags of records and quantizers, options. The host function must read nothing
@@ -35,7 +36,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -48,9 +49,12 @@ from te_dispatch.ops.checks.signatures import OPTION as OPTION
 from te_dispatch.ops.checks.signatures import TENSOR as TENSOR
 from te_dispatch.ops.checks.signatures import WRITTEN_RECORD as WRITTEN_RECORD
 from te_dispatch.ops.checks.signatures import Kind, code_of, compiled, kinds_of, look_of, parts_of
+from te_dispatch.ops.checks.signatures import copy_read as copy_read
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Launch = Callable[..., Any]
+#: A guard and a launch.
+_Entry = tuple[Callable[..., bool], Launch]
 
 #: Sets of facts that one function keeps, and launches with the same facts (tensors of other dtypes, say). Ragged
 #: batches make a set for every length.
@@ -64,14 +68,14 @@ class Planned(NamedTuple):
         prepare: (places, count) -> a function of `count` tensors by position that makes the call; the i-th of `tensors`
             is the argument at ``places[i]``, and absent where that is None.
         tensors: what the launch takes; None for absent ones.
-        variant: what tells the call from others with its signature, by the host function; None for the usual ones,
-            which alone are found without running it.
+        unusual: whether the launch serves calls that others with the signature do not, and refuses those that they
+            serve: it is tried after them.
         weaker: the plan to take where the launch returns NotImplemented, because of the memory that it allocated, say.
     """
 
     prepare: Callable[[Sequence[int | None], int], Launch]
     tensors: tuple[torch.Tensor | None, ...]
-    variant: Hashable = None
+    unusual: bool = False
     weaker: Callable[[], Planned] | None = None
 
     def run(self) -> Any:
@@ -101,25 +105,25 @@ class CallPlans:
     Attributes:
         hits, misses: calls that a kept launch served, and others. Counted without a lock: threads may lose some.
         generation: how often all were forgotten.
+        wrapper: the decorated function.
     """
+
+    wrapper: Callable[..., Any]
 
     def __init__(self, function: Callable[..., Any], kinds: dict[str, Kind]) -> None:
         self.hits = self.misses = self.generation = 0
         self._function, self._kinds = function, kinds
-        self._entries: RecentDict[Any, list[tuple[Any, Launch]]] = RecentDict(CAPACITY)
-        self._variants: RecentDict[Any, list[tuple[Any, Launch]]] = RecentDict(CAPACITY)
+        self._entries: RecentDict[Any, list[_Entry]] = RecentDict(CAPACITY)
         self._look = look_of(code_of(kinds), function.__name__)
 
     def clear(self) -> None:
         """Plan all calls anew, repeated ones too: something that the function read has changed."""
         self.generation += 1
         self._entries.clear()
-        self._variants.clear()
 
     def statistics(self) -> CacheStatistics:
-        both = self._entries, self._variants
-        size, bound = sum(one.size for one in both), sum(2 * one.half for one in both)
-        return CacheStatistics(self.hits, self.misses, size, bound, sum(one.evicted for one in both))
+        entries = self._entries
+        return CacheStatistics(self.hits, self.misses, entries.size, 2 * entries.half, entries.evicted)
 
     def work_out(self, *arguments: Any) -> Any:
         """Run the function on the arguments, in the order of its parameters, and keep its launch."""
@@ -149,13 +153,14 @@ class CallPlans:
         at = {id(x): i for i, x in enumerate(tensors)}
         if len(at) < len(tensors) or any(x is not None and id(x) not in at for x in made.tensors):
             return None, ()
-        entries, key = (self._entries, facts) if made.variant is None else (self._variants, (facts, made.variant))
-        launch = _found(entries, key, tensors)
-        if launch is None:
-            launch = made.prepare([None if x is None else at[id(x)] for x in made.tensors], len(tensors))
-            guard = guard_for(tensors, [True] * len(tensors))
-            # A new list: another thread may be going through the old one.
-            entries[key] = [(guard, launch), *entries.get(key, [])[: LAUNCHES - 1]]
+        launch = made.prepare([None if x is None else at[id(x)] for x in made.tensors], len(tensors))
+        entry = guard_for(tensors, [True] * len(tensors)), launch
+        try:
+            kept = self._entries[facts]
+        except KeyError:
+            kept = []
+        # A new list: another thread may be going through the old one.
+        self._entries[facts] = ([*kept, entry] if made.unusual else [entry, *kept])[:LAUNCHES]
         return launch, tensors
 
     def repeat(self, varying: Sequence[str], **arguments: Any) -> Launch | None:
@@ -173,43 +178,50 @@ class CallPlans:
             facts, tensors = self._signature([arguments[name] for name in self._kinds])
         except TypeError:
             return None
-        launch = _found(self._entries, facts, tensors)
-        return None if launch is None else self._repeated(launch, varying, arguments)
+        try:
+            found = [launch for fits, launch in self._entries[facts] if fits(*tensors)]
+        except KeyError:
+            return None
+        return self._repeated(found, tensors, varying, arguments) if found else None
 
     def ahead(self, **arguments: Any) -> Launch | None:
         """A function without arguments that makes this very call, which need not have been made: for host functions
         that return a plan for it. None where signatures do not cover it."""
         made = self._function(**arguments)
-        launch, _ = self._kept(made, [arguments[name] for name in self._kinds])
-        return None if launch is None else self._repeated(launch, (), arguments)
+        launch, tensors = self._kept(made, [arguments[name] for name in self._kinds])
+        return None if launch is None else self._repeated([launch], tensors, (), arguments)
 
-    def _repeated(self, launch: Launch, varying: Sequence[str], arguments: dict[str, Any]) -> Launch:
+    def _repeated(
+        self, launches: Sequence[Launch], tensors: Sequence[Any], varying: Sequence[str], arguments: dict[str, Any]
+    ) -> Launch:
         fixed: list[torch.Tensor] = []
         given: list[str] = []
+        taken = set(map(id, tensors))
         for name in self._kinds:
             for part, tensor in parts_of(arguments[name]):
+                if id(tensor) not in taken:  # a copy that is not read
+                    continue
                 if name in varying:
                     given.append(f"{name}{part}")
                 else:
                     given.append(f"f{len(fixed)}")
                     fixed.append(tensor)
         source = _REPEATED.format(
-            fixed=", ".join(["launch", *(f"f{i}" for i in range(len(fixed)))]),
+            fixed="".join(f", f{i}" for i in range(len(fixed))),
+            launches="".join(f", launch{i}" for i in range(len(launches))),
             varying=", ".join(varying),
-            given=", ".join(given),
+            tries="\n            ".join(_TRY.format(i=i, given=", ".join(given)) for i in range(len(launches))),
         )
-        named = {f"f{i}": tensor for i, tensor in enumerate(fixed)}
-
+        named: dict[str, Any] = {f"f{i}": tensor for i, tensor in enumerate(fixed)}
+        named |= {f"launch{i}": launch for i, launch in enumerate(launches)}
         stay = {name: value for name, value in arguments.items() if name not in varying}
 
         def otherwise(*values: Any) -> Any:
-            call = {**stay, **dict(zip(varying, values))}
-            return self.work_out(*(call[name] for name in self._kinds))
+            return self.wrapper(**stay, **dict(zip(varying, values)))
 
         return compiled(  # type: ignore[no-any-return]
-            source, "repeated launch", launch=launch, plans=self, generation=self.generation, otherwise=otherwise,
-            **named,
-        )  # fmt: skip
+            source, "repeated launch", plans=self, generation=self.generation, otherwise=otherwise, **named
+        )
 
     def _signature(self, arguments: Sequence[Any]) -> tuple[Any, tuple[torch.Tensor, ...]]:
         """Facts and tensors of a call.
@@ -228,21 +240,15 @@ class CallPlans:
         return facts, tensors
 
 
-def _found(entries: RecentDict[Any, list[tuple[Any, Launch]]], key: Any, tensors: Sequence[Any]) -> Launch | None:
-    try:
-        found = entries[key]
-    except KeyError:
-        return None
-    return next((launch for fits, launch in found if fits(*tensors)), None)
-
-
+_TRY = """\
+result = launch{i}({given})
+            if result is not NotImplemented:
+                return result"""
 _REPEATED = """
-def make(plans, generation, otherwise, {fixed}):
+def make(plans, generation, otherwise{launches}{fixed}):
     def repeated({varying}):
         if plans.generation == generation:
-            result = launch({given})
-            if result is not NotImplemented:
-                return result
+            {tries}
         return otherwise({varying})
 
     return repeated
@@ -253,23 +259,20 @@ def make(plans, entries, work_out):
         try:
             {body}
         except Exception:  # a new signature, or something that was not foreseen: the function shall say
-            launch = None
-        if launch is not None:
-            result = launch(*tensors)
-            if result is not NotImplemented:
-                plans.hits += 1
-                return result
+            found = ()
+        for fits, launch in found:
+            if fits(*tensors):
+                result = launch(*tensors)
+                if result is not NotImplemented:
+                    plans.hits += 1
+                    return result
         return work_out({names})
 
     return {name}
 """
 _FIND = """\
 tensors = ({tensors})
-for fits, launch in entries[({facts})]:
-    if fits(*tensors):
-        break
-else:
-    launch = None"""
+found = entries[({facts})]"""
 
 
 def planned(operator: str | None = "", **exceptions: Kind) -> Callable[[Function], Function]:
@@ -297,7 +300,7 @@ def planned(operator: str | None = "", **exceptions: Kind) -> Callable[[Function
         )  # fmt: skip
         functools.update_wrapper(wrapper, function)
         wrapper.__defaults__, wrapper.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
-        wrapper.plans = plans
+        wrapper.plans, plans.wrapper = plans, wrapper
         register(f"{function.__module__}.{function.__qualname__}", plans)
         return wrapper  # type: ignore[no-any-return]
 

@@ -197,9 +197,8 @@ def test_a_repeated_launch_keeps_nothing_of_what_varies() -> None:
     assert gone() is None and repeated is not None
 
 
-def test_launches_that_refuse_are_planned_anew() -> None:
-    """A launch may find what no signature covers: here whether the address is a multiple of 64."""
-    made: list[int] = []
+def test_launches_that_refuse_are_tried_in_turn_and_planned_anew() -> None:
+    """A launch may find what no signature covers: here how many bytes the address is a multiple of."""
     runs: list[int] = []
 
     @planned(None, x=TENSOR)
@@ -207,28 +206,24 @@ def test_launches_that_refuse_are_planned_anew() -> None:
         runs.append(x.data_ptr() % 64)
 
         def at(multiple: int) -> Planned:
-            made.append(multiple)
-
             def prepare(places: Any, count: int) -> Any:
                 return lambda x: NotImplemented if x.data_ptr() % multiple else (multiple, x)
 
-            weaker = functools.partial(at, multiple // 2) if multiple > 1 else None
-            return Planned(prepare, (x,), None if multiple == 64 else multiple, weaker)
+            return Planned(prepare, (x,), multiple < 64, functools.partial(at, multiple // 2) if multiple > 1 else None)
 
         return at(64)
 
-    whole = torch.zeros(64 + 16)
+    whole = torch.zeros(64 + 32)
     first = -whole.data_ptr() % 64 // 4
-    aligned, apart = whole[first:][:16], whole[first + 1 :][:16]
-    for _ in range(2):
-        assert read(aligned) == (64, aligned)
-        assert read(apart)[0] == 4
-    assert runs == [0, 4, 4] and read.plans.hits == 1
+    aligned, apart, half = whole[first:][:16], whole[first + 1 :][:16], whole[first + 8 :][:16]
+    assert read(apart)[0] == 4 and read(aligned) == (64, aligned) and read(half)[0] == 32
+    assert [read(x)[0] for x in (aligned, apart, half, aligned)] == [64, 4, 32, 64]
+    assert runs == [4] and read.plans.hits == 6
     repeated = read.plans.repeat(("x",), x=aligned)
-    assert repeated(aligned)[0] == 64 and repeated(apart)[0] == 4
-    assert runs == [0, 4, 4, 4]
+    assert [repeated(x)[0] for x in (aligned, apart, half)] == [64, 4, 32] and runs == [4]
     caches.clear(__name__)  # what a launch was made of has changed
-    assert repeated(aligned)[0] == 64 and runs[-1] == 0
+    assert repeated(aligned)[0] == 64 and runs == [4, 0]
+    assert repeated(aligned)[0] == 64 and runs == [4, 0]
 
     @planned(None, x=TENSOR)
     def never(x: torch.Tensor) -> Any:

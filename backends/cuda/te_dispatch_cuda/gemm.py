@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from te_dispatch.backend_kit.call_plans import OFTEN, Planned, planned
+from te_dispatch.backend_kit.call_plans import OFTEN, Planned, copy_read, planned
 from te_dispatch.backend_kit.memory import contiguous_out
 from te_dispatch.backend_kit.products import allows_tf32
 from te_dispatch.core.errors import Declined
@@ -25,7 +25,7 @@ from te_dispatch.ops.checks import gemm as checks
 from te_dispatch.ops.gemm import operand_format as default_format
 from te_dispatch.ops.results import Gemm
 from te_dispatch_cuda.codes import DTYPES, cast_code, state_of
-from te_dispatch_cuda.gemm_calls import CODES, multiple_of, planned_at, prepare_fused, prepare_product
+from te_dispatch_cuda.gemm_calls import CODES, USUAL, multiple_of, planned_at, prepare_fused, prepare_product
 from te_dispatch_cuda.gemm_plans import LAID_OUT, NONE, SCALES, UNALIGNED, type_code
 from te_dispatch_cuda.memory import address, all_dense, dense, dense_aligned, dense_or_none
 
@@ -72,7 +72,7 @@ def gemm(
     )  # fmt: skip
 
 
-@planned("gemm", bias=OFTEN)
+@planned("gemm", a=copy_read("layout != 'TN'"), b=copy_read("layout == 'NT'"), bias=OFTEN)
 def gemm_codes(
     a: Operand,
     b: Operand,
@@ -200,17 +200,32 @@ def _product(
             prepare_fused, a, b, layout, kind, shape, alpha, out is None, accumulate, bias, epilogue, read_type,
             aux_quantizer, dtype, out_quantizer, casts,
         )  # fmt: skip
-    return planned_at(multiple_of(a, b, out, read), prepared, tensors, _variant(kind, bias))
+    lies = partial(_lies, kind)
+    usual = (USUAL, 0, *([False] * (2 if _has_scales_of_blocks(kind) else 0)))
+    return planned_at(multiple_of(a, b, out, read), prepared, tensors, None if lies(*tensors) == usual else lies)
 
 
-def _variant(kind: Any, bias: torch.Tensor | None) -> tuple[Any, ...] | None:
-    """What a product depends on that its call's signature does not cover: whether fp32 is multiplied in TF32, how the
-    addresses of block scales and of the bias are aligned. None where they are as they mostly are."""
-    found: tuple[Any, ...] = ()
-    if isinstance(kind, tuple) and (len(kind) == 2 or (len(kind) == 6 and any(f & UNALIGNED for f in kind[4:]))):
-        found = kind
-    low = 0 if bias is None else address(bias) & 15
-    return (*found, low) if found or low else None
+def _lies(
+    kind: Any,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor | None,
+    b_scale: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    out: torch.Tensor | None,
+    read: torch.Tensor | None = None,
+    *others: Any,
+) -> tuple[Any, ...]:
+    """What a product depends on that its call's signature does not cover: the alignment of operands, bias and block
+    scales, and whether fp32 is multiplied in TF32."""
+    found: tuple[Any, ...] = (multiple_of(a, b, out, read), address(bias) & 15)
+    if _has_scales_of_blocks(kind):
+        return (*found, address(a_scale) % SCALES != 0, address(b_scale) % SCALES != 0)
+    return (*found, allows_tf32()) if a.dtype is torch.float32 else found
+
+
+def _has_scales_of_blocks(kind: Any) -> bool:
+    return isinstance(kind, tuple) and len(kind) == 6
 
 
 def _casts(*quantizers: Quantizer | None) -> tuple[tuple[int, ...], tuple[torch.Tensor | None, ...]]:

@@ -32,25 +32,40 @@ from te_dispatch_cuda.memory import address
 from te_dispatch_cuda.prepared import Given, Made, Record, prepare
 
 #: What addresses usually are multiples of: PyTorch's allocator gives larger ones.
-_USUAL = 256
+USUAL = 256
 
 
 def planned_at(
     multiple: int,
     prepared: Callable[[int, Sequence[int | None], int], Any],
     tensors: tuple[torch.Tensor | None, ...],
-    variant: tuple[Any, ...] | None,
+    lies: Callable[..., Any] | None,
 ) -> Planned:
     """A product's plan for addresses that are multiples of so many bytes; where its outputs lie worse, for fewer.
 
     Args:
         prepared: (multiple, places, count) -> the launch.
-        variant: what else of the call no signature covers; None for the usual.
+        lies: what of `tensors` no signature covers and the launch depends on; None where that is as it mostly is, which
+            the launch itself sees.
     """
-    usual = multiple == _USUAL and variant is None
+    usual = multiple == USUAL and lies is None
+    expected = None if lies is None else lies(*tensors)
+
+    def prepare(places: Sequence[int | None], count: int) -> Any:
+        call = prepared(multiple, places, count)
+        if lies is None:
+            return call
+
+        def launch(*given: torch.Tensor) -> Any:
+            if lies(*[None if place is None else given[place] for place in places]) != expected:
+                return NotImplemented
+            return call(*given)
+
+        return launch
+
     # Everything is a multiple of 1.
-    weaker = partial(planned_at, multiple // 2, prepared, tensors, variant) if multiple > 1 else None
-    return Planned(partial(prepared, multiple), tensors, None if usual else (multiple, variant), weaker)
+    weaker = partial(planned_at, multiple // 2, prepared, tensors, lies) if multiple > 1 else None
+    return Planned(prepare, tensors, not usual, weaker)
 
 
 def multiple_of(*tensors: torch.Tensor | None) -> int:

@@ -225,6 +225,12 @@ PyObject* told() {
   return nullptr;
 }
 
+bool misaligned(const Call& call, const Word* words) {
+  int64_t low = 0;
+  for (const auto& [position, alignment] : call.aligned) low |= words[position].integer & (alignment - 1);
+  return low != 0;
+}
+
 PyObject* enter(const Call& call, PyObject* const* given, size_t count) {
   if (count != call.inputs.size())
     return PyErr_Format(PyExc_TypeError, "%s: got %zu tensors, expected %zu", call.name.c_str(), count, call.inputs.size());
@@ -248,6 +254,7 @@ PyObject* enter(const Call& call, PyObject* const* given, size_t count) {
     if (!address_of(given[i], address)) return nullptr;
     for (int position : call.inputs[i]) words[position].integer = address;
   }
+  if (misaligned(call, words)) Py_RETURN_NOTIMPLEMENTED;  // before anything is allocated: outputs' words are 0 yet
   const auto direct = py::reinterpret_steal<py::object>(call.outputs.empty() ? Py_NewRef(Py_None) : direct_entry(call));
   if (!direct) return nullptr;
   int64_t base = 0;
@@ -268,9 +275,7 @@ PyObject* enter(const Call& call, PyObject* const* given, size_t count) {
     if (!address_of(tensor, address)) return nullptr;
     for (int position : output.words) words[position].integer = address;
   }
-  int64_t low = 0;
-  for (const auto& [position, alignment] : call.aligned) low |= words[position].integer & (alignment - 1);
-  if (low != 0) Py_RETURN_NOTIMPLEMENTED;
+  if (misaligned(call, words)) Py_RETURN_NOTIMPLEMENTED;
   try {
     call.function.call(words, size);
   } catch (...) {
