@@ -165,6 +165,20 @@ def test_make_fx_with_fake_tensors(name, called):
 
 
 @pytest.mark.parametrize("called", [False, True])
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+@pytest.mark.parametrize("name", MODULES)
+def test_make_fx_with_the_module_s_own_parameters(name, mode, called):
+    module = build(name).eval()
+    with torch.no_grad():
+        if called:
+            module(x_of())
+        graph = make_fx(module, tracing_mode=mode, _allow_non_fake_inputs=True)(x_of())
+        assert torch.equal(graph(x_of(1)), module(x_of(1)))
+    module.train()(x_of(1).requires_grad_()).sum().backward()  # what the graph has left in the module is real
+    assert all(type(p.grad) is torch.Tensor for p in module.parameters())
+
+
+@pytest.mark.parametrize("called", [False, True])
 @pytest.mark.parametrize("trains", [False, True])
 @pytest.mark.parametrize("mode", ["fake", "symbolic", "real"])
 @pytest.mark.parametrize("recipe", ["delayed", "current", "mxfp8"])
@@ -240,3 +254,12 @@ def test_fake_tensors_alone_have_shapes_alone():
     with FakeTensorMode():
         out = ops.gemm(torch.empty(16, 32), torch.empty(8, 32), layout="NT").out
     assert out.shape == (16, 8) and type(out).__name__ == "FakeTensor"
+
+
+def test_fake_tensors_alone_in_a_module_that_was_never_called():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    module = build("MultiheadAttention")
+    with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        assert module(mode.from_tensor(x_of())).shape == x_of().shape
+    assert type(module(x_of())) is torch.Tensor

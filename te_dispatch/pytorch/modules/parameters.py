@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +12,7 @@ import torch
 from te_dispatch.ops.checks.guards import PLAIN
 from te_dispatch.pytorch.arguments import PARALLEL_DEFAULTS, resolve_device
 from te_dispatch.pytorch.fp8.autocast import trains
+from te_dispatch.torch_private import dispatch_modes, outside_modes
 
 if TYPE_CHECKING:
     from te_dispatch.pytorch.fp8.casts import Plan
@@ -219,8 +221,9 @@ class Rows:
             else:
                 return self._whole
         self.rows = tuple([part.shape[0] for part in parts])
+        # It outlives the call: a mode that makes a graph must not record it, nor make a fake tensor of it.
         # A tensor born in inference mode could not be saved for a backward.
-        with torch.inference_mode(False), torch.no_grad():
+        with outside_modes() if dispatch_modes() else nullcontext(), torch.inference_mode(False), torch.no_grad():
             whole = _alias(parts)
         if whole is None:
             self.forget()
