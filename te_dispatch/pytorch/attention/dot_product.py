@@ -246,7 +246,7 @@ class DotProductAttention(SavedModule, ContextParallelModule, CoreAttentionViews
             or thd_attention_policies is not None or thd_attention_policy_dispatch != "auto"
         ):  # fmt: skip
             reject_unsupported("DotProductAttention.forward", locals(), _UNSUPPORTED_CALL)
-        if not torch.compiler.is_compiling():
+        if not torch.compiler.is_dynamo_compiling():  # dynamo reads them again where its trace begins
             reload_changed(scopes.MANAGER)
         given: Given = (query_layer, key_layer, value_layer, qkv_layer, kv_layer)
         if not autocast_off():

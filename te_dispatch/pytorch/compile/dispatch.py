@@ -28,6 +28,7 @@ from te_dispatch.core.requirements import MultipleOf
 from te_dispatch.core.resolve import COMPOSITE
 from te_dispatch.core.scopes import MANAGER
 from te_dispatch.core.tables import Atom, atom_expression
+from te_dispatch.core.watched import reload_changed
 from te_dispatch.pytorch.compile import hook
 from te_dispatch.pytorch.compile.asking import Answers, Lacking, decide
 from te_dispatch.pytorch.compile.hook import constant
@@ -72,11 +73,27 @@ _hidden: dict[int, Opaque] = {}
 
 def bindings_in_force() -> Bindings:
     """Traced in place of `scopes.capture`."""
+    _reload_environment()
     mirror = MANAGER.mirror
     if mirror.shared:
         _refuse_shared()
     bindings = mirror.bindings
     return MANAGER.bindings if bindings is None else bindings
+
+
+@constant
+def _reload_environment() -> bool:
+    """Read variables again that were set since: what is traced now goes by them, as an eager call does.
+
+    Called before each look at the process's bindings. So the first call of a trace finds what has changed, before the
+    trace depends on anything, and the later ones find nothing: bindings that changed while the trace lasts would fail
+    its guards.
+
+    Raises:
+        PolicyError: a value that cannot be read.
+    """
+    reload_changed(MANAGER)
+    return True
 
 
 @constant
