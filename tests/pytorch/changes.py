@@ -147,6 +147,18 @@ def another_activation(module: Any) -> None:
 
 
 @change
+def another_epsilon(module: Any) -> None:
+    for part in _norms(module):
+        part.eps = 0.5 if part.eps < 0.1 else 1e-5
+
+
+@change
+def another_center_of_its_norm(module: Any) -> None:
+    for part in _norms(module):
+        part.zero_centered_gamma = not part.zero_centered_gamma
+
+
+@change
 def recomputing_itself(module: Any) -> None:
     for part in _parts(module, "checkpoint"):
         part.checkpoint = not part.checkpoint
@@ -172,6 +184,11 @@ def passing_its_input(module: Any) -> None:
 
 def gemm_modules(module: Any) -> Iterator[GemmModule]:
     return (part for part in module.modules() if isinstance(part, GemmModule))
+
+
+def _norms(module: Any) -> Iterator[Any]:
+    kinds = te.LayerNorm, te.RMSNorm, te.LayerNormLinear, te.LayerNormMLP
+    return (part for part in module.modules() if isinstance(part, kinds))
 
 
 def _parts(module: Any, attribute: str) -> Iterator[Any]:

@@ -3,29 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-
-class _Only:
-    """An attribute with one value: of an argument that supports no other. Another value cannot be assigned."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, module: Any, owner: type | None = None) -> Any:
-        return self.value
-
-    def __set__(self, module: Any, value: Any) -> None:
-        if value != self.value:
-            raise NotImplementedError(
-                f"{type(module).__name__}: {self.name}={value!r} is not supported yet, only {self.name}={self.value!r}"
-            )
+from te_dispatch.ops.activation import CLAMPED_SWIGLU, GATED, KINDS
+from te_dispatch.pytorch.arguments import require_choice
+from te_dispatch.pytorch.assignment import Only
+from te_dispatch.pytorch.capture.signatures import CapturedCalls
 
 
 class ConstructorViews(torch.nn.Module):
@@ -40,13 +26,13 @@ class ConstructorViews(torch.nn.Module):
     return_bias: bool
     _wgrad_hooks: list[Callable[[], Any]]
 
-    ub_overlap_ag_fprop = _Only(False)
-    ub_overlap_rs_fprop = _Only(False)
-    ub_overlap_ag_dgrad = _Only(False)
-    ub_overlap_rs_dgrad = _Only(False)
-    ub_bulk_dgrad = _Only(False)
-    ub_bulk_wgrad = _Only(False)
-    symmetric_ar_type = _Only(None)
+    ub_overlap_ag_fprop = Only(False)
+    ub_overlap_rs_fprop = Only(False)
+    ub_overlap_ag_dgrad = Only(False)
+    ub_overlap_rs_dgrad = Only(False)
+    ub_bulk_dgrad = Only(False)
+    ub_bulk_wgrad = Only(False)
+    symmetric_ar_type = Only(None)
 
     @property
     def apply_bias(self) -> bool:
@@ -70,14 +56,30 @@ class LinearViews(torch.nn.Module):
         return [getattr(self, name).shape[0] for name in self.weight_names]
 
 
+def _activation_parameters(activation: str, given: Mapping[str, Any] | None) -> tuple[float, float] | None:
+    """(limit, alpha) of ``clamped_swiglu``; None for activations without parameters."""
+    if given is not None and (activation != "clamped_swiglu" or set(given) - {"limit", "alpha"}):
+        raise ValueError(
+            "activation_params must be None, or a dict of limit and alpha for activation='clamped_swiglu', "
+            f"got {dict(given)} for activation={activation!r}"
+        )
+    if activation != "clamped_swiglu":
+        return None
+    limit, alpha = CLAMPED_SWIGLU
+    given = given or {}
+    return float(given.get("limit", limit)), float(given.get("alpha", alpha))
+
+
 class MlpViews(torch.nn.Module):
     """Of `LayerNormMLP`."""
 
     ffn_hidden_size: int
+    captured_calls: CapturedCalls
+    _activation: str
     _activation_params: tuple[float, float] | None
 
-    ub_overlap_ag = _Only(False)
-    ub_overlap_rs = _Only(False)
+    ub_overlap_ag = Only(False)
+    ub_overlap_rs = Only(False)
 
     @property
     def size_per_partition(self) -> int:
@@ -85,7 +87,34 @@ class MlpViews(torch.nn.Module):
         return self.ffn_hidden_size
 
     @property
+    def activation(self) -> str:
+        """What is assigned holds for later calls. A gated activation cannot become one that is not, nor the reverse."""
+        return self._activation
+
+    @activation.setter
+    def activation(self, value: str) -> None:
+        value = "srelu" if value == "squared_relu" else value
+        require_choice("activation", value, KINDS)
+        before = self.__dict__.get("_activation", value)
+        if (value in GATED) != (before in GATED):
+            taller = value if value in GATED else before
+            raise AttributeError(
+                f"{type(self).__name__}: activation={before!r} cannot become {value!r}, fc1_weight has twice as many "
+                f"rows for {taller!r} as for the other; construct a module with activation={value!r}"
+            )
+        if value != before or "_activation_params" not in self.__dict__:
+            self._activation_params = _activation_parameters(value, None)
+        self._activation = value
+        self.captured_calls.forget()
+
+    @property
     def activation_params(self) -> dict[str, float] | None:
-        """Limit and alpha of ``clamped_swiglu``; None for activations without parameters."""
+        """Limit and alpha of ``clamped_swiglu``; None for activations without parameters. What is assigned holds for
+        later calls."""
         known = self._activation_params
         return None if known is None else {"limit": known[0], "alpha": known[1]}
+
+    @activation_params.setter
+    def activation_params(self, value: Mapping[str, Any] | None) -> None:
+        self._activation_params = _activation_parameters(self._activation, value)
+        self.captured_calls.forget()

@@ -23,6 +23,7 @@ from te_dispatch.pytorch.modules.linear_steps import (
     quantized_product,
 )
 from te_dispatch.pytorch.modules.norm_steps import (
+    FirstNormAttributes,
     NormOptions,
     add_norm_parameters,
     norm_backward,
@@ -103,7 +104,7 @@ class _LayerNormLinear(torch.autograd.Function):
         return dx, grads.dgamma, grads.dbeta if needs[2] else None, *of_linear
 
 
-class LayerNormLinear(LinearModule):
+class LayerNormLinear(LinearModule, FirstNormAttributes):
     """y = norm(x) W^T + b, with LayerNorm or RMSNorm.
 
     Args:
@@ -163,11 +164,8 @@ class LayerNormLinear(LinearModule):
         given = locals()
         reject_unsupported("LayerNormLinear", given, UNSUPPORTED)
         super().__init__(in_features, out_features, bias, return_bias, init_method, name, given)
-        self.normalization = normalization
-        self.zero_centered_gamma = zero_centered_gamma
         self.return_layernorm_output = return_layernorm_output
         self.return_layernorm_output_gathered = return_layernorm_output_gathered
-        self.eps = eps
         self._norm = NormOptions(normalization == "RMSNorm", float(eps), bool(zero_centered_gamma))
         factory = parameter_factory(device, params_dtype)
         add_norm_parameters(self, normalization, in_features, factory)

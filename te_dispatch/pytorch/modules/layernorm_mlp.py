@@ -8,14 +8,15 @@ from typing import Any
 
 import torch
 
-from te_dispatch.ops.activation import CLAMPED_SWIGLU, GATED, KINDS
-from te_dispatch.pytorch.arguments import reject_unsupported, require_choice
+from te_dispatch.ops.activation import GATED
+from te_dispatch.pytorch.arguments import reject_unsupported
 from te_dispatch.pytorch.autograd.apply import applied
 from te_dispatch.pytorch.distributed.arguments import mark_divided, mark_sequence_parallel
 from te_dispatch.pytorch.modules.constructor_views import MlpViews
 from te_dispatch.pytorch.modules.gemm_module import GemmModule
 from te_dispatch.pytorch.modules.layernorm_mlp_function import LayerNormMLPFunction, LayerNormMLPOptions
 from te_dispatch.pytorch.modules.norm_steps import (
+    FirstNormAttributes,
     NormOptions,
     add_norm_parameters,
     norm_parameter,
@@ -38,21 +39,7 @@ from te_dispatch.pytorch.modules.weight_grads import WeightSink
 from te_dispatch.pytorch.recompute.checkpoint import checkpoint, left_to_compiler
 
 
-def _activation_parameters(activation: str, given: Mapping[str, Any] | None) -> tuple[float, float] | None:
-    """(limit, alpha) of ``clamped_swiglu``; None for activations without parameters."""
-    if given is not None and (activation != "clamped_swiglu" or set(given) - {"limit", "alpha"}):
-        raise ValueError(
-            "activation_params must be None, or a dict of limit and alpha for activation='clamped_swiglu', "
-            f"got {dict(given)} for activation={activation!r}"
-        )
-    if activation != "clamped_swiglu":
-        return None
-    limit, alpha = CLAMPED_SWIGLU
-    given = given or {}
-    return float(given.get("limit", limit)), float(given.get("alpha", alpha))
-
-
-class LayerNormMLP(GemmModule, MlpViews):
+class LayerNormMLP(GemmModule, FirstNormAttributes, MlpViews):
     """y = act(norm(x) W1^T + b1) W2^T + b2.
 
     Args:
@@ -128,21 +115,16 @@ class LayerNormMLP(GemmModule, MlpViews):
         self._keep_parallel(given)
         require_size("hidden_size", hidden_size)
         require_size("ffn_hidden_size", ffn_hidden_size)
-        activation = "srelu" if activation == "squared_relu" else activation
-        require_choice("activation", activation, KINDS)
         self.hidden_size = hidden_size
         self.ffn_hidden_size = ffn_hidden_size
-        self.normalization = normalization
-        self.zero_centered_gamma = zero_centered_gamma
         self.activation = activation
+        self.activation_params = activation_params
         self.use_bias = bias
         self.return_bias = return_bias
         self.return_layernorm_output = return_layernorm_output
         self.return_layernorm_output_gathered = return_layernorm_output_gathered
         self.checkpoint = checkpoint
-        self.eps = eps
         self.name = name
-        self._activation_params = _activation_parameters(activation, activation_params)
         self._norm = NormOptions(normalization == "RMSNorm", float(eps), bool(zero_centered_gamma))
         self._init_methods = (init_method or default_init, output_layer_init_method or default_init)
         fc1_rows = ffn_hidden_size * (2 if activation in GATED else 1)
@@ -177,15 +159,6 @@ class LayerNormMLP(GemmModule, MlpViews):
                 self.fc2_bias.zero_()
                 if self.set_parallel_mode:
                     mark_sequence_parallel(self.fc2_bias, self.sequence_parallel)
-
-    @property
-    def activation(self) -> str:
-        return self._activation
-
-    @activation.setter
-    def activation(self, value: str) -> None:
-        self._activation = value
-        self.captured_calls.forget()
 
     def extra_repr(self) -> str:
         return (

@@ -25,6 +25,54 @@ class NormOptions(NamedTuple):
     zero_centered_gamma: bool
 
 
+class NormAttributes(torch.nn.Module):
+    """Of a module with a norm. What is assigned holds for later calls."""
+
+    _norm: Any
+
+    @property
+    def eps(self) -> float:
+        """What is added to the variance."""
+        return self._norm.eps  # type: ignore[no-any-return]
+
+    @eps.setter
+    def eps(self, value: float) -> None:
+        self._replace_norm(self._norm._replace(eps=float(value)))
+
+    @property
+    def zero_centered_gamma(self) -> bool:
+        """Whether the norm's factor is 1 + weight."""
+        return self._norm.zero_centered_gamma  # type: ignore[no-any-return]
+
+    @zero_centered_gamma.setter
+    def zero_centered_gamma(self, value: bool) -> None:
+        self._replace_norm(self._norm._replace(zero_centered_gamma=bool(value)))
+
+    def _replace_norm(self, options: NormOptions) -> None:
+        self._norm = options
+        calls = self.__dict__.get("captured_calls")
+        if calls is not None:
+            calls.forget()
+
+
+class FirstNormAttributes(NormAttributes):
+    """Of a module that begins with a norm."""
+
+    @property
+    def normalization(self) -> str:
+        """One of `NORMALIZATIONS`; it follows from the parameters and cannot become another."""
+        return NORMALIZATIONS[self._norm.rms]
+
+    @normalization.setter
+    def normalization(self, value: str) -> None:
+        require_choice("normalization", value, NORMALIZATIONS)
+        if value != self.normalization:
+            raise AttributeError(
+                f"{type(self).__name__}: normalization={self.normalization!r} cannot become {value!r}, only LayerNorm "
+                f"has layer_norm_bias; construct a module with normalization={value!r}"
+            )
+
+
 def norm_forward(
     x: torch.Tensor,
     gamma: torch.Tensor,

@@ -16,7 +16,7 @@ from te_dispatch.pytorch.autograd.scoped import in_forward_scope, outside_autoca
 from te_dispatch.pytorch.compile import returned
 from te_dispatch.pytorch.distributed.arguments import mark_sequence_parallel
 from te_dispatch.pytorch.fp8.saved_module import SavedModule
-from te_dispatch.pytorch.modules.norm_steps import NormOptions, norm_backward, norm_forward
+from te_dispatch.pytorch.modules.norm_steps import NormAttributes, NormOptions, norm_backward, norm_forward
 from te_dispatch.pytorch.modules.parameters import materialize
 from te_dispatch.pytorch.tensor.quantized_tensor import plain
 
@@ -50,7 +50,7 @@ def normalize(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, 
     return outside_autocast(_run_norm, plain(x), weight, bias, options)  # type: ignore[no-any-return]
 
 
-class _Norm(SavedModule):
+class _Norm(SavedModule, NormAttributes):
     """Arguments, parameters and checks that both norms share."""
 
     weight: torch.nn.Parameter
@@ -86,9 +86,7 @@ class _Norm(SavedModule):
             raise ValueError(f"{name}: dtype={dtype} contradicts params_dtype={params_dtype}, give one of them")
         self.normalized_shape = shape
         self.sequence_parallel = sequence_parallel
-        self.eps = eps
-        self.zero_centered_gamma = zero_centered_gamma
-        self._options = NormOptions(self._rms, float(eps), bool(zero_centered_gamma))
+        self._norm = NormOptions(self._rms, float(eps), bool(zero_centered_gamma))
         self._factory: dict[str, Any] = {
             "device": resolve_device(kwargs.get("device")),
             "dtype": dtype or params_dtype or torch.get_default_dtype(),
@@ -194,7 +192,7 @@ class LayerNorm(_Norm):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         x = self._rows(input)
         weight, bias = self._vector(self.weight, x), self._vector(self.bias, x)
-        return normalize(x, weight, bias, self._options).view(input.shape)
+        return normalize(x, weight, bias, self._norm).view(input.shape)
 
 
 class RMSNorm(_Norm):
@@ -226,7 +224,7 @@ class RMSNorm(_Norm):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         x = self._rows(input)
-        return normalize(x, self._vector(self.weight, x), None, self._options).view(input.shape)
+        return normalize(x, self._vector(self.weight, x), None, self._norm).view(input.shape)
 
 
 class L2Normalization(SavedModule):
