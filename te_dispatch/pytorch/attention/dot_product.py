@@ -12,8 +12,7 @@ import torch.utils.checkpoint
 from te_dispatch import ops
 from te_dispatch.core import scopes
 from te_dispatch.core.watched import reload_changed
-from te_dispatch.ops.attention import LAYOUTS, SOFTMAX_TYPES
-from te_dispatch.pytorch.arguments import reject_unsupported, require_choice, require_probability, resolve_device
+from te_dispatch.pytorch.arguments import reject_unsupported, resolve_device
 from te_dispatch.pytorch.attention.bounds import Bounds, sequence_bounds
 from te_dispatch.pytorch.attention.function import (
     AttentionCall,
@@ -32,7 +31,6 @@ from te_dispatch.pytorch.attention.lowering import (
     spell_out,
 )
 from te_dispatch.pytorch.attention.masks import (
-    ATTENTION_TYPES,
     UNBOUNDED,
     Masking,
     canonical_mask_type,
@@ -128,43 +126,30 @@ class DotProductAttention(SavedModule, ContextParallelModule, CoreAttentionViews
         super().__init__()
         self._keep_parallel(given)
         self._keep_context(given)
-        # Ranks that divide the sequence have different tokens, and may drop by the same random numbers.
-        self._dropout_tracker = None if sequence_parallel else get_rng_state_tracker
-        require_choice("qkv_format", qkv_format, LAYOUTS)
-        require_choice("attention_type", attention_type, ATTENTION_TYPES)
-        require_choice("softmax_type", softmax_type, SOFTMAX_TYPES)
-        require_probability("attention_dropout", attention_dropout)
+        self._drops_alike = bool(sequence_parallel)
         if num_attention_heads < 1:
             raise ValueError(f"num_attention_heads must be positive, got {num_attention_heads}")
-        groups = num_attention_heads if num_gqa_groups is None else num_gqa_groups
-        if groups < 1 or num_attention_heads % groups:
-            raise ValueError(
-                f"num_gqa_groups must divide num_attention_heads={num_attention_heads}, got {num_gqa_groups}"
-            )
-        if softcap < 0.0:
-            raise ValueError(f"softcap must not be negative, got {softcap}")
         self.num_attention_heads = num_attention_heads
-        self.num_gqa_groups = groups
+        self.num_gqa_groups = num_gqa_groups
         widths = (kv_channels, kv_channels) if isinstance(kv_channels, int) else tuple(kv_channels)
         self.hidden_size_per_attention_head_k, self.hidden_size_per_attention_head_v = widths
         self.attention_dropout = attention_dropout
         self.qkv_format = qkv_format
-        self.attn_mask_type = canonical_mask_type("attn_mask_type", attn_mask_type)
-        canonical_window(self.attn_mask_type, window_size)
+        self.attn_mask_type = attn_mask_type
         self.window_size = window_size
         self.bottom_right_diagonal = bottom_right_diagonal
         self.softcap = softcap
         self.layer_number = layer_number
         self.attention_type = attention_type
         self.softmax_scale = softmax_scale
-        self.softmax_type = softmax_type
-        self.return_max_logit = bool(return_max_logit)
+        self.return_max_logit = return_max_logit
         self.name = name
         self.softmax_offset = None
         if softmax_type != "vanilla":
             offset = torch.zeros(num_attention_heads, dtype=torch.float32, device=resolve_device(None))
             # Not a buffer: DDP would broadcast it at every step.
             self.softmax_offset = torch.nn.Parameter(offset) if softmax_type == "learnable" else offset
+        self.softmax_type = softmax_type
 
     def extra_repr(self) -> str:
         return (

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
@@ -11,13 +12,14 @@ from te_dispatch import ops
 from te_dispatch.core import scopes
 from te_dispatch.ops.attention import LAYOUTS
 from te_dispatch.pytorch.arguments import reject_unsupported, require_choice, require_tensor, resolve_device
+from te_dispatch.pytorch.assignment import Check, CheckedAttributes, fixed
 from te_dispatch.pytorch.autograd.apply import applied
 from te_dispatch.pytorch.autograd.scoped import in_forward_scope, outside_autocast
 from te_dispatch.pytorch.compile import returned
 from te_dispatch.pytorch.tensor.quantized_tensor import plain
 
 
-class RotaryPositionEmbedding(torch.nn.Module):
+class RotaryPositionEmbedding(CheckedAttributes):
     """Angles t = position * base^(-2 i / dim) for feature pairs i = 0 .. dim / 2 - 1.
 
     Args:
@@ -34,6 +36,8 @@ class RotaryPositionEmbedding(torch.nn.Module):
     """
 
     inv_freq: torch.Tensor
+
+    _checks: ClassVar[Mapping[str, Check]] = {"dim": fixed("dim", "inv_freq was made")}
 
     def __init__(
         self,
@@ -56,11 +60,21 @@ class RotaryPositionEmbedding(torch.nn.Module):
                 f"got {seq_len_interpolation_factor} and {pretrained_max_position_embeddings}"
             )
         self.dim = rotated
-        self.rotary_base = float(rotary_base)
+        self._rotary_base = float(rotary_base)
         self.interleaved = interleaved
         self.seq_len_interpolation_factor = seq_len_interpolation_factor
         self.pretrained_max_position_embeddings = pretrained_max_position_embeddings
         self.register_buffer("inv_freq", self._frequencies(resolve_device(None)))
+
+    @property
+    def rotary_base(self) -> float:
+        """What is assigned makes `inv_freq` anew."""
+        return self._rotary_base
+
+    @rotary_base.setter
+    def rotary_base(self, value: float) -> None:
+        self._rotary_base = float(value)
+        self.inv_freq = self._frequencies(self.inv_freq.device).to(self.inv_freq.dtype)
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, rotary_base={self.rotary_base}, interleaved={self.interleaved}"

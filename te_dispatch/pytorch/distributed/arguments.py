@@ -17,6 +17,7 @@ import torch
 
 from te_dispatch.core import scopes
 from te_dispatch.pytorch.arguments import reject_unsupported, require_choice
+from te_dispatch.pytorch.assignment import Only
 
 #: How a GEMM's weight is divided among the ranks of a tensor-parallel group: not, by outputs or by inputs.
 PARALLEL_MODES = (None, "column", "row")
@@ -65,6 +66,28 @@ def require_one_tensor_rank(owner: str, tp_group: Any, tp_size: Any) -> None:
     require_one_rank(owner, "tp_group", tp_group)
 
 
+class _Group:
+    """A process group that is an attribute of a module, in whose dictionary it is under its own name.
+
+    Args:
+        several: whether a list of groups may stand for one.
+    """
+
+    def __init__(self, several: bool) -> None:
+        self.several = several
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, module: Any, owner: type | None = None) -> Any:
+        return None if module is None else module.__dict__.get(self.name)
+
+    def __set__(self, module: Any, value: Any) -> None:
+        for group in value if self.several and isinstance(value, list | tuple) else (value,):
+            require_one_rank(type(module).__name__, self.name, group)
+        module.__dict__[self.name] = value
+
+
 class ParallelModule(torch.nn.Module):
     """A module that takes the arguments of tensor parallelism.
 
@@ -75,8 +98,8 @@ class ParallelModule(torch.nn.Module):
         get_rng_state_tracker, rng_tracker_name, ub_name: as given.
     """
 
-    tp_group: Any = None
-    tp_size = 1
+    tp_group = _Group(several=False)
+    tp_size = Only(1)
     sequence_parallel = False
     parallel_mode: str | None = None
     set_parallel_mode = False
@@ -126,9 +149,9 @@ class ContextParallelModule(ParallelModule):
         cp_global_ranks, cp_stream, cp_comm_type, load_balancing_strategy: as given; of no effect on one rank.
     """
 
-    cp_group: Any = None
-    cp_size = 1
-    cp_rank = 0
+    cp_group = _Group(several=True)
+    cp_size = Only(1)
+    cp_rank = Only(0)
     cp_global_ranks: Any = None
     cp_stream: Any = None
     cp_comm_type = "p2p"

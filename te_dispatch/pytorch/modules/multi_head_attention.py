@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from te_dispatch.ops.attention import LAYOUTS
 from te_dispatch.pytorch.arguments import (
     PARALLEL_DEFAULTS,
     given,
@@ -144,7 +143,6 @@ class MultiheadAttention(ContextParallelModule, AttentionViews):
         reject_unsupported("MultiheadAttention", given, PARALLEL_DEFAULTS)
         self._keep_parallel(given)
         require_choice("attention_type", attention_type, AttnTypes)
-        require_choice("qkv_format", qkv_format, LAYOUTS)
         self.kv_channels = _head_width(hidden_size, num_attention_heads, kv_channels)
         core_attention = DotProductAttention(
             num_attention_heads, self.kv_channels, **{argument: given[argument] for argument in _OF_CORE_ATTENTION}
@@ -156,13 +154,12 @@ class MultiheadAttention(ContextParallelModule, AttentionViews):
         self.num_gqa_groups = core_attention.num_gqa_groups
         self.qkv_format = qkv_format
         self.attention_type = attention_type
-        self.attn_mask_type = attn_mask_type
         self.layer_number = layer_number
         self.input_layernorm = input_layernorm
         self.return_bias = return_bias
-        self.return_layernorm_output = return_layernorm_output and input_layernorm
+        self.return_layernorm_output = return_layernorm_output
         self.fuse_qkv_params = fuse_qkv_params
-        self.qkv_weight_interleaved = qkv_weight_interleaved and fuse_qkv_params
+        self.qkv_weight_interleaved = qkv_weight_interleaved
         self.rotary_pos_interleaved = rotary_pos_interleaved
         self.qk_norm_before_rope = qk_norm_before_rope
         self.name = name
@@ -291,6 +288,7 @@ class MultiheadAttention(ContextParallelModule, AttentionViews):
             operands, beside = self._cross_operands(hidden_states, encoder_output, is_first_microbatch, rotary)
         context = self.core_attention(
             **operands,
+            qkv_format=self.qkv_format,
             **given(
                 attention_mask=attention_mask,
                 cu_seqlens_q=cu_seqlens_q,
@@ -311,7 +309,7 @@ class MultiheadAttention(ContextParallelModule, AttentionViews):
             ),
         )
         projected = self.proj(context, is_first_microbatch=is_first_microbatch)
-        outputs = (*projected, *beside) if self.return_bias else (projected, *beside)
+        outputs = (*projected, *beside) if isinstance(projected, tuple) else (projected, *beside)
         return outputs if len(outputs) > 1 else outputs[0]
 
     def _check_input(self, hidden_states: torch.Tensor) -> None:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -17,15 +17,15 @@ from te_dispatch.pytorch.arguments import (
     reject_in_call,
     reject_unsupported,
     require_choice,
-    require_probability,
 )
+from te_dispatch.pytorch.assignment import Check, fixed, for_parts, probability
 from te_dispatch.pytorch.attention.lowering import AttentionMask
 from te_dispatch.pytorch.attention.views import LayerViews
 from te_dispatch.pytorch.compile import constant
 from te_dispatch.pytorch.constants import LayerTypes
 from te_dispatch.pytorch.distributed.arguments import ContextParallelModule
 from te_dispatch.pytorch.modules.dropout_add import DropPath, dropout_add
-from te_dispatch.pytorch.modules.gemm_module import update_passing
+from te_dispatch.pytorch.modules.gemm_module import GemmModule, update_passing
 from te_dispatch.pytorch.modules.layernorm_mlp import LayerNormMLP
 from te_dispatch.pytorch.modules.multi_head_attention import MultiheadAttention, RotaryEmbedding
 from te_dispatch.pytorch.modules.normalization import make_norm
@@ -53,6 +53,33 @@ _OF_ATTENTION = (
 def _has_autocast(kind: str) -> bool:
     """Called while dynamo traces, which before PyTorch 2.12 cannot trace what is asked."""
     return torch.amp.is_autocast_available(kind)
+
+
+def _check_parallel(parallel: bool, layer_type: str, post: bool, last: bool) -> None:
+    if parallel and (layer_type == "decoder" or post or last):
+        raise ValueError(
+            "parallel_attention_mlp=True needs layer_type='encoder', apply_residual_connection_post_layernorm=False"
+            f" and output_layernorm=False, got {layer_type!r}, {post} and {last}"
+        )
+
+
+def _assign_parallel(layer: Any, value: Any) -> Any:
+    _check_parallel(value, layer.layer_type, layer.apply_residual_connection_post_layernorm, layer.output_layernorm)
+    return value
+
+
+def _assign_post(layer: Any, value: Any) -> Any:
+    """The residual of a part is the norm's output, which it must return, or its input."""
+    if "layernorm_mlp" in layer._modules:  # else the constructor makes the parts for this value
+        _check_parallel(layer.parallel_attention_mlp, layer.layer_type, value, layer.output_layernorm)
+        for_parts("return_layernorm_output", "self_attention", "inter_attention", "layernorm_mlp")(layer, value)
+        layer._pass_residuals(not value)
+    return value
+
+
+def _assign_format(layer: Any, value: Any) -> Any:
+    require_choice("attn_input_format", value, LAYOUTS)
+    return for_parts("qkv_format", "self_attention", "inter_attention")(layer, value)
 
 
 class TransformerLayer(ContextParallelModule, LayerViews):
@@ -86,6 +113,15 @@ class TransformerLayer(ContextParallelModule, LayerViews):
     Raises:
         NotImplementedError: an argument that is not supported yet; ValueError: a value that does not fit.
     """
+
+    _checks: ClassVar[Mapping[str, Check]] = {
+        "layer_type": fixed("layer_type", "parts were made"),
+        "output_layernorm": fixed("output_layernorm", "parts were made"),
+        "apply_residual_connection_post_layernorm": _assign_post,
+        "parallel_attention_mlp": _assign_parallel,
+        "attn_input_format": _assign_format,
+        "hidden_dropout": probability("hidden_dropout"),
+    }
 
     def __init__(
         self,
@@ -155,19 +191,15 @@ class TransformerLayer(ContextParallelModule, LayerViews):
         self.output_layernorm = output_layernorm
         self.parallel_attention_mlp = parallel_attention_mlp
         self.attn_input_format = attn_input_format
-        self.self_attn_mask_type = self_attn_mask_type
-        self.enc_dec_attn_mask_type = enc_dec_attn_mask_type
         self.name = name
         self.drop_path = DropPath(drop_path_rate) if drop_path_rate else None
         self.self_attention = self._build_attention(given, cross=False)
         if layer_type == "decoder":
             self.inter_attention = self._build_attention(given, cross=True)
+        else:
+            self.enc_dec_attn_mask_type = enc_dec_attn_mask_type
         self.layernorm_mlp = self._build_mlp(given)
-        # Parts with a norm return their input, so that its gradient is added in the norm's backward.
-        self._passes_residuals = not apply_residual_connection_post_layernorm
-        self.self_attention.passes_input = self._passes_residuals and self.self_attention.input_layernorm
-        if layer_type == "decoder":
-            self.inter_attention.passes_input = self._passes_residuals
+        self._pass_residuals(not apply_residual_connection_post_layernorm)
         self.layernorm = (
             make_norm(
                 normalization,
@@ -187,7 +219,7 @@ class TransformerLayer(ContextParallelModule, LayerViews):
         return MultiheadAttention(
             given["hidden_size"],
             given["num_attention_heads"],
-            attn_mask_type=self.enc_dec_attn_mask_type if cross else self.self_attn_mask_type,
+            attn_mask_type=given["enc_dec_attn_mask_type" if cross else "self_attn_mask_type"],
             window_size=given[f"{prefix}window_size"],
             bottom_right_diagonal=given[f"{prefix}bottom_right_diagonal"],
             attention_type="cross" if cross else "self",
@@ -195,6 +227,15 @@ class TransformerLayer(ContextParallelModule, LayerViews):
             qkv_format=self.attn_input_format,
             **self._part_arguments("inter_attention" if cross else "self_attention", given, _OF_ATTENTION),
         )
+
+    def _pass_residuals(self, passes: bool) -> None:
+        """Have parts with a norm return their input, so that its gradient is added in the norm's backward, or not."""
+        self._passes_residuals = passes
+        for part in self.modules():
+            if isinstance(part, MultiheadAttention):
+                part.passes_input = passes and part.input_layernorm
+            elif isinstance(part, GemmModule) and not passes:
+                part.passes_input = False
 
     def _build_mlp(self, given: Mapping[str, Any]) -> LayerNormMLP:
         return LayerNormMLP(
@@ -320,14 +361,8 @@ def _check_arguments(given: Mapping[str, Any]) -> None:
     """Refuse what the constructor cannot do, or not together."""
     reject_unsupported("TransformerLayer", given, _UNSUPPORTED_INIT)
     require_choice("layer_type", given["layer_type"], LayerTypes)
-    require_choice("attn_input_format", given["attn_input_format"], LAYOUTS)
-    require_probability("hidden_dropout", given["hidden_dropout"])
-    post, last = given["apply_residual_connection_post_layernorm"], given["output_layernorm"]
-    if given["parallel_attention_mlp"] and (given["layer_type"] == "decoder" or post or last):
-        raise ValueError(
-            "parallel_attention_mlp=True needs layer_type='encoder', apply_residual_connection_post_layernorm=False"
-            f" and output_layernorm=False, got {given['layer_type']!r}, {post} and {last}"
-        )
+    names = "layer_type", "apply_residual_connection_post_layernorm", "output_layernorm"
+    _check_parallel(given["parallel_attention_mlp"], *(given[name] for name in names))
 
 
 def _key_bounds(cu_seqlens: torch.Tensor | None, padded: torch.Tensor | None, max_seqlen: int | None) -> dict[str, Any]:
