@@ -71,6 +71,16 @@ def examine() -> list[tuple[str, str, str]]:
 
 # -- autograd ----------------------------------------------------------------------------------------------------------
 
+#: () -> whether backward passes may run in several threads. The replacement: as PyTorch starts.
+multithreading: Callable[[], bool] = _found("_C._is_multithreading_enabled", lambda: True)
+
+
+def hooks(x: torch.Tensor) -> int:
+    """How many hooks a tensor's gradient has."""
+    kinds = (getattr(x, name, None) for name in ("_backward_hooks", "_post_accumulate_grad_hooks"))
+    return sum(len(kind) for kind in kinds if kind)
+
+
 #: () -> the number of the backward pass that this thread runs, -1 outside of one.
 graph_task: Callable[[], int] = _required("_C._current_graph_task_id")
 

@@ -7,6 +7,7 @@ sqrt(n q (1 - q)). A right implementation leaves `SIGMAS` standard deviations on
 The sum over i of c_i c_(i + lag), c choices less their probability over their deviation, has mean 0 and variance 1 for
 each of the pairs summed, for every lag: choices that repeat themselves, by rows, tiles, heads or blocks of any length,
 have a lag where each pair adds 1. There are as many lags as elements, so `LAG_SIGMAS` standard deviations are allowed.
+Choices that are the others' in reverse order, or their opposites, have no such lag: these are summed as well.
 """
 
 from __future__ import annotations
@@ -86,6 +87,14 @@ def require_no_repetition(what: str, choices: torch.Tensor, known: torch.Tensor)
         raise Failure(
             f"elements of {what} that are {lag} apart are not independent: their correlation is "
             f"{float(products[lag] / pairs[lag]):.3g}, {float(sigmas[lag]):.0f} standard deviations from 0"
+        )
+    half = seen.numel() // 2
+    both = float((known.flatten() & known.flatten().flip(0))[:half].sum())
+    total = float((seen * seen.flip(0))[:half].sum())
+    if both >= LAG_PAIRS and abs(total) > SIGMAS * math.sqrt(both):
+        raise Failure(
+            f"elements of {what} as far from its beginning as others from its end are not independent: their "
+            f"correlation is {total / both:.3g}, {total / math.sqrt(both):.0f} standard deviations from 0"
         )
 
 

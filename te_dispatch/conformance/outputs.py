@@ -147,8 +147,12 @@ def shared_memory(results: Mapping[str, torch.Tensor], arguments: Mapping[str, A
     meant = [tensor for _, tensor in tensors(expected_form)]
     for path, result in results.items():
         for name, argument in given.items():
-            if overlapping(result, argument) and not any(overlapping(argument, tensor) for tensor in meant):
+            if not overlapping(result, argument):
+                continue
+            if not any(overlapping(argument, tensor) for tensor in meant):
                 return f"{path} is no memory of its own but {name}, and follows every change of it"
+            if name.partition(".")[0] == "out" and result is not argument:
+                return f"{path} is another tensor on the memory of {name}, which is to be written and returned"
     return _same_twice(results)
 
 

@@ -15,9 +15,12 @@ import torch
 
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.ops.results import Saved
+from te_dispatch.torch_private import hooks
 
 _RECORD_TENSORS = ("row_data", "col_data", "row_scale_inv", "col_scale_inv", "global_scale_inv")
 _NARROW = (torch.bfloat16, torch.float16)
+#: Before the path of what is described: names of the attributes that it was given, and how many hooks.
+ATTACHED = "what is attached to "
 
 
 def mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
@@ -164,6 +167,7 @@ def described(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(value, torch.Tensor):
         place = (value.data_ptr(), value.storage_offset())
         yield path, (place, tuple(value.shape), value.stride(), value.dtype, value.requires_grad)
+        yield f"{ATTACHED}{path}", (tuple(vars(value)), hooks(value))
     elif isinstance(value, (Quantized, Saved)):
         for name in type(value).__slots__:
             yield from described(getattr(value, name), _under(path, name))
@@ -177,6 +181,7 @@ def described(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
             yield from described(getattr(value, field.name), _under(path, field.name))
+        yield f"{ATTACHED}{path}", tuple(getattr(value, "__dict__", ()))
     else:
         yield path, repr(value) if isinstance(value, float) else value  # NaN is not equal to itself
 

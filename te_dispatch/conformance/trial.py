@@ -148,6 +148,8 @@ class Trial:
                 old, new = before.get(path, _ABSENT), after.get(path, _ABSENT)
                 if old == new:
                     continue
+                if path.startswith(transfer.ATTACHED):
+                    raise Failure(f"{path} is {new} after the call, was {old}")
                 if isinstance(old, tuple) and isinstance(new, tuple) and old[:-1] == new[:-1]:
                     now = "requires" if new[-1] else "does not require"
                     raise Failure(f"{path} {now} a gradient after the call: operators are below autograd")

@@ -21,7 +21,13 @@ from typing import Any
 
 import torch
 
-from te_dispatch.torch_private import dispatch_modes, function_modes, print_options
+from te_dispatch.torch_private import (
+    dispatch_modes,
+    function_modes,
+    multithreading,
+    print_options,
+    saved_tensors_hooks,
+)
 
 
 @dataclass(frozen=True)
@@ -74,6 +80,8 @@ def _common() -> tuple[Setting, ...]:
         Setting("inference mode", torch.is_inference_mode_enabled),
         Setting("autocast", _autocast, _set_autocast),
         Setting("anomaly detection", torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+        Setting("hooks on what autograd saves", lambda: saved_tensors_hooks(True)),
+        Setting("threads of backward passes", multithreading, torch.autograd.set_multithreading_enabled),
         Setting("modes that were entered", _modes),
         Setting("the preferred BLAS library", blas, blas),  # which reads it where it gets no argument
         *(

@@ -24,6 +24,7 @@ DOCUMENTED = ("utils._pytree", "utils._python_dispatch", "_dynamo", "_register_d
 REPLACED = (
     "_C._autograd._top_saved_tensors_default_hooks",
     "_C._set_grad_enabled",
+    "_C._is_multithreading_enabled",
     "_C._is_any_autocast_enabled",
     "_C._len_torch_dispatch_stack",
     "_C._len_torch_function_stack",
@@ -171,6 +172,16 @@ def test_any_autocast(kind):
     if kind is not None:
         with torch.autocast(kind, torch.bfloat16):
             assert private.any_autocast() and private._any_autocast()
+
+
+def test_hooks_of_a_tensor():
+    x = torch.zeros(2, requires_grad=True)
+    assert private.hooks(x) == 0 and private.multithreading()
+    x.register_hook(lambda gradient: None)
+    x.register_post_accumulate_grad_hook(lambda x: None)
+    assert private.hooks(x) == 2
+    with torch.autograd.set_multithreading_enabled(False):
+        assert not private.multithreading()
 
 
 def test_disabled_torch_function():

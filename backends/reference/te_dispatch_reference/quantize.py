@@ -139,9 +139,12 @@ def partial_amax(
 ) -> torch.Tensor:
     checks.partial_amax(x, amax, height, width, start, block)
     index = _blocks_of_shard(x.numel(), height, width, start, block)
-    values = np.ascontiguousarray(casts.magnitudes(host.single(amax)))  # reshape is a view then
+    before = host.single(amax)
+    values = np.ascontiguousarray(casts.magnitudes(before))  # reshape is a view then
     np.maximum.at(values.reshape(-1), index, casts.magnitudes(host.single(x)))
-    return host.write(amax, values)
+    missed = np.ones(values.size, bool)
+    missed[index] = False
+    return host.write(amax, np.where(missed.reshape(values.shape), before, values))  # theirs, NaN or not
 
 
 def partial_cast(

@@ -87,7 +87,8 @@ def multi_tensor_adam(
 
 
 def _store(target: torch.Tensor, new: torch.Tensor, noop_flag: torch.Tensor | None) -> None:
-    target.copy_(new if noop_flag is None else torch.where(noop_flag != 0, target.to(new.dtype), new))
+    # The flag has one dimension, which a tensor without any would get.
+    target.copy_(new if noop_flag is None else torch.where(noop_flag.view(()) != 0, target.to(new.dtype), new))
 
 
 def multi_tensor_l2norm(tensors: Sequence[torch.Tensor], *, per_tensor: bool = False) -> torch.Tensor:

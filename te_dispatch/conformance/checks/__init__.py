@@ -63,6 +63,7 @@ _MODULES = (
     "concurrency",
     "defaults",
     "dropout",
+    "failing",
     "gradients",
     "guarded",
     "layout",

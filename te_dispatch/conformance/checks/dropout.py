@@ -21,6 +21,8 @@ from te_dispatch.conformance.forwards import forward_of, run_forward
 from te_dispatch.conformance.space import Arguments, Judged, Space
 from te_dispatch.conformance.subject import Subject
 from te_dispatch.conformance.trial import Failure, Trial
+from te_dispatch.core.errors import Declined
+from te_dispatch.core.memory import ANY, ROWS
 
 #: Sums of masks with a p nearer to 0 or 1 are far from normal: lags are not looked at.
 LAG_P = 0.1
@@ -44,6 +46,7 @@ def dropout(trial: Trial) -> None:
             if not torch.equal(plan.recover(run, given)[0], keep):
                 raise Failure(f"equal rng_state, other elements dropped with {THREADS} threads of the CPU")
     _require_the_same_for_inference(trial, plan.recover, run, given, keep)
+    _require_the_same_of_copies(trial, plan.recover, run, given, keep)
     zero = {**given, "rng_state": torch.zeros_like(given["rng_state"])}
     if not torch.equal(plan.recover(run, zero)[0], plan.recover(run, zero)[0]):
         raise Failure("equal rng_state, seed and offset 0, other elements dropped")
@@ -92,6 +95,34 @@ def _require_the_same_for_inference(
     other = {**given, "inference": not given.get("inference", False)}
     if forward.claim(other).refusal is None and not torch.equal(recover(run, other)[0], keep):
         raise Failure(f"equal rng_state, other elements dropped with inference={other['inference']}")
+
+
+def _require_the_same_of_copies(
+    trial: Trial,
+    recover: Callable[..., tuple[torch.Tensor, torch.Tensor]],
+    run: Callable[[Arguments], Any],
+    given: Arguments,
+    keep: torch.Tensor,
+) -> None:
+    """Operands with other strides, as a recomputation may have them, where the implementation serves those."""
+    forward = trial.subject if trial.space.forward is None else forward_of(trial.subject, given)
+    memory = forward.operator.memory
+    turned = {name: _turned(x) if memory.get(name) in (ANY, ROWS) else x for name, x in given.items()}
+    if trial.space.views or forward.claim(turned).refusal is not None:
+        return
+    try:
+        other, _ = recover(run, turned)
+    except Declined:
+        return
+    if not torch.equal(other, keep):
+        raise Failure("equal rng_state, other elements dropped where operands lie otherwise in memory")
+
+
+def _turned(x: Any) -> Any:
+    """The same numbers, with the last dimension next to that before it in memory."""
+    if not isinstance(x, torch.Tensor) or x.dim() < 2 or not x.is_floating_point():
+        return x
+    return x.transpose(-1, -2).contiguous().transpose(-1, -2)
 
 
 def _forward(trial: Trial, arguments: Arguments) -> tuple[Callable[[Arguments], Any], Arguments]:

@@ -29,7 +29,7 @@ _BUDGET_S = 4.0
 #: Objects that are made to find a place again.
 _PLACES = 50
 #: What options that are fractions are multiplied with. A cache may be keyed by one that was rounded.
-_FACTORS = {"half": 0.5, "slightly other": 1.0 - 2.0**-6}
+_FACTORS = {"half": 0.5, "slightly other": 1.0 - 2.0**-6, "hardly other": 1.0 - 2.0**-13}
 
 
 def renewed(trial: Trial) -> None:

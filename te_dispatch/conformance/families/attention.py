@@ -34,7 +34,7 @@ SCALE = Axis("scale", ("default", "0.5", "1.0", "0.0", "-0.25"))
 MASK = Axis("mask", MASKS)
 DENSE_MASK = Axis("mask", ("none", "causal", "causal_bottom_right"))
 WINDOW = Axis("window", ("none", "-1:-1", "4:0", "0:0", "7:-1", "3:5", "-1:2"), ("none", "3:5", "4:0"))
-MASK_SHAPE = Axis("attn_mask", ("bhqk", "b1qk", "11qk", "b11k", "qk"))
+MASK_SHAPE = Axis("attn_mask", ("bhqk", "b1qk", "11qk", "b11k", "hqk", "qk"))
 VALID = Axis("valid", ("full", "ragged", "zero"))
 HOLE = Axis("hole", ("number", "nan", "inf"))
 #: Of which ``67:5`` is 67 sequences of 0 to 4 tokens in turn.
@@ -198,7 +198,7 @@ register(
     Space(
         "attention_fwd", "paged",
         (
-            Axis("page", ("16", "4", "1")), Axis("kv_lengths", ("given", "absent")),
+            Axis("page", ("16", "4", "1", "12")), Axis("kv_lengths", ("given", "absent")),
             Axis("mask", ("none", "causal", "padding", "padding_causal_bottom_right")), DENSE,
             Axis("shape", ("2x1x37", "3x5x16", "1x17x33"), once=("2x1x1032", "67x1x20")),
             Axis("valid", ("full", "ragged", "zero")), Axis("heads", ("4/2", "2/2")), Axis("window", ("none", "4:0")),

@@ -188,7 +188,7 @@ def _window(text: str) -> tuple[int, int] | None:
 
 #: `attn_mask` axis -> its shape for (b, h, s_q, s_kv).
 _MASK_SHAPES = {"bhqk": (0, 1, 2, 3), "b1qk": (0, _MISSING, 2, 3), "11qk": (_MISSING, _MISSING, 2, 3),
-                "b11k": (0, _MISSING, _MISSING, 3), "qk": (2, 3)}  # fmt: skip
+                "b11k": (0, _MISSING, _MISSING, 3), "hqk": (1, 2, 3), "qk": (2, 3)}  # fmt: skip
 
 
 def _masks(values: Values, maker: Maker, extents: tuple[int, ...]) -> Arguments:

@@ -37,12 +37,14 @@ def _make(values: Values, maker: Maker) -> Arguments:
     if "cast" in values:
         for name in "ab":
             arguments[name] = [_record(x, values, name, maker) for x in arguments[name]]
-    own = dtype if values["out_dtype"] == "same" else values["out_dtype"]
-    if values["out_dtype"] != "same":
+    mixed = values["out_dtype"] == "mixed"
+    own = dtype if values["out_dtype"] in ("same", "mixed") else values["out_dtype"]
+    if values["out_dtype"] not in ("same", "mixed"):
         arguments["out_dtype"] = DTYPES[own]
     if values["out"] != "new":
         added = values["out"] == "added"
-        held = [maker.tensor(m, n_, dtype=own) for m, n_, _ in sizes]
+        dtypes = ("fp32", "bf16") if mixed else (own,)
+        held = [maker.tensor(m, n_, dtype=of) for (m, n_, _), of in zip(sizes, itertools.cycle(dtypes))]
         # What is not added to is overwritten, whatever it held.
         arguments["out"] = held if added else [torch.full_like(x, torch.nan) for x in held]
         arguments["accumulate"] = added
@@ -118,7 +120,7 @@ _COLUMNS = Axis(
 )
 _REST = (
     Axis("out", ("new", "given", "added")),
-    Axis("out_dtype", ("same", "fp32", "bf16")),
+    Axis("out_dtype", ("same", "fp32", "bf16", "mixed")),
     Axis("bias", ("no", "yes")),
     Axis("values", ("normal", "one_sign", "cancelling", "spread", "tile_scales")),
 )
@@ -136,7 +138,9 @@ _WRITTEN = (("layout", "rows", "out"),)
 
 
 def _alike(values: Values) -> bool:
-    """Rows that are dealt out are of one tensor."""
+    """Rows that are dealt out are of one tensor, and results that are made of one dtype."""
+    if values["out_dtype"] == "mixed" and values["out"] == "new":
+        return False
     return "/" not in values["columns"] or values["splits"] == "list"
 
 

@@ -13,6 +13,7 @@ from te_dispatch.conformance.families.quantize import quantizer_of
 from te_dispatch.conformance.maker import Maker
 from te_dispatch.conformance.rules import Bitwise, Rule
 from te_dispatch.conformance.space import Arguments, Axis, Judged, Space, Turned, Values, register
+from te_dispatch.numerics.quantized import Quantized
 
 _DTYPE = Axis("dtype", ("fp32", "bf16", "fp16"))
 #: tokens x features.
@@ -55,6 +56,17 @@ def _permute(values: Values, maker: Maker) -> Arguments:
 def _turned(arguments: Arguments) -> Arguments:
     """The same experts as often, of other tokens."""
     return {**arguments, "indices": arguments["indices"].flip(0)}
+
+
+def _scale_of_x(arguments: Arguments, results: Mapping[str, torch.Tensor]) -> str | None:
+    """`Space.placed`: a scale of the whole tensor is x's own."""
+    x = arguments["x"]
+    if isinstance(x, Quantized):
+        for name in ("row_scale_inv",) if x.scaling == "tensor" else ("global_scale_inv",):
+            made = results.get(f"permuted.{name}")
+            if made is not None and made.data_ptr() != getattr(x, name).data_ptr():
+                return f"permuted.{name} is a copy of x's, and must share its memory"
+    return None
 
 
 def _moved(judged: Judged) -> Mapping[str, Rule]:
@@ -149,7 +161,7 @@ register(
             _CAPACITY, _EXPERTS, Axis("index", ("int32", "int64")),
             Axis("values", ("normal", "nan", "inf", "zeros"), ("normal", "nan")),
         ),
-        _permute, _moved, widen=False, fixed=_MANY_EXPERTS, turned=Turned(_turned),
+        _permute, _moved, widen=False, fixed=_MANY_EXPERTS, turned=Turned(_turned), placed=_scale_of_x,
     ),
     Space(
         "moe_unpermute", "plain", (_DTYPE, _SHAPE, _TOP_K, _PROBS, _DROPPED, _CAPACITY, _EXPERTS, _VALUES),

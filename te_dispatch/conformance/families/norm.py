@@ -21,7 +21,7 @@ _SHAPES = (
 )  # fmt: skip
 _SMOKE_SHAPES = ("31x257", "5x127", "0x16")
 #: More rows than 16 bits count; more columns than one block of threads keeps; what vectors and tiles divide.
-_LARGE_SHAPES = ("65549x3", "4x8200", "2x16400", "1x70001", "8x2048", "512x64")
+_LARGE_SHAPES = ("65549x3", "4x8200", "2x16400", "1x70001", "8x2048", "512x64", "2x1031")
 #: Kinds whose squares stay finite in fp32.
 _FINITE = (
     "normal", "spread", "outlier", "one_sign", "denormal", "zeros", "cancelling", "far_mean", "constant", "opposite",
@@ -195,11 +195,13 @@ def _of(operator: str, *own: Axis) -> None:
         Axis("values", (*_FINITE, "last_columns", "nan", *_UNCAST), ("normal", "one_sign", "outlier")),
     )
     narrow = (*options[:-1], Axis("values", ("normal", "last_columns", "outlier", "cancelling", "far_mean")))
+    # So many columns that kernels sum otherwise, and so few that a variance by the difference of two sums shows.
+    far = {"shape": "2x1031", "values": "far_mean", "dtype": "fp32", "cast": "none", "eps": "1e-12", "out": "same"}
     cast_wide = tuple({"shape": shape, "cast": cast, "values": "last_columns"} for shape in _WIDE for cast in _WHOLE)
     register(
         Space(
             f"{operator}_fwd", "plain", common + options, _forward, forward_rules, _forward_valid, batch=_half,
-            within=({"cast": "none"},), fixed=cast_wide,
+            within=({"cast": "none"},), fixed=(*cast_wide, far),
         ),
         # Not widened: the sum is rounded to x's dtype before it is normalized.
         Space(

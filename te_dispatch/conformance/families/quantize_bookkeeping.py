@@ -48,8 +48,22 @@ def _shard(values: Values, maker: Maker) -> tuple[Arguments, tuple[int, int]]:
 def _partial_amax(values: Values, maker: Maker) -> Arguments:
     arguments, blocks = _shard(values, maker)
     # Some blocks have seen more than this shard holds, some nothing.
-    before = {"zero": 0.0, "large": 1e5, "small": 0.01}[values["before"]]
-    return {**arguments, "amax": before * maker.boolean(*blocks, share=0.7).float()}
+    before = {"zero": 0.0, "large": 1e5, "small": 0.01, "special": 0.01}[values["before"]]
+    amax = before * maker.boolean(*blocks, share=0.7).float()
+    if values["before"] == "special":  # kept where the shard holds nothing of a block
+        special = torch.where(maker.boolean(*blocks, share=0.5), torch.nan, torch.inf)
+        amax = torch.where(_missed(arguments, blocks), special, amax)
+    return {**arguments, "amax": amax}
+
+
+def _missed(arguments: Arguments, blocks: tuple[int, int]) -> torch.Tensor:
+    """Blocks of which the shard holds nothing."""
+    missed = torch.ones(blocks, dtype=torch.bool)
+    places = arguments["start"] + torch.arange(arguments["x"].numel())
+    row, column = places // arguments["width"], places % arguments["width"]
+    block = arguments["block"]
+    missed[row // block if block else row * 0, column // block if block else column * 0] = False
+    return missed
 
 
 def _partial_cast(values: Values, maker: Maker) -> Arguments:
@@ -119,7 +133,7 @@ register(
     ),
     Space(
         "partial_amax", "plain",
-        (DTYPE, _SHARD, _BLOCK, VALUES, Axis("before", ("zero", "small", "large"))),
+        (DTYPE, _SHARD, _BLOCK, VALUES, Axis("before", ("zero", "small", "large", "special"))),
         _partial_amax, bits, widen=False,
     ),
     Space(

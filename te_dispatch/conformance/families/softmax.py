@@ -32,7 +32,8 @@ def _sizes(values: Values) -> tuple[int, ...]:
 def _mask(kind: str, shape: tuple[int, ...], maker: Maker) -> torch.Tensor | None:
     """True is masked out. ``rows``: every third row wholly; ``broadcast``: one mask for all but the last dimension;
     ``column``: whole rows, of one element each; ``shared``: one for all heads, the dimension before a matrix;
-    ``matrix``: of two dimensions, one for all matrices."""
+    ``matrix``: of two dimensions, one for all matrices; ``vector``: of one, for all rows; ``single``: without
+    dimensions."""
     if kind == "random":
         return maker.boolean(*shape, share=0.3)
     if kind == "rows":
@@ -43,10 +44,12 @@ def _mask(kind: str, shape: tuple[int, ...], maker: Maker) -> torch.Tensor | Non
         return maker.boolean(*(1,) * (len(shape) - 1), shape[-1], share=0.3)
     if kind == "column":
         return maker.boolean(*shape[:-1], 1, share=0.3)
-    if kind == "matrix":
-        return maker.boolean(*shape[-2:], share=0.3)
+    if kind in ("matrix", "vector"):
+        return maker.boolean(*shape[-2 if kind == "matrix" else -1 :], share=0.3)
     if kind == "shared":
         return maker.boolean(*shape[:-3], *(1 for _ in shape[-3:-2]), *shape[-2:], share=0.3)
+    if kind == "single":
+        return maker.boolean(share=0.5)
     return torch.ones(shape, dtype=torch.bool) if kind == "all" else None
 
 
@@ -136,6 +139,8 @@ _SHAPE = Axis("shape", _SHAPES, _SMOKE_SHAPES, once=_LARGE_SHAPES)
 _SCALE = Axis("scale", ("1.0", "0.125", "0.08838834764831845", "-2.5"))
 _OUT = Axis("out", ("same", "fp32", "bf16", "fp16"))
 
+_MASKS = ("none", "random", "rows", "broadcast", "column", "shared", "matrix", "vector", "single", "all")
+
 register(
     Space(
         "softmax_fwd",
@@ -143,7 +148,9 @@ register(
         (
             _DTYPE,
             _SHAPE,
-            Axis("mask", ("none", "random", "rows", "broadcast", "column", "shared", "matrix", "all")),
+            Axis(
+                "mask", ("none", "random", "rows", "broadcast", "column", "shared", "matrix", "vector", "single", "all")
+            ),
             Axis("causal", ("no", "yes")),
             _SCALE,
             _OUT,

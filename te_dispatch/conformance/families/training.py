@@ -26,16 +26,17 @@ _MANY = "257x521"
 _LONG = "131085"
 #: One of more than 2^20.
 _LONGER = "1048609"
-#: Shapes of a list of tensors (``7*25``: 25 tensors of 7 elements): sizes around vector widths, one element, none.
+#: Shapes of a list of tensors (``7*25``: 25 tensors of 7 elements; ``scalar``: without dimensions): sizes around vector
+#: widths, one element, none.
 #: Once: more tensors than kernels take as arguments (24, 30, 64, 110, 320), and more elements than chunks of 2^16.
 _LISTS = Axis(
-    "shapes", ("33x65+7+1", "16", "1+1+1", "128x129+0+3x5x7", "0", "1025+1023+1024"), ("33x65+7+1", "0"),
+    "shapes", ("33x65+7+1", "16", "1+1+1", "7+scalar+16", "128x129+0+3x5x7", "0", "1025+1023+1024"), ("33x65+7+1", "0"),
     once=("7*25", "17*65", "5*111", "3*321", f"65549+{_LONG}", _LONG, _LONGER),
 )  # fmt: skip
 
 
 def _sizes(text: str) -> tuple[int, ...]:
-    return tuple(int(n) for n in text.split("x"))
+    return () if text == "scalar" else tuple(int(n) for n in text.split("x"))
 
 
 # -- dropout ----------------------------------------------------------------------------------------------------------
@@ -83,8 +84,8 @@ def _dropout_judged(judged: Judged, keep: torch.Tensor) -> tuple[Mapping[str, to
 def _dropout_add_bwd(values: Values, maker: Maker) -> Arguments:
     shape, p = _sizes(values["shape"]), float(values["dropout"])
     made: Arguments = {"dy": maker.tensor(*shape, dtype=values["dtype"], values=values["values"]), "dropout_p": p}
-    if p or values["mask"] == "given":
-        made["mask"] = maker.boolean(*shape, share=1 - p).to(torch.uint8)
+    if p or values["mask"] == "given":  # with a p of 0, too, what a mask drops is dropped
+        made["mask"] = maker.boolean(*shape, share=1 - p if p else 0.7).to(torch.uint8)
     return made
 
 
@@ -222,8 +223,8 @@ _SQUARES = Axis(
     "values", (*_ANY.values, "large_squares", "square_overflow", "square_underflow", "late"), _ANY.smoke, once=ENDS
 )
 _GRADIENTS = Axis("values", ("normal", "spread", "one_sign", "zeros", "denormal", *_OF_GRADIENTS), ("normal", "nan"))
-#: 0 goes on, everything else stops.
-_NOOP = Axis("noop", ("none", "0", "1", "2.5", "nan"), dull=("1", "2.5", "nan"))
+#: 0 goes on, of either sign, everything else stops.
+_NOOP = Axis("noop", ("none", "0", "1", "-0.0", "2.5", "nan"), dull=("1", "2.5", "nan"))
 
 register(
     Space(
@@ -274,7 +275,7 @@ register(
         "multi_tensor_scale", "plain",
         (
             _DTYPE, _LISTS, Axis("out", ("fp32", "bf16", "fp16")), Axis("scale", ("1.0", "0.3", "-65536.0", "0.0")),
-            _NOOP, _ANY,
+            _NOOP, Axis("values", (*_ANY.values, "sum_overflow"), _ANY.smoke, once=_ANY.once),
         ),
         _scale, _scale_rules,
         # In a list of several tensors: the flag is raised for any of them.
