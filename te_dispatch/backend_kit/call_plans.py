@@ -49,7 +49,6 @@ from te_dispatch.ops.checks.signatures import OPTION as OPTION
 from te_dispatch.ops.checks.signatures import TENSOR as TENSOR
 from te_dispatch.ops.checks.signatures import WRITTEN_RECORD as WRITTEN_RECORD
 from te_dispatch.ops.checks.signatures import Kind, code_of, compiled, kinds_of, look_of, parts_of
-from te_dispatch.ops.checks.signatures import copy_read as copy_read
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Launch = Callable[..., Any]
@@ -182,25 +181,20 @@ class CallPlans:
             found = [launch for fits, launch in self._entries[facts] if fits(*tensors)]
         except KeyError:
             return None
-        return self._repeated(found, tensors, varying, arguments) if found else None
+        return self._repeated(found, varying, arguments) if found else None
 
     def ahead(self, **arguments: Any) -> Launch | None:
         """A function without arguments that makes this very call, which need not have been made: for host functions
         that return a plan for it. None where signatures do not cover it."""
         made = self._function(**arguments)
-        launch, tensors = self._kept(made, [arguments[name] for name in self._kinds])
-        return None if launch is None else self._repeated([launch], tensors, (), arguments)
+        launch, _ = self._kept(made, [arguments[name] for name in self._kinds])
+        return None if launch is None else self._repeated([launch], (), arguments)
 
-    def _repeated(
-        self, launches: Sequence[Launch], tensors: Sequence[Any], varying: Sequence[str], arguments: dict[str, Any]
-    ) -> Launch:
+    def _repeated(self, launches: Sequence[Launch], varying: Sequence[str], arguments: dict[str, Any]) -> Launch:
         fixed: list[torch.Tensor] = []
         given: list[str] = []
-        taken = set(map(id, tensors))
         for name in self._kinds:
             for part, tensor in parts_of(arguments[name]):
-                if id(tensor) not in taken:  # a copy that is not read
-                    continue
                 if name in varying:
                     given.append(f"{name}{part}")
                 else:

@@ -19,6 +19,7 @@ from te_dispatch.common.recipe_parameters import (
     FormatLimits,
     MMParams,
     QParams,
+    by_flags,
     require_choice,
 )
 from te_dispatch.common.recipe_values import Cast
@@ -99,7 +100,7 @@ class DelayedScaling(Recipe):
 
 
 def _current(recipe: Float8CurrentScaling) -> QParams:
-    return QParams(power_2_scale=recipe.use_power_2_scales)
+    return by_flags(power_2_scale=recipe.use_power_2_scales)
 
 
 @lenient
@@ -173,7 +174,7 @@ class MXFP8BlockScaling(Recipe):
 
 
 def _block(recipe: Float8BlockScaling) -> QParams:
-    return QParams(power_2_scale=not recipe.use_f32_scales)
+    return by_flags(power_2_scale=not recipe.use_f32_scales)
 
 
 @lenient
@@ -273,10 +274,10 @@ class NVFP4BlockScaling(Recipe):
     fp8_mha: bool = False
     backward_override: str | None = field(default_factory=override)
 
-    fp4_quant_fwd_inp = Cast(lambda recipe: QParams(random_hadamard_transform=not recipe.disable_rht))
-    fp4_quant_fwd_weight = Cast(lambda recipe: QParams(fp4_2d_quantization=not recipe.disable_2d_quantization))
+    fp4_quant_fwd_inp = Cast(lambda recipe: by_flags(random_hadamard_transform=not recipe.disable_rht))
+    fp4_quant_fwd_weight = Cast(lambda recipe: by_flags(fp4_2d_quantization=not recipe.disable_2d_quantization))
     fp4_quant_bwd_grad = Cast(
-        lambda recipe: QParams(
+        lambda recipe: by_flags(
             random_hadamard_transform=not recipe.disable_rht, stochastic_rounding=not recipe.disable_stochastic_rounding
         )
     )

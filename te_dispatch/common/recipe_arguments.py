@@ -159,11 +159,11 @@ def lenient(kind: type[_Kind]) -> type[_Kind]:
 
     So are keywords of casts, which the constructors of Transformer Engine's recipes replace by what the knobs say.
     """
-    make = kind.__init__
+    make, known = kind.__init__, frozenset(names(kind))
 
     @functools.wraps(make)
     def __init__(self: Any, *args: Any, **given: Any) -> None:
-        if unknown := given.keys() - set(names(kind)):
+        if unknown := given.keys() - known:
             for name in sorted(unknown):
                 value = given.pop(name)
                 if name in _GONE and value == _GONE[name][0]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from itertools import product
 from typing import Any, NamedTuple
 
 from te_dispatch.common.recipe_arguments import CONVERSIONS, Conversion, convert_fields, lenient
@@ -105,3 +106,19 @@ class QParams:
         convert_fields(self)
         if not 0.0 <= self.amax_epsilon < float("inf"):
             raise ValueError(f"QParams: amax_epsilon must be finite and not negative, got {self.amax_epsilon!r}")
+
+
+_FLAGS = ("power_2_scale", "random_hadamard_transform", "stochastic_rounding", "fp4_2d_quantization")
+#: Made once: torch.compile does not follow how a constructor looks its fields up.
+_BY_FLAGS = {flags: QParams(**dict(zip(_FLAGS, flags))) for flags in product((False, True), repeat=len(_FLAGS))}
+
+
+def by_flags(
+    *,
+    power_2_scale: bool = False,
+    random_hadamard_transform: bool = False,
+    stochastic_rounding: bool = False,
+    fp4_2d_quantization: bool = False,
+) -> QParams:
+    """The `QParams` with these flags, also where torch.compile traces."""
+    return _BY_FLAGS[power_2_scale, random_hadamard_transform, stochastic_rounding, fp4_2d_quantization]

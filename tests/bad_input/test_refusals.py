@@ -191,3 +191,17 @@ def test_positions_outside_the_table(name: str) -> None:
     for backend in ("torch", "reference"):
         with te_dispatch.using(rope_fwd=backend), pytest.raises(ValueError, match="freqs: got 6 positions, expected"):
             ops.rope_fwd(x, randn(6, 1, 1, 8), **options)
+
+
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+def test_a_lazily_negated_tensor_is_refused(backend: str) -> None:
+    """What lies in its memory has the other sign."""
+    plain = torch.randn(16, 16)
+    negated = torch.complex(torch.zeros_like(plain), plain).conj().imag
+    assert negated.is_neg() and not negated.is_contiguous()
+    with te_dispatch.using(activation_fwd=backend):
+        te_dispatch.ops.activation_fwd(plain, kind="gelu")
+        for x in (negated, negated.clone(memory_format=torch.contiguous_format)._neg_view()):
+            with pytest.raises(ValueError, match=r"^x: got a lazily negated tensor.*resolve_neg"):
+                te_dispatch.ops.activation_fwd(x, kind="gelu")
+        te_dispatch.ops.activation_fwd(negated.resolve_neg(), kind="gelu")

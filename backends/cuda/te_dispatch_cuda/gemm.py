@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from te_dispatch.backend_kit.call_plans import OFTEN, Planned, copy_read, planned
+from te_dispatch.backend_kit.call_plans import OFTEN, Planned, planned
 from te_dispatch.backend_kit.memory import contiguous_out
 from te_dispatch.backend_kit.products import allows_tf32
 from te_dispatch.core.errors import Declined
@@ -72,7 +72,7 @@ def gemm(
     )  # fmt: skip
 
 
-@planned("gemm", a=copy_read("layout != 'TN'"), b=copy_read("layout == 'NT'"), bias=OFTEN)
+@planned("gemm", bias=OFTEN)
 def gemm_codes(
     a: Operand,
     b: Operand,

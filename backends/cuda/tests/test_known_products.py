@@ -139,6 +139,9 @@ def test_what_is_wrong_is_refused_beside_known_products(products: list[Any]) -> 
         for operator, pair in ((gemm.gemm_codes, (a, b)), (gemm.gemm, (x, y))):
             with pytest.raises((ValueError, TypeError)):
                 operator(*pair, **{"layout": "NT", **options})
+    b.col_data = b.col_data.int()  # not read, and wrong all the same
+    with pytest.raises(ValueError, match="col_data"):
+        gemm.gemm_codes(a, b, layout="NT")
     b.row_data = b.row_data[:31]
     for pair in ((a, x), (x, b), (a, None), (a, b)):
         with pytest.raises((ValueError, TypeError)):

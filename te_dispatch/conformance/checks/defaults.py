@@ -60,11 +60,6 @@ class _Passing(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-def _lost(x: torch.Tensor) -> torch.Tensor:
-    """What a caller's hook may make of what autograd saves, which is none of an operator's: it is below autograd."""
-    return torch.full_like(x, torch.nan) if x.is_floating_point() else torch.zeros_like(x)
-
-
 def defaults(trial: Trial) -> None:
     """Results are right with other defaults, and under torch.autocast (`below_autograd`)."""
     for dtype in (torch.bfloat16, torch.float16, torch.float64):  # the first two for training in 16 bits
@@ -77,8 +72,6 @@ def defaults(trial: Trial) -> None:
     anomaly = setting(torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly, True)
     _called(trial, "under torch.autograd.detect_anomaly()", anomaly)
     _called(trial, "in a mode of __torch_function__", _Passing())
-    saved = torch.autograd.graph.saved_tensors_hooks(_lost, lambda x: x)
-    _called(trial, "where hooks change what autograd saves", saved)
     # Where nothing lies: what is made there by mistake cannot be computed with.
     _called(trial, "where the default device is meta", torch.device("meta"))
     _called(trial, "in a process with other settings than PyTorch's", _other_settings())

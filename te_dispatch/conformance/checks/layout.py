@@ -27,7 +27,7 @@ from te_dispatch.conformance.subject import Subject
 from te_dispatch.conformance.transfer import mapped, moved, tensors
 from te_dispatch.conformance.trial import Failure, Trial
 from te_dispatch.core.errors import Declined
-from te_dispatch.core.memory import ANY, ROWS
+from te_dispatch.core.memory import ANY, ROWS, WRITTEN
 
 #: Parameters that hold the gradient of an output, which is one number for all where the loss is a sum.
 _GRADIENTS = ("dy",)
@@ -246,8 +246,10 @@ def tracked(trial: Trial) -> None:
     ):
         plain = trial.on_device()
         trial.claim(plain)
-        read = {n: _leaves(v, leaf) if memory.get(n) in (ANY, ROWS) or _scaled(v) else v for n, v in plain.items()}
-        leaves = {n: v for n, v in read.items() if memory.get(n) in (ANY, ROWS)}
+        # What is written may be a parameter, too, where no gradients are recorded.
+        forms = (ANY, ROWS) if recording else (ANY, ROWS, WRITTEN)
+        read = {n: _leaves(v, leaf) if memory.get(n) in forms or _scaled(v) else v for n, v in plain.items()}
+        leaves = {n: v for n, v in read.items() if memory.get(n) in forms}
         before = _of_autograd(leaves)
         with torch.set_grad_enabled(recording):
             result = trial.call(read)

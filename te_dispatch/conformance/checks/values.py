@@ -7,7 +7,7 @@ import functools
 import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -92,7 +92,8 @@ def _call(trial: Trial, poison: int, run: Callable[..., Any]) -> tuple[Any, Argu
         versions = _versions(arguments)
         expected_form = trial.expected_form(arguments)
         try:
-            result, watched = run(trial.device, functools.partial(_watched, trial, arguments))
+            hooked = poison == POISONS[1]
+            result, watched = run(trial.device, functools.partial(_watched, trial, arguments, hooked))
         except Declined as declined:
             synchronize(trial)
             if changed_inputs(whole, arguments):
@@ -142,9 +143,16 @@ def _saved(result: Any) -> list[torch.Tensor]:
     return [x for item in items if isinstance(item, Saved) for x in item.tensors if x is not None]
 
 
-def _watched(trial: Trial, arguments: Arguments) -> tuple[Any, Uninitialized]:
-    with Uninitialized() as watched:
+def _watched(trial: Trial, arguments: Arguments, hooked: bool) -> tuple[Any, Uninitialized]:
+    """Call; `hooked`: where a caller's hooks change what autograd saves, which an operator, below autograd, does not
+    see."""
+    hooks = torch.autograd.graph.saved_tensors_hooks(_lost, lambda x: x) if hooked else nullcontext()
+    with hooks, Uninitialized() as watched:
         return trial.call(arguments), watched
+
+
+def _lost(x: torch.Tensor) -> torch.Tensor:
+    return torch.full_like(x, torch.nan) if x.is_floating_point() else torch.zeros_like(x)
 
 
 def _guarded(trial: Trial, arguments: Arguments, memory: GuardedMemory) -> Arguments:

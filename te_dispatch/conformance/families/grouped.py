@@ -43,7 +43,7 @@ def _make(values: Values, maker: Maker) -> Arguments:
         arguments["out_dtype"] = DTYPES[own]
     if values["out"] != "new":
         added = values["out"] == "added"
-        dtypes = ("fp32", "bf16") if mixed else (own,)
+        dtypes = ("bf16", "fp32") if mixed else (own,)
         held = [maker.tensor(m, n_, dtype=of) for (m, n_, _), of in zip(sizes, itertools.cycle(dtypes))]
         # What is not added to is overwritten, whatever it held.
         arguments["out"] = held if added else [torch.full_like(x, torch.nan) for x in held]

@@ -92,13 +92,6 @@ _AS_TENSOR = {OPERAND.first: TENSOR, LEADING_OPERAND.first: LEADING}
 #: A `Quantized` that is always there.
 RECORD = OPERAND._replace(first="{x}_facts, {x}_tensors = _record({x})", lasting=lambda x: x.__class__ is Quantized)
 
-
-def copy_read(row: str) -> Kind:
-    """A `Quantized` that is always there, of which a function reads one copy: the row-wise one where an expression of
-    the other arguments says so, else the column-wise one."""
-    return RECORD._replace(first=f"{{x}}_facts, {{x}}_tensors = _copy({{x}}, {row})")
-
-
 #: A tensor, a `Quantized` or None.
 OPTIONAL_OPERAND = OPERAND._replace(
     first=OPERAND.first.replace("else", "else _NOTHING if {x} is None else"), optional=True
@@ -328,16 +321,6 @@ def _record(r: Any) -> tuple[Any, tuple[Any, ...]]:
     if whole is not None:
         copies, tensors = copies + ", global scale", (*tensors, whole)
     return (copies, r.encoding, r.scaling, r.scale_layout, r.shape, r.dtype, r.device), tensors
-
-
-def _copy(r: Any, row: bool) -> tuple[Any, tuple[Any, ...]]:
-    """The same of one copy. An absent one has no signature."""
-    if r.__class__ is not Quantized:
-        raise TypeError("other classes are looked at every time")
-    data, scale = (r.row_data, r.row_scale_inv) if row else (r.col_data, r.col_scale_inv)
-    whole = r.global_scale_inv
-    facts = (row, r.encoding, r.scaling, r.scale_layout, r.shape, r.dtype, r.device)
-    return facts, (data, scale) if whole is None else (data, scale, whole)
 
 
 def _quantizer(q: Any) -> tuple[Any, tuple[Any, ...]]:

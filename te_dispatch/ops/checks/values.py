@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from te_dispatch.numerics.encodings import FP8_ENCODINGS
 from te_dispatch.numerics.hadamard import SIZE
@@ -62,6 +63,9 @@ def tensor(name: str, x: Any, dtypes: Sequence[torch.dtype] = FLOATS, device: to
         raise kind_error(name, x, "a torch.Tensor")
     if x.dtype not in dtypes:
         raise ValueError(f"{name}: got dtype {x.dtype}, expected {listed(dtypes)}")
+    # Kernels read memory, which holds the other sign (the imaginary part of a conjugate is such a tensor).
+    if not is_dynamo_compiling() and x.is_neg():
+        raise ValueError(f"{name}: got a lazily negated tensor, expected one with its own signs: call resolve_neg()")
     if device is not None and x.device != device:
         raise ValueError(f"{name}: got device {x.device}, expected {device}, where the other arguments are")
 
