@@ -255,7 +255,9 @@ def tracked(trial: Trial) -> None:
             result = trial.call(read)
         synchronize(trial)
         _require_untouched(leaves, before)
-        required = [path for path, tensor in trial.results(result, read).items() if tensor.requires_grad]
+        own = {id(x) for _, x in tensors(dict(read))}  # written and returned, and requires what its owner says
+        made = {path: x for path, x in trial.results(result, read).items() if id(x) not in own}
+        required = [path for path, tensor in made.items() if tensor.requires_grad]
         if required and not recording:
             raise Failure(f"{required[0]} requires a gradient, where none is recorded")
         trial.judge(result, read)

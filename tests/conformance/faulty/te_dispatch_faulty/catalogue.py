@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from types import ModuleType
 
 from te_dispatch_faulty import (
+    attached,
     between,
     callers,
     casts,
@@ -329,6 +330,7 @@ _CONDUCT = (
 _TABLES = (
     sizes, operands, special, secondary, state, draws, options, narrow, paths, rare, surroundings, usage, clauses,
     corners, unseen, tiles, rounding, mixed, callers, remains, between, plans, elsewhere, lasting,
+    attached,
 )  # fmt: skip
 
 FAULTS: tuple[Fault, ...] = (
