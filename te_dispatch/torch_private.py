@@ -81,6 +81,9 @@ def hooks(x: torch.Tensor) -> int:
     return sum(len(kind) for kind in kinds if kind)
 
 
+#: () -> None: take away the innermost default hooks on saved tensors. The replacement leaves them.
+pop_saved_tensors_hooks: Callable[[], None] = _found("_C._autograd._pop_saved_tensors_default_hooks", lambda: None)
+
 #: () -> the number of the backward pass that this thread runs, -1 outside of one.
 graph_task: Callable[[], int] = _required("_C._current_graph_task_id")
 

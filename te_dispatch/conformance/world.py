@@ -25,6 +25,7 @@ from te_dispatch.torch_private import (
     dispatch_modes,
     function_modes,
     multithreading,
+    pop_saved_tensors_hooks,
     print_options,
     saved_tensors_hooks,
 )
@@ -80,7 +81,7 @@ def _common() -> tuple[Setting, ...]:
         Setting("inference mode", torch.is_inference_mode_enabled),
         Setting("autocast", _autocast, _set_autocast),
         Setting("anomaly detection", torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
-        Setting("hooks on what autograd saves", lambda: saved_tensors_hooks(True)),
+        Setting("hooks on what autograd saves", lambda: saved_tensors_hooks(True), _take_hooks_away, False),
         Setting("threads of backward passes", multithreading, torch.autograd.set_multithreading_enabled),
         Setting("modes that were entered", _modes),
         Setting("the preferred BLAS library", blas, blas),  # which reads it where it gets no argument
@@ -189,6 +190,14 @@ def _attention(name: str) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
     return getattr(torch.backends.cuda, f"{name}_sdp_enabled"), getattr(torch.backends.cuda, f"enable_{name}_sdp")
 
 
+def _take_hooks_away(before: Any) -> None:
+    """Until the innermost hooks are those that were there before."""
+    for _ in range(_HOOKS):
+        if saved_tensors_hooks(True) == before:
+            return
+        pop_saved_tensors_hooks()
+
+
 def _default_device() -> torch.device:
     return torch.get_default_device()
 
@@ -227,6 +236,8 @@ def _set_filters(filters: list[Any]) -> None:
     warnings.filters[:] = filters  # type: ignore[index]
 
 
+#: Hooks on saved tensors that one call may leave.
+_HOOKS = 64
 #: Signals that programs and their test frameworks handle.
 _SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGALRM", "SIGCHLD") if hasattr(signal, name))
 _FILLED = "fill_uninitialized_memory"

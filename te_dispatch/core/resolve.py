@@ -144,6 +144,9 @@ class _Resolution(PolicyView):
         partners: set[str] = set()
         if self.companion is not None:
             partners = {candidate_id(b, i) for b, i in self.snapshot.candidates(self.companion.name)} & named
+            # What saved may be no forward that is known: a preference that names it places its backward all the same.
+            saved = self.call.get("saved") if self.operator.saved is not None else None
+            partners |= {saved} & named if isinstance(saved, str) else set()
         found = {
             candidate_id(backend, implementation): min(
                 (self.place(backend, implementation, partner) for partner in (None, *partners)), key=Place.key

@@ -48,6 +48,12 @@ LEAKS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: torch.set_float32_matmul_precision("medium"), "the precision of float32 products",
     ),
     "autocast": (lambda: torch.set_autocast_enabled("cpu", True), "autocast"),
+    "backward passes in one thread": (
+        lambda: torch.autograd.set_multithreading_enabled(False), "threads of backward passes",
+    ),
+    "hooks": (
+        lambda: torch.autograd.graph.saved_tensors_hooks(abs, abs).__enter__(), "hooks on what autograd saves",
+    ),
     "cudnn's search": (lambda: setattr(torch.backends.cudnn, "benchmark", True), "cudnn.benchmark"),
     "no garbage collection": (gc.disable, "Python's garbage collection"),
     "another folder": (lambda: os.chdir(tempfile.gettempdir()), "the working directory"),

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from te_dispatch.core.decision import Decision
 from te_dispatch.core.facts import UNKNOWN, CallFacts, DeviceFacts, FactValue
+from te_dispatch.core.manifest import Implementation, Manifest
 from te_dispatch.core.operator import Operator
 from te_dispatch.core.policy import Policy, Selector
-from te_dispatch.core.requirements import Compare, MultipleOf
+from te_dispatch.core.requirements import Compare, MultipleOf, OneOf
 from te_dispatch.core.resolve import resolve, resolve_recorded
 from te_dispatch.core.snapshot import InstalledBackend, Snapshot
 from tests.core import worlds
@@ -219,6 +220,21 @@ def agree(one: CallFacts, other: CallFacts, reads: frozenset[tuple[str, object]]
         return (type(value), value)
 
     return all(raw(one, name, condition) == raw(other, name, condition) for name, condition in reads)
+
+
+def test_what_a_backward_of_an_unknown_forward_read_is_kept() -> None:
+    """A preference names what saved, which is no forward of this operator, and so places the backward that reads it."""
+    operator = TOYS["scan_bwd"]
+    needs = OneOf("dy.dtype", "bf16")
+    manifests = [
+        Manifest("beta", 1, (Implementation("fuse@1", "one", "nowhere:nothing"),)),
+        Manifest("delta", 1, (Implementation("scan_bwd@1", "one", "nowhere:nothing", (needs,)),)),
+    ]
+    call: dict[str, FactValue] = {"dy.dtype": "bf16", "x.dtype": "bf16", "causal": True, "k": 8, "saved": "beta.one"}
+    policy = Policy(prefer=(Selector("beta.one"),))
+    device = DeviceFacts("cpu", "cpu", "cpu")
+    decision, reads = resolve_recorded(operator, call, device, policy, snapshot_of(manifests))
+    assert ids(decision) == ["delta.one"] and ("dy.dtype", None) in reads
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -23,6 +23,7 @@ DOCUMENTED = ("utils._pytree", "utils._python_dispatch", "_dynamo", "_register_d
 #: Names that a release may lack, wherever it runs.
 REPLACED = (
     "_C._autograd._top_saved_tensors_default_hooks",
+    "_C._autograd._pop_saved_tensors_default_hooks",
     "_C._set_grad_enabled",
     "_C._is_multithreading_enabled",
     "_C._is_any_autocast_enabled",
@@ -172,6 +173,13 @@ def test_any_autocast(kind):
     if kind is not None:
         with torch.autocast(kind, torch.bfloat16):
             assert private.any_autocast() and private._any_autocast()
+
+
+def test_hooks_are_taken_away():
+    torch.autograd.graph.saved_tensors_hooks(abs, abs).__enter__()
+    assert private.saved_tensors_hooks(True) is not None
+    private.pop_saved_tensors_hooks()
+    assert private.saved_tensors_hooks(True) is None
 
 
 def test_hooks_of_a_tensor():

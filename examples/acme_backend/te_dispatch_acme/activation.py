@@ -59,10 +59,15 @@ def activation_bwd(
     if kind in _GATES:
         u, v = np.split(values, 2, axis=-1)
         y, slope = _FUNCTIONS[_GATES[kind]](u)
-        dx = np.concatenate([grad * slope * v, grad * y], axis=-1)
+        dx = np.concatenate([_along(_GATES[kind], slope, grad * v), grad * y], axis=-1)
     else:
-        dx = grad * _FUNCTIONS[kind](values)[1]
+        dx = _along(kind, _FUNCTIONS[kind](values)[1], grad)
     return ActivationBackward(memory.result("dx", dx, dy.dtype, x.device), None, None)
+
+
+def _along(kind: str, slope: F32, grad: F32) -> F32:
+    """slope * grad; relu's is a choice, which leaves nothing of a NaN or Inf."""
+    return np.where(slope != 0, grad, np.float32(0)) if kind == "relu" else slope * grad
 
 
 def _logistic(x: F32) -> F32:

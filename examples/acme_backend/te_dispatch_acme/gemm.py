@@ -38,7 +38,9 @@ def matmul(
     split_accumulator: bool | None = None,
 ) -> Gemm:
     """Plain dtypes, fp32 sums. No epilogue: the manifest says so."""
-    checks.gemm(a, b, layout, out, accumulate, bias, out_dtype=out_dtype, alpha=alpha)
+    checks.gemm(
+        a, b, layout, out, accumulate, bias, epilogue, aux, aux_quantizer, out_dtype, out_quantizer, alpha
+    )  # fmt: skip
     product = _product(memory.single("a", a), memory.single("b", b), layout)
     return _finish(product, a, b, layout, alpha, out, accumulate, bias, out_dtype)
 
@@ -60,7 +62,9 @@ def fp8_matmul(
     split_accumulator: bool | None = None,
 ) -> Gemm:
     """FP8 operands with one scale each. Sums are fp32 throughout, so `split_accumulator` changes nothing."""
-    checks.gemm(a, b, layout, out, accumulate, bias, out_dtype=out_dtype, alpha=alpha)
+    checks.gemm(
+        a, b, layout, out, accumulate, bias, epilogue, aux, aux_quantizer, out_dtype, out_quantizer, alpha
+    )  # fmt: skip
     k = gemm_sizes(a, b, layout)[2]
     if k % _STEP:
         raise Declined(f"the FP8 unit needs a contracted size in multiples of {_STEP}, got {k}")

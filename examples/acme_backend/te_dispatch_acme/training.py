@@ -27,7 +27,7 @@ def dropout_add_fwd(
         values = values + memory.single("bias", bias)
     if rng_state is not None and dropout_p > 0.0:
         kept = _draw(rng_state, tuple(x.shape), dropout_p)
-        values = values * kept / np.float32(1.0 - dropout_p)
+        values = np.where(kept != 0, values / np.float32(1.0 - dropout_p), np.float32(0))
         mask = memory.codes("mask", kept, x.device)
     if residual is not None:
         values = values + memory.single("residual", residual)
@@ -39,7 +39,7 @@ def dropout_add_bwd(dy: torch.Tensor, mask: torch.Tensor | None = None, *, dropo
     checks.dropout_add_bwd(dy, mask, dropout_p)
     values = memory.single("dy", dy)
     if mask is not None:
-        values = values * mask.numpy() / np.float32(1.0 - dropout_p)
+        values = np.where(mask.numpy() != 0, values / np.float32(1.0 - dropout_p), np.float32(0))  # Inf falls, too
     return memory.result("dx", values, dy.dtype, dy.device)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from te_dispatch.core.autograd import below_autograd
 from te_dispatch.ops import alloc
 from te_dispatch.ops.results import ActivationForward, NormBackward
 from te_dispatch_faulty.arithmetic import (
@@ -272,8 +273,9 @@ def _heads_apart(call: Call) -> Any:
 
 
 def _variations(operator: str, on: str = "", also: str = "", /, **entries: tuple[str, Behaviour]) -> tuple[Fault, ...]:
+    """Decorated, as what calls PyTorch's products and sums has to be."""
     return tuple(
-        Fault(name, operator, f"varied.{on or operator}", wrong, behave, also=also and f"varied.{also}")
+        Fault(name, operator, f"varied.{on or operator}", wrong, below_autograd(behave), also=also and f"varied.{also}")
         for name, (wrong, behave) in entries.items()
     )
 
