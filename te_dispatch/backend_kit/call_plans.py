@@ -19,14 +19,15 @@ returns it with the tensors that it takes in place of making it:
         return launching(launch, x, gamma)
 
 A launch may find what no signature covers, such as an address that is less aligned than its kernel needs: it then does
-nothing and returns NotImplemented. The launches that are kept for the signature are tried in turn, and where none
-serves the call the host function is run, and plans another.
+nothing and returns NotImplemented. The cached launches of the signature are tried in turn, and where none serves the
+call the host function is run, and plans another.
 
-The wrapper keeps the launch under the call's signature (`te_dispatch.ops.checks.signatures`, exactly): classes, shapes,
-strides, dtypes and devices of tensors, tags of records and quantizers, options. The host function must read nothing
-else that can change, and its launch nothing of the first call's tensors but what the signature says: it is given the
-later call's. A result that is no `Planned` is returned as it is, and its call is worked out every time. So is a call
-with a class of arguments that signatures do not know, or with one tensor in two places.
+The wrapper caches the launch by the call's signature (`te_dispatch.ops.checks.signatures`, exact kinds): classes,
+shapes, strides, dtypes and devices of tensors, tags of records and quantizers, options. The host function must read
+nothing else that can change. A launch gets the tensors of the call at hand; of the first call's it may use only what
+the signature holds. Three kinds of calls take the slow path every time, which runs the host function: those for which
+it returns a result and not a `Planned`, those with arguments of classes that signatures do not know, and those with
+one tensor in two places.
 
 ``function.plans`` counts hits and misses, and its `repeat` is what a manifest names as an implementation's ``plan``, so
 that modules replay launches: ``plan="acme.norm:rmsnorm_fwd.plans.repeat"``.
@@ -125,7 +126,7 @@ class CallPlans:
         return CacheStatistics(self.hits, self.misses, entries.size, 2 * entries.half, entries.evicted)
 
     def work_out(self, *arguments: Any) -> Any:
-        """Run the function on the arguments, in the order of its parameters, and keep its launch."""
+        """The slow path: run the function on the arguments, in the order of its parameters, and cache its launch."""
         self.misses += 1
         made = self._function(**dict(zip(self._kinds, arguments)))
         result = made
@@ -171,7 +172,7 @@ class CallPlans:
             arguments: all arguments of a call.
 
         Returns:
-            None where no launch is kept for such a call, which was not made yet, then, or is not one of the usual ones.
+            None where no launch is cached for such a call.
         """
         try:
             facts, tensors = self._signature([arguments[name] for name in self._kinds])
