@@ -69,6 +69,11 @@ def dropout(trial: Trial) -> None:
     trial.notes.append(f"kept {int(keep[live].sum())} of {int(live.sum())} with probability {1 - p:g}")
 
 
+def _drawing(trial: Trial, given: Arguments) -> Subject:
+    """The implementation that draws the mask: of a backward, its forward."""
+    return trial.subject if trial.space.forward is None else forward_of(trial.subject, given)
+
+
 def _require_the_share_of_another_p(
     recover: Callable[..., tuple[torch.Tensor, torch.Tensor]],
     run: Callable[[Arguments], Any],
@@ -89,7 +94,7 @@ def _require_the_same_for_inference(
     keep: torch.Tensor,
 ) -> None:
     """One implementation drops the same elements whether a backward follows or not, where it serves both."""
-    forward = trial.subject if trial.space.forward is None else forward_of(trial.subject, given)
+    forward = _drawing(trial, given)
     if "inference" not in forward.operator.signature.parameters:
         return
     other = {**given, "inference": not given.get("inference", False)}
@@ -105,7 +110,7 @@ def _require_the_same_of_copies(
     keep: torch.Tensor,
 ) -> None:
     """Operands with other strides, as a recomputation may have them, where the implementation serves those."""
-    forward = trial.subject if trial.space.forward is None else forward_of(trial.subject, given)
+    forward = _drawing(trial, given)
     memory = forward.operator.memory
     turned = {name: _turned(x) if memory.get(name) in (ANY, ROWS) else x for name, x in given.items()}
     if trial.space.views or forward.claim(turned).refusal is not None:
@@ -130,7 +135,7 @@ def _forward(trial: Trial, arguments: Arguments) -> tuple[Callable[[Arguments], 
     if trial.space.forward is None:
         return trial.call, arguments
     given = trial.space.forward(arguments)
-    return functools.partial(run_forward, forward_of(trial.subject, given)), given
+    return functools.partial(run_forward, _drawing(trial, given)), given
 
 
 def _require_independent(keep: torch.Tensor, live: torch.Tensor, p: float) -> None:
