@@ -125,8 +125,9 @@ def scaled_mm(
     a8, a_scale = _contracted_last(a, layout, "a")
     b8, b_scale = _contracted_last(b, layout, "b")
     a_scale, b_scale = _aligned(a_scale), _aligned(b_scale)
-    if a8.shape[0] == 0 or a8.shape[1] == 0 or a8.shape[1] % 16 or b8.shape[0] % 16:
-        raise Declined(f"FP8 units need K and N in multiples of 16, got K={a8.shape[1]} and N={b8.shape[0]}")
+    (m, k), n = a8.shape, b8.shape[0]
+    if not m or not k or k % 16 or n % 16:
+        raise Declined(f"FP8 units need rows, and K and N in multiples of 16, got M={m}, K={k} and N={n}")
     if alpha != 1.0:
         a_scale = a_scale * alpha
     return _on_units(
