@@ -415,3 +415,10 @@ def test_its_own_forward_comes_back() -> None:
     module(sample())
     assert CpuGraphs.captured[0].replays == 0
     graphed(module, None)
+
+
+def test_a_list_of_samples() -> None:
+    module, x = made("Linear"), sample()
+    expected = module(x)
+    assert te.make_graphed_callables(module, [sample()]) is module
+    assert torch.equal(module(x), expected)

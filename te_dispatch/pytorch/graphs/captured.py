@@ -34,11 +34,13 @@ class Captured:
     scaled: modules with delayed scaling that the call consists of.
     clones: whether gradients of parameters are copied out of the backward graph's memory.
     calls: how often the forward was replayed.
+    is_reset: whether the graphs are gone.
     """
 
     __slots__ = (
         "signature", "parameters", "state", "amp", "weights", "forward", "spec", "outputs", "backward", "output_grads",
-        "grads", "scaled", "clones", "calls", "trains", "_addresses", "_state_seen",
+        "grads", "scaled", "clones", "calls", "is_reset", "trains", "_addresses",
+        "_state_seen",
     )  # fmt: skip
 
     def __init__(
@@ -59,6 +61,7 @@ class Captured:
         self.scaled: list[Scaled] = []
         self.clones = clones
         self.calls = 0
+        self.is_reset = False
         self._addresses = [parameter.data_ptr() for parameter in self.parameters]
         self._state_seen: AutocastState | None = None
 
@@ -75,12 +78,32 @@ class Captured:
         Raises:
             RuntimeError, TypeError, ValueError: a call that is not as it was captured.
         """
+        self._refuse_reset()
         tensors = self.signature.tensors(args, kwargs)
         self._check_surroundings()
         for scaled in self.scaled:
             scaled.begin_forward()
         found = iter(_Replay.apply(self, first, *tensors, *self.parameters))  # type: ignore[no-untyped-call]
         return tree_unflatten([next(found) if isinstance(x, torch.Tensor) else x for x in self.outputs], self.spec)
+
+    def reset(self) -> None:
+        """Let go of the graphs and of what they write, so that their memory is free; calls and backward passes raise a
+        RuntimeError from now on. Outputs that the caller still holds keep their memory.
+
+        The graph of the weights serves other calls of the same module, too, and ends with the last of them.
+        """
+        if not self.is_reset:
+            self.is_reset = True
+            del self.forward
+            self.weights = self.backward = None
+            self.outputs, self.output_grads, self.grads = [], [], []
+
+    def _refuse_reset(self) -> None:
+        if self.is_reset:
+            raise RuntimeError(
+                f"the graphs of {self.signature.owner} were reset; of a module, `del module.forward` brings its own "
+                "forward back"
+            )
 
     def _check_surroundings(self) -> None:
         owner, state = self.signature.owner, thread.state
@@ -172,6 +195,7 @@ class _Replay(torch.autograd.Function):
     @in_forward_scope
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
         call: Captured = ctx.captured
+        call._refuse_reset()
         if ctx.call != call.calls:
             raise RuntimeError(
                 f"{call.signature.owner} was called again before the backward of an earlier call; its graphs have "

@@ -61,5 +61,5 @@ def graphed(function: Callable[..., Any], captured: Captured, caches: bool) -> C
             )
         return captured.run(args, kwargs, first)
 
-    call.is_graphed = True  # type: ignore[attr-defined]
+    call.is_graphed, call.reset = True, captured.reset  # type: ignore[attr-defined]
     return call

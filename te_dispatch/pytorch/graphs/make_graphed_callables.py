@@ -23,7 +23,7 @@ __all__ = ["make_graphed_callables"]
 
 def make_graphed_callables(
     modules: Any,
-    sample_args: tuple[Any, ...],
+    sample_args: tuple[Any, ...] | list[Any],
     num_warmup_iters: int = 3,
     allow_unused_input: bool = False,
     sample_kwargs: Any = None,
@@ -58,8 +58,9 @@ def make_graphed_callables(
     Args:
         modules: a module, a function, or a tuple of these that run in this order. A function may read no tensor that
             requires a gradient and is not its argument. Modules keep their parameters' memory from now on.
-        sample_args: positional arguments of a call, all of them CUDA tensors (or lists and dicts of such) that look
-            like those of later calls, without an autograd graph; for a tuple of modules a tuple of such tuples.
+        sample_args: positional arguments of a call, a tuple or a list, all of them CUDA tensors (or lists and dicts of
+            such) that look like those of later calls, without an autograd graph; for a tuple of modules a tuple of such
+            tuples.
         num_warmup_iters: forward and backward passes before the capture, at least 1.
         allow_unused_input: whether an argument or a parameter that requires a gradient may get none.
         sample_kwargs: keyword arguments, likewise: a dict, or a tuple of dicts.
@@ -84,7 +85,8 @@ def make_graphed_callables(
         For each of `modules` the module, with a forward that replays; for a function, another one; with `_order` one
         function for each call. One of these, or a tuple, as `modules` was. In the other training mode, where gradients
         are wanted that were not captured, and without gradients under delayed scaling, the forward itself is called.
-        Outputs lie in memory of the graph until the next call.
+        Outputs lie in memory of the graph until the next call. Each result has a method ``reset()``, which lets go of
+        its graphs and of their memory; a call that would replay them raises from then on.
 
     Raises:
         NotImplementedError: an argument not supported yet; the message names it.
@@ -117,6 +119,7 @@ def make_graphed_callables(
         replaying = graphed(function, captured, settings.caches)
         if isinstance(function, torch.nn.Module) and not schedule.pipelined:
             function.forward = replaying
+            function.reset = replaying.reset
             replaying = function
         results.append(replaying)
     return results[0] if alone else tuple(results)
@@ -143,9 +146,12 @@ def _signatures(
         sample_args, sample_kwargs = (sample_args,), None if sample_kwargs is None else (sample_kwargs,)
     if sample_kwargs is None:
         sample_kwargs = ({},) * calls
-    for name, samples, kind in (("sample_args", sample_args, tuple), ("sample_kwargs", sample_kwargs, Mapping)):
-        form = f"a {'tuple' if kind is tuple else 'dict'} of tensors" + ("" if alone else " for each call")
-        if not isinstance(samples, (tuple, list)) or not all(isinstance(sample, kind) for sample in samples):
+    for name, samples, what, kinds in (
+        ("sample_args", sample_args, "tuple", (tuple, list)),
+        ("sample_kwargs", sample_kwargs, "dict", (Mapping,)),
+    ):
+        form = f"a {what} of tensors" + ("" if alone else " for each call")
+        if not isinstance(samples, (tuple, list)) or not all(isinstance(sample, kinds) for sample in samples):
             raise TypeError(f"{NAME}: {name} must be {form}, got {samples!r:.80}")
         if len(samples) != calls:
             raise ValueError(f"{NAME}: {name} must have {calls} entries, one for each call, got {len(samples)}")

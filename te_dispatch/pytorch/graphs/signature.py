@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,7 +32,7 @@ class Signature:
     __slots__ = ("owner", "buffers", "names", "keywords", "defaults", "takes_microbatch", "_positional", "_spec")
 
     def __init__(
-        self, owner: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self, owner: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
         self.owner = owner
         self._positional = len(args)
