@@ -187,9 +187,24 @@ def test_another_nominal_dtype_of_the_same_data(x):
 def test_tensors_without_dimensions(name):
     quantizer, x = FORMATS[name](), torch.tensor(1.5)
     made = quantizer(x)
-    assert made.shape == () and made.dequantize() == 1.5 and made._data.shape == (1,)
+    assert made.shape == () and made.dequantize() == 1.5 and made._data.shape == made._transpose.shape == ()
+    assert quantizer(x.view(1))._transpose.shape == (1,)
     empty = quantizer.make_empty((), device="cpu")
     assert empty.shape == () and quantizer.update_quantized(2 * x, empty).dequantize() == 3.0
+
+
+@pytest.mark.parametrize("name", ["Float8Tensor", "Float8BlockwiseQTensor", "NVFP4Tensor"])
+def test_column_wise_data_has_the_tensors_dimensions_with_the_last_one_first(name):
+    made = FORMATS[name]()(torch.randn(2, 64, 32))
+    data = made._transpose if name == "Float8Tensor" else made._columnwise_data
+    assert data.shape == (32, 2, 32 if name == "NVFP4Tensor" else 64)
+    assert data.data_ptr() == made.record.col_data.data_ptr()
+    if name == "Float8Tensor":
+        assert torch.equal(data, made._data.permute(2, 0, 1))
+
+
+def test_column_wise_data_that_packs_across_rows_of_a_tensor_has_two_dimensions():
+    assert FORMATS["NVFP4Tensor"]()(torch.randn(32, 1, 32))._columnwise_data.shape == (32, 16)
 
 
 def test_what_a_function_saves(x):

@@ -364,10 +364,23 @@ def test_data_quantizes_an_ordinary_tensor_in_its_format(name: str) -> None:
     assert torch.equal(x.data.dequantize(), x.dequantize()) and not x.data.requires_grad
 
 
-@pytest.mark.parametrize("value", [torch.zeros(4, 64), torch.zeros(4, 64, 64, dtype=torch.bfloat16)])
-def test_data_of_another_shape_or_dtype_is_refused(value: torch.Tensor) -> None:
+@every_format
+def test_data_may_have_another_shape_and_dtype(name: str) -> None:
+    x, new = _made(name).requires_grad_(), torch.randn(32, 64, dtype=torch.bfloat16)
+    other = te.QuantizedTensor.quantize(new, QUANTIZERS[name])
+    for value in (new, other):
+        x.data = value
+        assert (x.shape, x.dtype, x.stride()) == ((32, 64), torch.bfloat16, (64, 1)) and x.requires_grad and x.is_leaf
+        assert torch.equal(x.dequantize(), other.dequantize())
+        x.sum().backward()
+        assert torch.equal(x.grad, torch.ones_like(new))
+        x.grad = None
+        x.data = torch.zeros(4, 64, 64)
+
+
+def test_data_on_another_device_is_refused() -> None:
     x = _made("current")
     before = x.dequantize()
-    with pytest.raises(RuntimeError, match=r"cannot become a tensor with (shape|dtype)"):
-        x.data = value
+    with pytest.raises(RuntimeError, match="cannot become a tensor on meta"):
+        x.data = torch.zeros(4, 64, 64, device="meta")
     assert x.shape == (4, 64, 64) and torch.equal(x.dequantize(), before)

@@ -143,10 +143,29 @@ def test_usages() -> None:
     assert quantizer.get_usages() == {"rowwise": True, "columnwise": False}
     row, column = quantizer.quantize(x, dtype=torch.bfloat16), other.quantize(x)
     assert row.record.col_data is None and column.record.row_data is None
-    assert row.dtype == torch.bfloat16 and column.dtype == torch.float32 and not row.requires_grad
+    assert row.dtype == torch.bfloat16 and column.dtype == torch.float32
     other.set_usage(columnwise=False)
     with pytest.raises(ValueError, match="rowwise and columnwise are both False"):
         other.quantize(x)
+
+
+@pytest.mark.parametrize("stochastic", [False, True])
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_gradients_pass_straight_through(dtype: torch.dtype | None, stochastic: bool) -> None:
+    quantizer, x = te.NVFP4Quantizer(stochastic_rounding=stochastic), torch.randn(32, 64, requires_grad=True)
+    made, dy = quantizer.quantize(x, dtype=dtype), torch.randn(32, 64).bfloat16().float()
+    assert isinstance(made, te.QuantizedTensor) and made.requires_grad and made.grad_fn is not None
+    made.dequantize().backward(dy.to(made.dtype))
+    assert x.grad.dtype == torch.float32 and torch.equal(x.grad, dy)
+    with torch.no_grad():
+        assert not quantizer(x).requires_grad
+    assert not quantizer(x.detach()).requires_grad
+
+
+def test_gradients_pass_an_identity() -> None:
+    x = torch.randn(4, 4, requires_grad=True)
+    te.IdentityQuantizer()(x).sum().backward()
+    assert torch.equal(x.grad, torch.ones(4, 4))
 
 
 def test_stochastic_rounding_draws() -> None:

@@ -324,7 +324,7 @@ def _require_writable(target: QuantizedTensor) -> None:
 
 
 def requantized(target: QuantizedTensor, source: torch.Tensor) -> QuantizedTensor:
-    """`source`, of the target's shape, dtype and device, as the target's quantizer casts it.
+    """`source`, on the target's device, as the target's quantizer casts it.
 
     Raises:
         RuntimeError, NotImplementedError: the target is one that cannot be written.
@@ -333,8 +333,8 @@ def requantized(target: QuantizedTensor, source: torch.Tensor) -> QuantizedTenso
     record = record_of(target)
     usage = "both" if record.row_data is not None and record.col_data is not None else "row"
     usage = "column" if record.row_data is None else usage
-    fresh = ops.quantize(source.contiguous().view(record.shape), own_quantizer(target), usage=usage)
-    return as_tensor(fresh, target._quantizer, target.shape)
+    fresh = ops.quantize(source.contiguous().view(tuple(source.shape) or (1,)), own_quantizer(target), usage=usage)
+    return as_tensor(fresh, target._quantizer, source.shape)
 
 
 def _overwrite(target: QuantizedTensor, source: torch.Tensor) -> None:

@@ -30,6 +30,7 @@ TRANSPOSABLE = ("tensor", "block_2d")
 class QuantizedParts:
     """Mixin of `QuantizedTensor`."""
 
+    shape: torch.Size
     _row_data: torch.Tensor | None
     _col_data: torch.Tensor | None
     _row_scale_inv: torch.Tensor | None
@@ -46,13 +47,13 @@ class QuantizedParts:
     def _data(self) -> torch.Tensor | None:
         """uint8, of the tensor's shape; None without a row-wise copy."""
         self._require("_data", "tensor")
-        return self._row_data
+        return self._row_data if self._row_data is None or self.shape else self._row_data.view(())
 
     @property
     def _transpose(self) -> torch.Tensor | None:
-        """uint8 (K, M), the last dimension first; None without a column-wise copy."""
+        """uint8, of the tensor's shape with the last dimension first; None without a column-wise copy."""
         self._require("_transpose", "tensor")
-        return self._col_data
+        return self._last_first(self._col_data)
 
     @property
     def _transpose_invalid(self) -> bool:
@@ -76,9 +77,10 @@ class QuantizedParts:
 
     @property
     def _columnwise_data(self) -> torch.Tensor | None:
-        """uint8: MXFP8 of the tensor's shape, blocks of 128 (K, M), NVFP4 (K, M/2)."""
+        """uint8: MXFP8 of the tensor's shape, blocks of 128 with the last dimension first; NVFP4, too, two values of
+        the dimension that is the last one then in a byte, or (K, M/2) where that dimension is odd."""
         self._require_blocks("_columnwise_data")
-        return self._col_data
+        return self._col_data if self._scaling == "mxfp8" else self._last_first(self._col_data)
 
     @property
     def _rowwise_scale_inv(self) -> torch.Tensor | None:
@@ -155,6 +157,18 @@ class QuantizedParts:
         if data is None or self._global_scale_inv is None:
             return None
         return self._global_scale_inv[place].reshape(1) * (6 * self._nvfp4_e4m3_max)
+
+    def _last_first(self, data: torch.Tensor | None) -> torch.Tensor | None:
+        """A column-wise copy, (K, M) or (K, M/2), with the dimensions that M stands for."""
+        if data is None or len(self.shape) == 2:
+            return data
+        if len(self.shape) < 2:
+            return data.view(self.shape)
+        *leading, last, columns = self.shape
+        packed = self._scaling in NVFP4_SCALINGS
+        if packed and last % 2:
+            return data
+        return data.view(columns, *leading, last // 2 if packed else last)
 
     def _require(self, name: str, *scalings: str) -> None:
         if self._scaling not in scalings:

@@ -117,7 +117,7 @@ class QuantizedTensor(QuantizedParts, torch.Tensor):
         Differentiable: the gradient of x is that of the result, unchanged. Values that are written to the result later
         are cast by the same quantizer.
         """
-        made = _Quantize.apply(plain(x), _Cast(quantizer, usage))  # type: ignore[no-untyped-call]
+        made = quantized(x, quantizer, usage)
         if cls is not QuantizedTensor:
             made.__class__ = cls
         return made  # type: ignore[no-any-return]
@@ -146,26 +146,27 @@ class QuantizedTensor(QuantizedParts, torch.Tensor):
     def data(self) -> torch.Tensor:
         """This tensor out of autograd's sight.
 
-        Assigning a `QuantizedTensor` of the same shape, dtype and device takes over its tensors, format and quantizer;
-        assigning an ordinary tensor quantizes it as the quantizer here does, into new memory, as `copy_` does in place.
+        Assigning a `QuantizedTensor` takes over its shape, dtype, tensors, format and quantizer; assigning an ordinary
+        tensor takes over its shape and dtype, and casts it as the quantizer here does, into new memory.
 
         Raises:
-            RuntimeError: another shape, dtype or device is assigned.
+            RuntimeError: a tensor on another device is assigned.
         """
         return torch.Tensor.data.__get__(self)  # type: ignore[attr-defined, no-any-return]
 
     @data.setter
     def data(self, value: torch.Tensor) -> None:
-        for name in ("shape", "dtype", "device"):
-            if getattr(value, name) != getattr(self, name):
-                raise RuntimeError(
-                    f"data of {self!r} cannot become a tensor with {name} {getattr(value, name)}: expected "
-                    f"{getattr(self, name)}; make a new QuantizedTensor instead"
-                )
+        if value.device != self.device:
+            raise RuntimeError(
+                f"data of {self!r} cannot become a tensor on {value.device}; make a new QuantizedTensor instead"
+            )
         if not isinstance(value, QuantizedTensor):
             from te_dispatch.pytorch.tensor.aten import requantized
 
             value = requantized(self, value.detach())
+        if (value.shape, value.dtype) != (self.shape, self.dtype):
+            like = make_wrapper_subclass(type(self), value.shape, dtype=value.dtype, device=value.device)
+            torch.Tensor.data.__set__(self, like)  # type: ignore[attr-defined]
         for name in (*_PARTS, "_encoding", "_scaling", "_scale_layout", "_whole", "_quantizer"):
             setattr(self, name, getattr(value, name))
 
@@ -351,26 +352,21 @@ def plain(x: Any) -> Any:
 
 def _dequantized(x: QuantizedTensor, dtype: torch.dtype | None = None) -> torch.Tensor:
     # A function, because dynamo takes a method of this name for that of every tensor and does not look into it.
-    return _Dequantize.apply(x, _Wanted(dtype))  # type: ignore[no-any-return]
+    return _Dequantize.apply(x, _Cast(None, "", None, dtype))  # type: ignore[no-any-return]
+
+
+def quantized(x: torch.Tensor, quantizer: Quantizer, usage: str, rng_state: Any = None, dtype: Any = None) -> Any:
+    """x as `te_dispatch.ops.quantize` casts it, of the nominal dtype `dtype`, None for its own; differentiable."""
+    return _Quantize.apply(plain(x), _Cast(quantizer, usage, rng_state, dtype))  # type: ignore[no-untyped-call]
 
 
 class _Cast:
-    """A quantizer and a usage, out of autograd's sight."""
+    """Arguments of a cast, out of autograd's sight."""
 
-    __slots__ = ("quantizer", "usage")
+    __slots__ = ("quantizer", "usage", "rng_state", "dtype")
 
-    def __init__(self, quantizer: Quantizer, usage: str) -> None:
-        self.quantizer = quantizer
-        self.usage = usage
-
-
-class _Wanted:
-    """The dtype that a dequantization is to have."""
-
-    __slots__ = ("dtype",)
-
-    def __init__(self, dtype: torch.dtype | None) -> None:
-        self.dtype = dtype
+    def __init__(self, quantizer: Any, usage: str, rng_state: torch.Tensor | None, dtype: torch.dtype | None) -> None:
+        self.quantizer, self.usage, self.rng_state, self.dtype = quantizer, usage, rng_state, dtype
 
 
 class _Quantize(torch.autograd.Function):
@@ -378,24 +374,27 @@ class _Quantize(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, cast: _Cast) -> torch.Tensor:
-        record = ops.quantize(x if x.dim() else x.reshape(1), cast.quantizer, usage=cast.usage)
+        ctx.dtype, source = x.dtype, x if x.dim() else x.reshape(1)
+        record = ops.quantize(source, cast.quantizer, usage=cast.usage, rng_state=cast.rng_state)
+        if cast.dtype is not None:
+            record.dtype = cast.dtype
         return as_tensor(record, cast.quantizer, x.shape)
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return dy, None
+        return dy.to(ctx.dtype), None
 
 
 class _Dequantize(torch.autograd.Function):
     """`QuantizedTensor` -> its values; the gradient passes unchanged, in the nominal dtype."""
 
     @staticmethod
-    def forward(ctx: Any, x: QuantizedTensor, wanted: _Wanted) -> torch.Tensor:
+    def forward(ctx: Any, x: QuantizedTensor, cast: _Cast) -> torch.Tensor:
         ctx.dtype = x.dtype
         from te_dispatch.pytorch.compile import returned
         from te_dispatch.pytorch.tensor.aten import values
 
-        return returned(values(x, wanted.dtype))
+        return returned(values(x, cast.dtype))
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, None]:

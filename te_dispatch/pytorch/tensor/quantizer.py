@@ -12,9 +12,10 @@ from te_dispatch import ops
 from te_dispatch.core.operator import OPERATORS
 from te_dispatch.numerics import quantizers as records
 from te_dispatch.pytorch.arguments import reject_unsupported, resolve_device
+from te_dispatch.pytorch.randomness import draw_rng_state
 from te_dispatch.pytorch.tensor.casting import rounded
 from te_dispatch.pytorch.tensor.dtypes import device_encodings
-from te_dispatch.pytorch.tensor.quantized_tensor import QuantizedTensor, as_tensor
+from te_dispatch.pytorch.tensor.quantized_tensor import QuantizedTensor, as_tensor, quantized
 
 _Self = TypeVar("_Self", bound="Quantizer")
 #: (rowwise, columnwise) -> the usage that operators take.
@@ -55,11 +56,11 @@ class Quantizer:
     def quantize(
         self, tensor: torch.Tensor, *, out: Any = None, dtype: torch.dtype | None = None
     ) -> QuantizedTensor | torch.Tensor:
-        """Cast a tensor under the policy in force; autograd does not see it.
+        """Cast a tensor under the policy in force. The gradient of the tensor is that of the result, unchanged.
 
         Args:
             tensor: floating-point; with one scale per tensor of any shape, () too, else of two dimensions or more.
-            out: what `update_quantized` takes as `dst`.
+            out: what `update_quantized` takes as `dst`; autograd does not see that cast.
             dtype: the nominal dtype of the result; None for the tensor's. Not with `out`, which has one.
 
         Raises:
@@ -68,14 +69,11 @@ class Quantizer:
         if out is not None:
             reject_unsupported(f"{type(self).__name__}.quantize with out", {"dtype": dtype}, {"dtype": None})
             return self.update_quantized(tensor, out)
-        usage, x = self._usage("quantize"), tensor.detach()
-        quantizer = self._on(x.device)
+        usage, quantizer = self._usage("quantize"), self._on(tensor.device)
         if quantizer is None:
-            return x if dtype is None else x.to(dtype)
-        record = rounded(x if x.dim() else x.view(1), quantizer, usage, self.stochastic)
-        if dtype is not None:
-            record.dtype = dtype
-        return as_tensor(record, quantizer, x.shape)
+            return tensor if dtype is None else tensor.to(dtype)
+        state = draw_rng_state(tensor.device) if self.stochastic else None
+        return quantized(tensor, quantizer, usage, state, dtype)  # type: ignore[no-any-return]
 
     def update_quantized(
         self,
