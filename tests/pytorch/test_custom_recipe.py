@@ -133,12 +133,27 @@ def test_modules_may_differ_by_name() -> None:
     layer = made("TransformerLayer", name="layer")
     mixed = seen(layer, CustomRecipe(factory))
     assert asked == {
-        "layer.self_attention.layernorm_qkv",
+        "layer.self_attention.layernorm_linear_qkv",
         "layer.self_attention.proj",
         "layer.layernorm_mlp.fc1",
         "layer.layernorm_mlp.fc2",
     }
     assert not any(same(mixed, seen(layer, CustomRecipe(one))) for one in (current, mxfp8))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        ({}, {"linear_qkv", "proj"}),
+        ({"input_layernorm": True}, {"layernorm_linear_qkv", "proj"}),
+        ({"attention_type": "cross"}, {"linear_q", "linear_kv", "proj"}),
+        ({"attention_type": "cross", "input_layernorm": True}, {"layernorm_linear_q", "linear_kv", "proj"}),
+    ],
+)
+def test_names_of_attentions_projections(arguments: dict[str, Any], names: set[str]) -> None:
+    module = te.MultiheadAttention(64, 4, name="attention", device="cpu", **arguments)
+    parts = [part for part in module.children() if isinstance(part, (te.Linear, te.LayerNormLinear))]
+    assert {part.name for part in parts} == {f"attention.{name}" for name in names}
 
 
 # -- how often a factory is asked ---------------------------------------------------------------------------------

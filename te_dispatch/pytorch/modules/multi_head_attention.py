@@ -31,6 +31,16 @@ from te_dispatch.pytorch.modules.normalization import L2Normalization, make_norm
 
 RotaryEmbedding = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
+#: The name of a projection, which factories of a custom recipe are told, by its attribute: Transformer Engine's, but
+#: for that of the queries without a norm in front, which has none there.
+_ROLE_NAMES = {
+    "layernorm_qkv": "layernorm_linear_qkv",
+    "qkv": "linear_qkv",
+    "layernorm_query": "layernorm_linear_q",
+    "query_layer": "linear_q",
+    "key_value": "linear_kv",
+}
+
 _QK_NORMS = ("L2Normalization", "RMSNorm", "LayerNorm")
 #: Arguments that `DotProductAttention` takes too, under the same names.
 _OF_CORE_ATTENTION = (
@@ -189,7 +199,7 @@ class MultiheadAttention(ContextParallelModule, AttentionViews):
                 "init_method": given["init_method"],
                 # A single part has a name of its own behind a norm alone, as in Transformer Engine.
                 "parameters_split": None if self.fuse_qkv_params or (len(parts) == 1 and not normed) else parts,
-                "name": part_name(self.name, name),
+                "name": part_name(self.name, _ROLE_NAMES[name]),
                 **_shared(given, "column"),
             }
             out = sum(parts.values())
