@@ -178,6 +178,9 @@ def test_stream():
 def test_current_stream():
     torch.cuda.current_stream()
 
+def test_graphed():
+    te.make_graphed_callables(te.Linear(16, 32), (torch.randn(16, 16, device="cuda"),))
+
 def test_memory():
     assert torch.cuda.memory_allocated(device=0) == 0
 
@@ -313,7 +316,7 @@ def test_cuda_means_the_cpu(tmp_path):
     rows = run(tmp_path, "--cpu")[0]["files"]["test_cuda.py"]
     for function in ("test_versions", "test_factories", "test_random_state", "test_layer_under_autocast"):
         assert outcome(rows[function]) == {"passed": 1}, rows[function]
-    for function in ("test_stream", "test_current_stream", "test_memory", "test_most_memory"):
+    for function in ("test_stream", "test_current_stream", "test_graphed", "test_memory", "test_most_memory"):
         assert reasons(rows[function]) == ["CUDA"], rows[function]
 
 

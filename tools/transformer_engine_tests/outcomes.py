@@ -21,8 +21,11 @@ from placeholders import MissingName, Placeholder
 #: In the order of the table. "not supported" is a NotImplementedError, as docs/transformer_engine.md lists them.
 OUTCOMES = ("passed", "failed", "not supported", "needs", "skipped")
 
-#: What PyTorch says where a test needs a GPU and there is none.
-_NO_CUDA = ("not compiled with CUDA", "requires CUDA support", "no NVIDIA driver", "No CUDA GPUs are available")
+#: What PyTorch, and `te_dispatch.pytorch.make_graphed_callables`, say where a test needs a GPU and there is none.
+_NO_CUDA = (
+    *("not compiled with CUDA", "requires CUDA support", "no NVIDIA driver", "No CUDA GPUs are available"),
+    "graphs read memory of cuda devices only",
+)
 
 #: What torch.compile makes of a NotImplementedError.
 _COMPILED = re.compile(r"raised exception NotImplementedError\(['\"](.+)['\"]\)")
