@@ -7,6 +7,7 @@ A plugin may use it or not; no operator asks for it. Start with `memory`. May im
 
 | module | what for |
 |---|---|
+| `te_dispatch.backend_kit.attention` | attention's parameters as one spec, memory for its gradients |
 | `te_dispatch.backend_kit.call_plans` | launches that are planned once for each signature of a call |
 | `te_dispatch.backend_kit.caches` | bounded caches of functions, and a dict with a bound |
 | `te_dispatch.backend_kit.device` | the current device, its stream, whether it is captured |

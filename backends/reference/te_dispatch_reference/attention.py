@@ -13,74 +13,41 @@ from typing import Any
 import numpy as np
 import torch
 
+from te_dispatch.backend_kit.attention import attention_backward, attention_forward
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.numerics.quantizers import Quantizer
-from te_dispatch.ops.attention import lse_shape, out_shape
-from te_dispatch.ops.checks import attention as checks
+from te_dispatch.ops.attention_spec import AttentionSpec, AttentionTensors
 from te_dispatch.ops.results import AttentionBackward, AttentionForward, Saved
 from te_dispatch_reference import ATTENTION_FORMAT, casts, host
 from te_dispatch_reference.host import F64
-from te_dispatch_reference.scores import Call, Scores, cast_values, check, operands, scores_of
+from te_dispatch_reference.scores import Call, Scores, call_of, cast_values, operands, scores_of
 
 
 def _lse_rows(call: Call, lse: F64, n: int) -> F64:
-    """The (h, rows) view of sequence n in an lse array of `lse_shape`."""
-    return lse[call.query.tokens[n]].T if call.layout == "thd" else lse[n]
+    """The (h, rows) view of sequence n in an lse array of the spec's `lse_shape`."""
+    return lse[call.query.tokens[n]].T if call.spec.layout == "thd" else lse[n]
 
 
+@attention_forward
 def attention_fwd(
     q: torch.Tensor | Quantized,
     k: torch.Tensor | Quantized,
     v: torch.Tensor | Quantized,
-    *,
-    layout: str = "sbhd",
-    packing: str | None = None,
-    mask: str = "causal",
-    attn_mask: torch.Tensor | None = None,
-    window: tuple[int, int] | None = None,
-    cu_seqlens_q: torch.Tensor | None = None,
-    cu_seqlens_kv: torch.Tensor | None = None,
-    cu_seqlens_q_padded: torch.Tensor | None = None,
-    cu_seqlens_kv_padded: torch.Tensor | None = None,
-    max_seqlen_q: int | None = None,
-    max_seqlen_kv: int | None = None,
-    page_table: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    bias_type: str = "none",
-    alibi_slopes: torch.Tensor | None = None,
-    softmax_scale: float | None = None,
-    softmax_type: str = "vanilla",
-    softmax_offset: torch.Tensor | None = None,
-    softcap: float = 0.0,
-    dropout_p: float = 0.0,
-    rng_state: torch.Tensor | None = None,
-    deterministic: bool = False,
-    inference: bool = False,
-    with_max_logit: bool = False,
-    s_quantizer: Quantizer | None = None,
-    out_quantizer: Quantizer | None = None,
-    out_dtype: torch.dtype | None = None,
+    spec: AttentionSpec,
+    tensors: AttentionTensors,
+    inference: bool,
+    with_max_logit: bool,
+    s_quantizer: Quantizer | None,
+    out_quantizer: Quantizer | None,
+    out_dtype: torch.dtype | None,
 ) -> AttentionForward:
     """Always deterministic; `packing` changes nothing in the forward."""
-    checks.attention(
-        q, k, v, layout, packing, mask, attn_mask, window, cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded,
-        cu_seqlens_kv_padded, max_seqlen_q, max_seqlen_kv, page_table, bias, bias_type, alibi_slopes, softmax_scale,
-        softmax_type, softmax_offset, softcap, dropout_p, rng_state,
-    )  # fmt: skip
-    checks.forward(inference, page_table, s_quantizer, out_quantizer, out_dtype, q.device)
-    call = check(
-        q, k, v, layout=layout, packing=packing, mask=mask, attn_mask=attn_mask, window=window,
-        cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, cu_seqlens_q_padded=cu_seqlens_q_padded,
-        cu_seqlens_kv_padded=cu_seqlens_kv_padded, max_seqlen_q=max_seqlen_q, max_seqlen_kv=max_seqlen_kv,
-        page_table=page_table, bias=bias, bias_type=bias_type, alibi_slopes=alibi_slopes,
-        softmax_scale=softmax_scale, softmax_type=softmax_type, softmax_offset=softmax_offset, softcap=softcap,
-        dropout_p=dropout_p, rng_state=rng_state, quantizers={"s_quantizer": s_quantizer},
-    )  # fmt: skip
+    call = call_of(q, k, spec, tensors, {"s_quantizer": s_quantizer})
     queries, keys, values = operands(call, q, k, v)
     scores = [scores_of(call, n, qs, ks) for n, (qs, ks) in enumerate(zip(queries, keys, strict=True))]
     weights = cast_values([s.p * s.keep for s in scores], s_quantizer)
-    out = np.zeros(out_shape(q, v, layout))
-    lse = np.full(lse_shape(q, layout), -np.inf)
+    out = np.zeros(spec.out_shape)
+    lse = np.full(spec.lse_shape, -np.inf)
     top = np.full(q.shape[-2], -np.inf)
     for n, (s, w, vs) in enumerate(zip(scores, weights, values, strict=True)):
         out[call.query.tokens[n]] = np.einsum("hij,jhd->ihd", w, vs)
@@ -99,6 +66,7 @@ def attention_fwd(
     return AttentionForward(made, host.result("lse", lse, torch.float32, device), max_logit, saved)
 
 
+@attention_backward
 def attention_bwd(
     dout: torch.Tensor | Quantized,
     q: torch.Tensor | Quantized,
@@ -107,49 +75,16 @@ def attention_bwd(
     out: torch.Tensor | Quantized,
     lse: torch.Tensor,
     saved: Saved,
-    *,
-    layout: str = "sbhd",
-    packing: str | None = None,
-    mask: str = "causal",
-    attn_mask: torch.Tensor | None = None,
-    window: tuple[int, int] | None = None,
-    cu_seqlens_q: torch.Tensor | None = None,
-    cu_seqlens_kv: torch.Tensor | None = None,
-    cu_seqlens_q_padded: torch.Tensor | None = None,
-    cu_seqlens_kv_padded: torch.Tensor | None = None,
-    max_seqlen_q: int | None = None,
-    max_seqlen_kv: int | None = None,
-    bias: torch.Tensor | None = None,
-    bias_type: str = "none",
-    alibi_slopes: torch.Tensor | None = None,
-    softmax_scale: float | None = None,
-    softmax_type: str = "vanilla",
-    softmax_offset: torch.Tensor | None = None,
-    softcap: float = 0.0,
-    dropout_p: float = 0.0,
-    rng_state: torch.Tensor | None = None,
-    deterministic: bool = False,
-    s_quantizer: Quantizer | None = None,
-    dp_quantizer: Quantizer | None = None,
-    dqkv_quantizer: Quantizer | None = None,
-    with_dbias: bool = False,
+    spec: AttentionSpec,
+    tensors: AttentionTensors,
+    s_quantizer: Quantizer | None,
+    dp_quantizer: Quantizer | None,
+    dqkv_quantizer: Quantizer | None,
+    with_dbias: bool,
 ) -> AttentionBackward:
     """Recomputes the scores from q and k, so that `out` and `lse`, which are rounded, are not read."""
-    checks.attention(
-        q, k, v, layout, packing, mask, attn_mask, window, cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded,
-        cu_seqlens_kv_padded, max_seqlen_q, max_seqlen_kv, None, bias, bias_type, alibi_slopes, softmax_scale,
-        softmax_type, softmax_offset, softcap, dropout_p, rng_state,
-    )  # fmt: skip
-    checks.backward(dout, q, v, out, lse, layout, bias, with_dbias, s_quantizer, dp_quantizer, dqkv_quantizer)
-    call = check(
-        q, k, v, layout=layout, packing=packing, mask=mask, attn_mask=attn_mask, window=window,
-        cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, cu_seqlens_q_padded=cu_seqlens_q_padded,
-        cu_seqlens_kv_padded=cu_seqlens_kv_padded, max_seqlen_q=max_seqlen_q, max_seqlen_kv=max_seqlen_kv,
-        page_table=None, bias=bias, bias_type=bias_type, alibi_slopes=alibi_slopes, softmax_scale=softmax_scale,
-        softmax_type=softmax_type, softmax_offset=softmax_offset, softcap=softcap, dropout_p=dropout_p,
-        rng_state=rng_state,
-        quantizers={"s_quantizer": s_quantizer, "dp_quantizer": dp_quantizer, "dqkv_quantizer": dqkv_quantizer},
-    )  # fmt: skip
+    quantizers = {"s_quantizer": s_quantizer, "dp_quantizer": dp_quantizer, "dqkv_quantizer": dqkv_quantizer}
+    call = call_of(q, k, spec, tensors, quantizers)
     queries, keys, values = operands(call, q, k, v)
     grads = casts.values_of(dout, "dout")
     scores = [scores_of(call, n, qs, ks) for n, (qs, ks) in enumerate(zip(queries, keys, strict=True))]
@@ -162,19 +97,19 @@ def attention_bwd(
     dq, dk, dv = np.zeros(q.shape), np.zeros(k.shape), np.zeros(v.shape)
     groups, share = k.shape[-2], call.heads // max(k.shape[-2], 1)
     for n, (qs, ks, do) in enumerate(zip(queries, keys, rows, strict=True)):
-        dq[call.query.tokens[n]] = call.scale * np.einsum("hij,jhd->ihd", dproduct[n], ks)
-        dk_heads = call.scale * np.einsum("hij,ihd->jhd", dproduct[n], qs)
+        dq[call.query.tokens[n]] = spec.scale * np.einsum("hij,jhd->ihd", dproduct[n], ks)
+        dk_heads = spec.scale * np.einsum("hij,ihd->jhd", dproduct[n], qs)
         dv_heads = np.einsum("hij,ihd->jhd", weights[n], do)
         for total, heads in ((dk, dk_heads), (dv, dv_heads)):
             total[call.keys.tokens[n]] = heads.reshape(len(ks), groups, share, heads.shape[-1]).sum(2)
     device = q.device
     dbias = None
-    if with_dbias and bias is not None:
-        dbias = host.result("dbias", _bias_gradient(call, scores, dz, bias), bias.dtype, device)
+    if with_dbias and tensors.bias is not None:
+        dbias = host.result("dbias", _bias_gradient(call, scores, dz), tensors.bias.dtype, device)
     doffset = None
-    if softmax_type == "learnable":
+    if spec.softmax_type == "learnable":
         doffset = host.result("dsoftmax_offset", _offset_gradient(call, scores, rows, values), torch.float32, device)
-    results = _packed([dq, dk, dv], [q, k, v], packing, dqkv_quantizer)
+    results = _packed([dq, dk, dv], [q, k, v], spec.packing, dqkv_quantizer)
     return AttentionBackward(results[0], results[1], results[2], dbias, doffset)
 
 
@@ -199,17 +134,18 @@ def _score_gradient(s: Scores, do: F64, vs: F64) -> F64:
 
 def _through_bias_and_cap(call: Call, s: Scores, dz: F64) -> F64:
     """Of c q.k (plus c bias for pre_scale): through the cap, tanh' = 1 - tanh^2."""
-    return dz * (1 - s.capped_tanh**2) if call.softcap > 0 else dz
+    return dz * (1 - s.capped_tanh**2) if call.spec.softcap > 0 else dz
 
 
-def _bias_gradient(call: Call, scores: list[Scores], dz: list[F64], bias: torch.Tensor) -> F64:
-    total = np.zeros(bias.shape)
+def _bias_gradient(call: Call, scores: list[Scores], dz: list[F64]) -> F64:
+    assert call.bias is not None  # whose gradient is asked for
+    total = np.zeros(call.bias.shape)
     for n, (s, grad) in enumerate(zip(scores, dz, strict=True)):
-        if call.bias_type == "pre_scale":
-            grad = call.scale * _through_bias_and_cap(call, s, grad)
-        if bias.shape[1] == 1:
+        if call.spec.bias_type == "pre_scale":
+            grad = call.spec.scale * _through_bias_and_cap(call, s, grad)
+        if call.bias.shape[1] == 1:
             grad = grad.sum(0, keepdims=True)
-        total[n if bias.shape[0] > 1 else 0, :, : grad.shape[1], : grad.shape[2]] += grad
+        total[n if call.bias.shape[0] > 1 else 0, :, : grad.shape[1], : grad.shape[2]] += grad
     return total
 
 

@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""Attention's score matrices and probabilities, and the checks of its many arguments."""
+"""Attention's score matrices and probabilities, and its arguments on the host."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 
 from te_dispatch.core.errors import Declined
 from te_dispatch.numerics.quantizers import Quantizer
+from te_dispatch.ops.attention_spec import AttentionSpec, AttentionTensors
 from te_dispatch_reference import casts, host
 from te_dispatch_reference.host import F64, Array
 from te_dispatch_reference.philox import keep_scale
@@ -17,24 +18,17 @@ from te_dispatch_reference.sequences import Side, dense_side, from_pages, hidden
 
 
 class Call(NamedTuple):
-    """A checked call, on the host."""
+    """A checked call, what the formulas need of its tensors on the host. slopes: (1 or b, h), None without ALiBi."""
 
-    layout: str
+    spec: AttentionSpec
     query: Side
     keys: Side
     heads: int
-    mask: str
     hidden: Array | None
-    window: tuple[int, int] | None
     page_table: Array | None
     bias: F64 | None
-    bias_type: str
     slopes: F64 | None
-    scale: float
-    softmax_type: str
     softmax_offset: F64 | None
-    softcap: float
-    dropout_p: float
     rng: tuple[int, int]
 
 
@@ -68,87 +62,57 @@ def alibi_slopes_of(heads: int) -> F64:
     return np.concatenate([slopes, more])[:heads].astype(np.float32).astype(np.float64)
 
 
-def _slopes(bias_type: str, slopes: torch.Tensor | None, heads: int) -> F64 | None:
-    """ALiBi's slopes as (1 or b, h), None for other biases."""
-    if bias_type != "alibi":
-        return None
-    return alibi_slopes_of(heads)[None] if slopes is None else host.double(slopes).reshape(-1, heads)
-
-
-def _sides(
-    q: Any, k: Any, layout: str, mask: str, given: dict[str, Any], page_table: torch.Tensor | None
-) -> tuple[Side, Side]:
-    padding = mask.startswith("padding")
-    if layout == "thd":
-        query = packed_side("q", q, given["cu_seqlens_q"], given["cu_seqlens_q_padded"], given["max_seqlen_q"])
+def _sides(q: Any, k: Any, spec: AttentionSpec, t: AttentionTensors) -> tuple[Side, Side]:
+    padding = spec.mask.startswith("padding")
+    if spec.layout == "thd":
+        query = packed_side("q", q, t.cu_seqlens_q, t.cu_seqlens_q_padded, spec.max_seqlen_q)
     else:
-        query = dense_side("q", q, layout, padding, given["cu_seqlens_q"])
-    if page_table is not None:
-        keys = paged_side(k, page_table, given["cu_seqlens_kv"])
-    elif layout == "thd":
-        keys = packed_side("kv", k, given["cu_seqlens_kv"], given["cu_seqlens_kv_padded"], given["max_seqlen_kv"])
+        query = dense_side("q", q, spec.layout, padding, t.cu_seqlens_q)
+    if t.page_table is not None:
+        keys = paged_side(k, t.page_table, t.cu_seqlens_kv)
+    elif spec.layout == "thd":
+        keys = packed_side("kv", k, t.cu_seqlens_kv, t.cu_seqlens_kv_padded, spec.max_seqlen_kv)
     else:
-        keys = dense_side("kv", k, layout, padding, given["cu_seqlens_kv"])
+        keys = dense_side("kv", k, spec.layout, padding, t.cu_seqlens_kv)
     if len(keys.length) != len(query.length):
-        name = "cu_seqlens_kv" if page_table is None else "page_table"
+        name = "cu_seqlens_kv" if t.page_table is None else "page_table"
         raise ValueError(f"{name}: got {len(keys.length)} sequences, expected q's {len(query.length)}")
     return query, keys
 
 
-def check(
-    q: Any,
-    k: Any,
-    v: Any,
-    *,
-    layout: str,
-    packing: str | None,
-    mask: str,
-    attn_mask: torch.Tensor | None,
-    window: tuple[int, int] | None,
-    page_table: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    bias_type: str,
-    alibi_slopes: torch.Tensor | None,
-    softmax_scale: float | None,
-    softmax_type: str,
-    softmax_offset: torch.Tensor | None,
-    softcap: float,
-    dropout_p: float,
-    rng_state: torch.Tensor | None,
-    quantizers: dict[str, Quantizer | None],
-    **seqlens: Any,
+def _on_host(x: torch.Tensor | None) -> F64 | None:
+    return None if x is None else host.double(x)
+
+
+def call_of(
+    q: Any, k: Any, spec: AttentionSpec, tensors: AttentionTensors, quantizers: dict[str, Quantizer | None]
 ) -> Call:
     """Bring what the formulas need to the host, of arguments that `te_dispatch.ops.checks` has passed."""
-    query, keys = _sides(q, k, layout, mask, seqlens, page_table)
+    query, keys = _sides(q, k, spec, tensors)
     heads = q.shape[-2]
-    hidden = None
-    if attn_mask is not None:
-        hidden = np.broadcast_to(host.array(attn_mask), (len(query.length), heads, query.extent, keys.extent))
-    slopes = _slopes(bias_type, alibi_slopes, heads)
+    hidden = slopes = None
+    if tensors.attn_mask is not None:
+        hidden = np.broadcast_to(host.array(tensors.attn_mask), (len(query.length), heads, query.extent, keys.extent))
+    if spec.bias_type == "alibi":
+        given = _on_host(tensors.alibi_slopes)
+        slopes = alibi_slopes_of(heads)[None] if given is None else given.reshape(-1, heads)
     rng = (0, 0)
-    if dropout_p > 0:
-        assert rng_state is not None  # checked
-        rng = (int(rng_state[0]), int(rng_state[1]))
+    if spec.dropout_p > 0:
+        assert tensors.rng_state is not None  # checked
+        rng = (int(tensors.rng_state[0]), int(tensors.rng_state[1]))
     for name, quantizer in quantizers.items():
         if quantizer is not None and quantizer.scaling != "tensor":
             raise Declined(f"{name} has {quantizer.scaling} scaling, tensor is served")
     return Call(
-        layout=layout,
+        spec=spec,
         query=query,
         keys=keys,
         heads=heads,
-        mask=mask,
         hidden=hidden,
-        window=window,
-        page_table=None if page_table is None else host.array(page_table),
-        bias=None if bias is None else host.double(bias),
-        bias_type=bias_type,
+        page_table=None if tensors.page_table is None else host.array(tensors.page_table),
+        bias=_on_host(tensors.bias),
         slopes=slopes,
-        scale=q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale,
-        softmax_type=softmax_type,
-        softmax_offset=None if softmax_offset is None else host.double(softmax_offset),
-        softcap=softcap,
-        dropout_p=dropout_p,
+        softmax_offset=_on_host(tensors.softmax_offset),
         rng=rng,
     )
 
@@ -177,7 +141,7 @@ def operands(call: Call, q: Any, k: Any, v: Any) -> tuple[list[F64], list[F64], 
 def scores_of(call: Call, n: int, q: F64, k: F64) -> Scores:
     """Sequence n's scores: the operator's formulas, line by line."""
     rows, columns = len(q), len(k)
-    hidden, offset = hidden_mask(call.mask, call.window, rows, columns, call.query.length[n], call.keys.length[n])
+    hidden, offset = hidden_mask(call.spec, rows, columns, call.query.length[n], call.keys.length[n])
     masked = np.broadcast_to(hidden, (call.heads, rows, columns))
     if call.hidden is not None:
         masked = masked | call.hidden[n, :, :rows, :columns]
@@ -188,29 +152,29 @@ def scores_of(call: Call, n: int, q: F64, k: F64) -> Scores:
         distance = np.arange(columns)[None, :] - np.arange(rows)[:, None] - offset
         bias = call.slopes[n if len(call.slopes) > 1 else 0][:, None, None] * distance
     with np.errstate(all="ignore"):
-        z = call.scale * np.einsum("ihd,jhd->hij", q, k)
-        if bias is not None and call.bias_type == "pre_scale":
-            z = z + call.scale * bias
+        z = call.spec.scale * np.einsum("ihd,jhd->hij", q, k)
+        if bias is not None and call.spec.bias_type == "pre_scale":
+            z = z + call.spec.scale * bias
         capped = np.zeros_like(z)
-        if call.softcap > 0:
-            capped = np.tanh(z / call.softcap)
-            z = call.softcap * capped
-        if bias is not None and call.bias_type != "pre_scale":
+        if call.spec.softcap > 0:
+            capped = np.tanh(z / call.spec.softcap)
+            z = call.spec.softcap * capped
+        if bias is not None and call.spec.bias_type != "pre_scale":
             z = z + bias
         z = np.where(masked, -np.inf, z)
         p, p_offset, lse = _softmax(call, z)
     keep = np.ones(z.shape)
-    if call.dropout_p > 0:
+    if call.spec.dropout_p > 0:
         heads, i, j = np.indices(z.shape)
         index = ((n * call.heads + heads) * call.query.extent + i) * call.keys.extent + j
-        keep = keep_scale(call.dropout_p, *call.rng, index)
+        keep = keep_scale(call.spec.dropout_p, *call.rng, index)
     return Scores(z, capped, p, p_offset, lse, keep)
 
 
 def _softmax(call: Call, z: F64) -> tuple[F64, F64, F64]:
     """p, the offset's share, and the log of the denominator."""
     offset = np.full((call.heads, 1, 1), -np.inf)  # ln s
-    if call.softmax_type == "off-by-one":
+    if call.spec.softmax_type == "off-by-one":
         offset[:] = 0.0
     elif call.softmax_offset is not None:
         offset[:, 0, 0] = call.softmax_offset

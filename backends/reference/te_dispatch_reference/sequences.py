@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from te_dispatch.ops.attention_spec import AttentionSpec
 from te_dispatch_reference import host
 from te_dispatch_reference.host import F64, Array
 
@@ -101,16 +102,12 @@ def paged_side(x: torch.Tensor, page_table: torch.Tensor, cu_seqlens: torch.Tens
     return Side([], length, extent)
 
 
-def hidden_mask(
-    mask: str, window: tuple[int, int] | None, rows: int, columns: int, len_q: int, len_kv: int
-) -> tuple[NDArray[np.bool_], int]:
+def hidden_mask(spec: AttentionSpec, rows: int, columns: int, len_q: int, len_kv: int) -> tuple[NDArray[np.bool_], int]:
     """What one sequence's mask and window hide, (rows, columns), and the diagonal's offset."""
-    offset = len_kv - len_q if mask.endswith("bottom_right") else 0
+    offset = len_kv - len_q if spec.bottom_right else 0
     i, j = np.arange(rows)[:, None], np.arange(columns)[None, :]
     hidden = (i >= len_q) | (j >= len_kv)
-    left, right = window if window is not None else (-1, -1)
-    if "causal" in mask:
-        right = 0
+    left, right = spec.band
     if left >= 0:
         hidden = hidden | (j < i + offset - left)
     if right >= 0:

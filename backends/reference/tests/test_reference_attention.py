@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from te_dispatch.backend_kit.attention import spec_of
 from te_dispatch.core.errors import Declined
 from te_dispatch.numerics.quantizers import CurrentQuantizer, DelayedQuantizer, MXFP8Quantizer
 from te_dispatch.ops import alloc
@@ -48,8 +49,10 @@ def hidden_by_hand(mask: str, window: tuple[int, int] | None, i: int, j: int, le
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("window", [None, (-1, -1), (1, 0), (2, 1), (0, -1), (-1, 2)])
 def test_masks_by_brute_force(mask: str, window: tuple[int, int] | None) -> None:
+    x = randn(5, 1, 1, 8)
+    spec = spec_of(q=x, k=x, v=x)._replace(mask=mask, window=window)
     for len_q, len_kv in itertools.product((0, 1, 3, 5), (0, 2, 5, 6)):
-        found, offset = hidden_mask(mask, window, 5, 6, len_q, len_kv)
+        found, offset = hidden_mask(spec, 5, 6, len_q, len_kv)
         expected = [[hidden_by_hand(mask, window, i, j, len_q, len_kv) for j in range(6)] for i in range(5)]
         np.testing.assert_array_equal(found, expected)
         assert offset == (len_kv - len_q if "bottom_right" in mask else 0)

@@ -13,15 +13,13 @@ from typing import Any, NamedTuple
 
 import torch
 
+from te_dispatch.backend_kit.attention import attention_backward, attention_forward
 from te_dispatch.core.errors import Declined
-from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.numerics.quantizers import Quantizer
-from te_dispatch.ops.attention import lse_shape, out_shape
-from te_dispatch.ops.checks import attention as checks
+from te_dispatch.ops.attention_spec import AttentionSpec, AttentionTensors
 from te_dispatch.ops.results import AttentionBackward, AttentionForward, Saved
 from te_dispatch_torch.sequences import from_per_head, pack, per_head
 
-Operand = torch.Tensor | Quantized
 _ATEN = torch.ops.aten
 
 
@@ -123,34 +121,33 @@ def _efficient_backward(
     return dq, dk, dv
 
 
-def _check_options(kernel: Kernel, layout: str, mask: str) -> None:
+def _check(kernel: Kernel, spec: AttentionSpec) -> None:
+    """Raises:
+    Declined: what the manifest's conditions cannot say.
+    """
+    layout, mask = spec.layout, spec.mask
     if layout not in ("sbhd", "bshd") or mask not in ("none", "causal"):
         raise Declined(
             f"{kernel.name} serves layouts sbhd and bshd with masks none and causal, got {layout} and {mask}"
         )
-
-
-def _check(
-    kernel: Kernel, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str, mask: str, scale: float | None
-) -> None:
-    if scale is not None and not scale > 0:
+    if not spec.scale > 0:
         # It looks for the largest logit before it scales: -Inf of a masked key times 0 is NaN.
-        raise Declined(f"{kernel.name} needs a positive softmax_scale, got {scale}")
-    if v.shape[-1] != q.shape[-1]:
-        raise Declined(f"{kernel.name} needs equal head dimensions, got {q.shape[-1]} and {v.shape[-1]}")
+        raise Declined(f"{kernel.name} needs a positive softmax_scale, got {spec.softmax_scale}")
+    if spec.v_shape[-1] != spec.q_shape[-1]:
+        raise Declined(f"{kernel.name} needs equal head dimensions, got {spec.q_shape[-1]} and {spec.v_shape[-1]}")
     sequence = 0 if layout == "sbhd" else 1
-    sq, skv = q.shape[sequence], k.shape[sequence]
+    sq, skv = spec.q_shape[sequence], spec.k_shape[sequence]
     if sq == skv == 1 and not kernel.lone_query:
         raise Declined(f"{kernel.name} has no backward for a single query and key")
-    if q.shape[1 - sequence] > kernel.batches:
-        raise Declined(f"{kernel.name} serves batches up to {kernel.batches}, got {q.shape[1 - sequence]}")
+    if spec.batch > kernel.batches:
+        raise Declined(f"{kernel.name} serves batches up to {kernel.batches}, got {spec.batch}")
     if mask == "causal" and sq != skv and not kernel.causal_any:
         raise Declined(f"{kernel.name} aligns a causal mask of {sq} x {skv} otherwise")
 
 
-def _empty(q: torch.Tensor, k: torch.Tensor) -> bool:
+def _empty(spec: AttentionSpec) -> bool:
     """Whether a dimension is 0: the CPU kernel divides by such a size, and the others launch no blocks for it."""
-    return 0 in q.shape or 0 in k.shape
+    return 0 in spec.q_shape or 0 in spec.k_shape
 
 
 #: Bytes that the GPU kernels load at once. Where rows do not start at a multiple of it they fault, find no kernel, or
@@ -186,118 +183,68 @@ def _shared(grad: torch.Tensor, groups: int) -> torch.Tensor:
 
 
 def _forward(kernel: Kernel) -> Callable[..., AttentionForward]:
+    @attention_forward
     def attention_fwd(
-        q: Operand,
-        k: Operand,
-        v: Operand,
-        *,
-        layout: str = "sbhd",
-        packing: str | None = None,
-        mask: str = "causal",
-        attn_mask: torch.Tensor | None = None,
-        window: tuple[int, int] | None = None,
-        cu_seqlens_q: torch.Tensor | None = None,
-        cu_seqlens_kv: torch.Tensor | None = None,
-        cu_seqlens_q_padded: torch.Tensor | None = None,
-        cu_seqlens_kv_padded: torch.Tensor | None = None,
-        max_seqlen_q: int | None = None,
-        max_seqlen_kv: int | None = None,
-        page_table: torch.Tensor | None = None,
-        bias: torch.Tensor | None = None,
-        bias_type: str = "none",
-        alibi_slopes: torch.Tensor | None = None,
-        softmax_scale: float | None = None,
-        softmax_type: str = "vanilla",
-        softmax_offset: torch.Tensor | None = None,
-        softcap: float = 0.0,
-        dropout_p: float = 0.0,
-        rng_state: torch.Tensor | None = None,
-        deterministic: bool = False,
-        inference: bool = False,
-        with_max_logit: bool = False,
-        s_quantizer: Quantizer | None = None,
-        out_quantizer: Quantizer | None = None,
-        out_dtype: torch.dtype | None = None,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        spec: AttentionSpec,
+        tensors: AttentionTensors,
+        inference: bool,
+        with_max_logit: bool,
+        s_quantizer: Quantizer | None,
+        out_quantizer: Quantizer | None,
+        out_dtype: torch.dtype | None,
     ) -> AttentionForward:
         """Dense, none or causal; the manifest keeps every other option away."""
-        _check_options(kernel, layout, mask)
-        checks.attention(
-            q, k, v, layout, packing, mask, attn_mask, window, cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded,
-            cu_seqlens_kv_padded, max_seqlen_q, max_seqlen_kv, page_table, bias, bias_type, alibi_slopes, softmax_scale,
-            softmax_type, softmax_offset, softcap, dropout_p, rng_state,
-        )  # fmt: skip
-        checks.forward(inference, page_table, s_quantizer, out_quantizer, out_dtype, q.device)
-        _check(kernel, q, k, v, layout, mask, softmax_scale)
-        if _empty(q, k):  # no row sees a key
-            out = q.new_zeros(out_shape(q, v, layout), dtype=out_dtype or q.dtype)
-            lse = q.new_full(lse_shape(q, layout), -math.inf, dtype=torch.float32)
+        _check(kernel, spec)
+        layout = spec.layout
+        if _empty(spec):  # no row sees a key
+            out = q.new_zeros(spec.out_shape, dtype=out_dtype or q.dtype)
+            lse = q.new_full(spec.lse_shape, -math.inf, dtype=torch.float32)
             saved = Saved(f"torch.{kernel.name}", kernel.format)
             return AttentionForward(out, None if inference else lse, None, None if inference else saved)
         qh, kh, vh = _heads(q, layout), _heads(k, layout), _heads(v, layout)
-        heads, scale = qh.shape[1], q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
-        kh, vh = _expanded(kh, heads, kernel), _expanded(vh, heads, kernel)
-        out, lse, tensors, options = kernel.forward(qh, kh, vh, mask == "causal", scale)
+        kh, vh = _expanded(kh, qh.shape[1], kernel), _expanded(vh, qh.shape[1], kernel)
+        out, lse, kept, options = kernel.forward(qh, kh, vh, spec.mask == "causal", spec.scale)
         out = from_per_head(out, layout).to(out_dtype or q.dtype)
         if inference:
             return AttentionForward(out, None, None, None)
-        saved = Saved(f"torch.{kernel.name}", kernel.format, tensors, options)
+        saved = Saved(f"torch.{kernel.name}", kernel.format, kept, options)
         return AttentionForward(out, lse.contiguous(), None, saved)
 
     return attention_fwd
 
 
 def _backward(kernel: Kernel) -> Callable[..., AttentionBackward]:
+    @attention_backward
     def attention_bwd(
-        dout: Operand,
-        q: Operand,
-        k: Operand,
-        v: Operand,
-        out: Operand,
+        dout: torch.Tensor,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
         lse: torch.Tensor,
         saved: Saved,
-        *,
-        layout: str = "sbhd",
-        packing: str | None = None,
-        mask: str = "causal",
-        attn_mask: torch.Tensor | None = None,
-        window: tuple[int, int] | None = None,
-        cu_seqlens_q: torch.Tensor | None = None,
-        cu_seqlens_kv: torch.Tensor | None = None,
-        cu_seqlens_q_padded: torch.Tensor | None = None,
-        cu_seqlens_kv_padded: torch.Tensor | None = None,
-        max_seqlen_q: int | None = None,
-        max_seqlen_kv: int | None = None,
-        bias: torch.Tensor | None = None,
-        bias_type: str = "none",
-        alibi_slopes: torch.Tensor | None = None,
-        softmax_scale: float | None = None,
-        softmax_type: str = "vanilla",
-        softmax_offset: torch.Tensor | None = None,
-        softcap: float = 0.0,
-        dropout_p: float = 0.0,
-        rng_state: torch.Tensor | None = None,
-        deterministic: bool = False,
-        s_quantizer: Quantizer | None = None,
-        dp_quantizer: Quantizer | None = None,
-        dqkv_quantizer: Quantizer | None = None,
-        with_dbias: bool = False,
+        spec: AttentionSpec,
+        tensors: AttentionTensors,
+        s_quantizer: Quantizer | None,
+        dp_quantizer: Quantizer | None,
+        dqkv_quantizer: Quantizer | None,
+        with_dbias: bool,
     ) -> AttentionBackward:
         """The forward kernel's own backward."""
-        checks.attention(
-            q, k, v, layout, packing, mask, attn_mask, window, cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded,
-            cu_seqlens_kv_padded, max_seqlen_q, max_seqlen_kv, None, bias, bias_type, alibi_slopes, softmax_scale,
-            softmax_type, softmax_offset, softcap, dropout_p, rng_state,
-        )  # fmt: skip
-        checks.backward(dout, q, v, out, lse, layout, bias, with_dbias, s_quantizer, dp_quantizer, dqkv_quantizer)
-        if _empty(q, k):
+        layout, packing = spec.layout, spec.packing
+        if _empty(spec):
             none = pack([x.new_zeros(x.shape) for x in (q, k, v)], packing)
             return AttentionBackward(none[0], none[1], none[2], None, None)
         qh, kh, vh = _heads(q, layout), _heads(k, layout), _heads(v, layout)
         heads, groups = qh.shape[1], kh.shape[1]
-        scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
         kh, vh = _expanded(kh, heads, kernel), _expanded(vh, heads, kernel)
         doh, outh = _heads(dout.to(q.dtype), layout), _heads(out.to(q.dtype), layout)
-        dq, dk, dv = kernel.backward(doh, qh, kh, vh, outh, saved.tensors, saved.options, mask == "causal", scale)
+        dq, dk, dv = kernel.backward(
+            doh, qh, kh, vh, outh, saved.tensors, saved.options, spec.mask == "causal", spec.scale
+        )
         grads = [from_per_head(x.to(q.dtype), layout) for x in (dq, _shared(dk, groups), _shared(dv, groups))]
         grads = pack(grads, packing)
         return AttentionBackward(grads[0], grads[1], grads[2], None, None)

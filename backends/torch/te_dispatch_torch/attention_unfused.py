@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import torch
 
+from te_dispatch.backend_kit.attention import attention_backward, attention_forward
 from te_dispatch.core.autograd import below_autograd
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.numerics.quantizers import Quantizer
-from te_dispatch.ops.checks import attention as checks
+from te_dispatch.ops.attention_spec import AttentionSpec, AttentionTensors
 from te_dispatch.ops.results import AttentionBackward, AttentionForward, Saved
 from te_dispatch_torch.quantize import cast
 from te_dispatch_torch.scores import scores_of, setting_of, through
@@ -23,51 +24,21 @@ FORMAT = "torch.unfused/1"
 
 
 @below_autograd
+@attention_forward
 def attention_fwd(
     q: Operand,
     k: Operand,
     v: Operand,
-    *,
-    layout: str = "sbhd",
-    packing: str | None = None,
-    mask: str = "causal",
-    attn_mask: torch.Tensor | None = None,
-    window: tuple[int, int] | None = None,
-    cu_seqlens_q: torch.Tensor | None = None,
-    cu_seqlens_kv: torch.Tensor | None = None,
-    cu_seqlens_q_padded: torch.Tensor | None = None,
-    cu_seqlens_kv_padded: torch.Tensor | None = None,
-    max_seqlen_q: int | None = None,
-    max_seqlen_kv: int | None = None,
-    page_table: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    bias_type: str = "none",
-    alibi_slopes: torch.Tensor | None = None,
-    softmax_scale: float | None = None,
-    softmax_type: str = "vanilla",
-    softmax_offset: torch.Tensor | None = None,
-    softcap: float = 0.0,
-    dropout_p: float = 0.0,
-    rng_state: torch.Tensor | None = None,
-    deterministic: bool = False,
-    inference: bool = False,
-    with_max_logit: bool = False,
-    s_quantizer: Quantizer | None = None,
-    out_quantizer: Quantizer | None = None,
-    out_dtype: torch.dtype | None = None,
+    spec: AttentionSpec,
+    tensors: AttentionTensors,
+    inference: bool,
+    with_max_logit: bool,
+    s_quantizer: Quantizer | None,
+    out_quantizer: Quantizer | None,
+    out_dtype: torch.dtype | None,
 ) -> AttentionForward:
     """Every option; dropout as `te_dispatch_torch.dropout` documents; `packing` changes nothing here."""
-    checks.attention(
-        q, k, v, layout, packing, mask, attn_mask, window, cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded,
-        cu_seqlens_kv_padded, max_seqlen_q, max_seqlen_kv, page_table, bias, bias_type, alibi_slopes, softmax_scale,
-        softmax_type, softmax_offset, softcap, dropout_p, rng_state,
-    )  # fmt: skip
-    checks.forward(inference, page_table, s_quantizer, out_quantizer, out_dtype, q.device)
-    s = setting_of(
-        q, k, v, layout, mask, attn_mask, window, cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded,
-        cu_seqlens_kv_padded, max_seqlen_q, max_seqlen_kv, page_table, bias, bias_type, alibi_slopes, softmax_scale,
-        softmax_type, softmax_offset, softcap, dropout_p, rng_state,
-    )  # fmt: skip
+    s = setting_of(q, k, v, spec, tensors)
     scores = scores_of(s)
     weights = scores.p if scores.keep is None else scores.p * scores.keep
     out = s.to_layout(_weighted(through(weights, s_quantizer), s.v))
@@ -82,12 +53,13 @@ def attention_fwd(
     if s.index_q is not None:
         lse = scatter(lse, s.index_q, q.shape[0], float("-inf"))
     # The manifest offers this function twice: lengths that must be read back make it another implementation.
-    reads_back = layout == "thd" and (max_seqlen_q is None or max_seqlen_kv is None)
+    reads_back = spec.layout == "thd" and (spec.max_seqlen_q is None or spec.max_seqlen_kv is None)
     name = "torch.varlen_attention" if reads_back else "torch.unfused_attention"
     return AttentionForward(result, lse, max_logit, Saved(name, FORMAT))
 
 
 @below_autograd
+@attention_backward
 def attention_bwd(
     dout: Operand,
     q: Operand,
@@ -96,45 +68,15 @@ def attention_bwd(
     out: Operand,
     lse: torch.Tensor,
     saved: Saved,
-    *,
-    layout: str = "sbhd",
-    packing: str | None = None,
-    mask: str = "causal",
-    attn_mask: torch.Tensor | None = None,
-    window: tuple[int, int] | None = None,
-    cu_seqlens_q: torch.Tensor | None = None,
-    cu_seqlens_kv: torch.Tensor | None = None,
-    cu_seqlens_q_padded: torch.Tensor | None = None,
-    cu_seqlens_kv_padded: torch.Tensor | None = None,
-    max_seqlen_q: int | None = None,
-    max_seqlen_kv: int | None = None,
-    bias: torch.Tensor | None = None,
-    bias_type: str = "none",
-    alibi_slopes: torch.Tensor | None = None,
-    softmax_scale: float | None = None,
-    softmax_type: str = "vanilla",
-    softmax_offset: torch.Tensor | None = None,
-    softcap: float = 0.0,
-    dropout_p: float = 0.0,
-    rng_state: torch.Tensor | None = None,
-    deterministic: bool = False,
-    s_quantizer: Quantizer | None = None,
-    dp_quantizer: Quantizer | None = None,
-    dqkv_quantizer: Quantizer | None = None,
-    with_dbias: bool = False,
+    spec: AttentionSpec,
+    tensors: AttentionTensors,
+    s_quantizer: Quantizer | None,
+    dp_quantizer: Quantizer | None,
+    dqkv_quantizer: Quantizer | None,
+    with_dbias: bool,
 ) -> AttentionBackward:
     """Recomputes the scores; `out` and `lse`, which are rounded, are not read."""
-    checks.attention(
-        q, k, v, layout, packing, mask, attn_mask, window, cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded,
-        cu_seqlens_kv_padded, max_seqlen_q, max_seqlen_kv, None, bias, bias_type, alibi_slopes, softmax_scale,
-        softmax_type, softmax_offset, softcap, dropout_p, rng_state,
-    )  # fmt: skip
-    checks.backward(dout, q, v, out, lse, layout, bias, with_dbias, s_quantizer, dp_quantizer, dqkv_quantizer)
-    s = setting_of(
-        q, k, v, layout, mask, attn_mask, window, cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded,
-        cu_seqlens_kv_padded, max_seqlen_q, max_seqlen_kv, None, bias, bias_type, alibi_slopes, softmax_scale,
-        softmax_type, softmax_offset, softcap, dropout_p, rng_state,
-    )  # fmt: skip
+    s = setting_of(q, k, v, spec, tensors)
     scores = scores_of(s)
     do = s.queries_of(as_float(dout))
     if s.hidden is not None:
@@ -148,18 +90,18 @@ def attention_bwd(
     row = (scores.p * dp).sum(-1, keepdim=True)
     dz = scores.p * (dp - row)
     doffset = None
-    if softmax_type == "learnable" and s.sink is not None:
+    if spec.softmax_type == "learnable" and s.sink is not None:
         share = torch.where(scores.empty, 0.0, torch.exp(s.sink - scores.lse.unsqueeze(-1)))
         doffset = -(share * row).sum((0, 2, 3))
     ds = dz if scores.capped is None else dz * (1.0 - scores.capped.square())
     dbias = None
-    if with_dbias and bias is not None:
-        dbias = _bias_gradient(ds * s.scale if bias_type == "pre_scale" else dz, bias)
+    if with_dbias and tensors.bias is not None:
+        dbias = _bias_gradient(ds * s.scale if spec.bias_type == "pre_scale" else dz, tensors.bias)
     ds = through(ds, dp_quantizer)
     dq = _weighted(ds, s.k) * s.scale
     dk = _shared(_transposed(ds, s.q), s.k) * s.scale
     grads = [s.to_layout(dq), s.to_layout(dk, keys=True), s.to_layout(dv, keys=True)]
-    results = _results(grads, (q, k, v), packing, dqkv_quantizer)
+    results = _results(grads, (q, k, v), spec.packing, dqkv_quantizer)
     return AttentionBackward(results[0], results[1], results[2], dbias, doffset)
 
 

@@ -9,6 +9,7 @@ import torch
 
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.numerics.quantizers import Quantizer
+from te_dispatch.ops.attention_spec import AttentionSpec, AttentionTensors
 from te_dispatch_torch import dropout
 from te_dispatch_torch.quantize import cast, values
 from te_dispatch_torch.sequences import (
@@ -80,43 +81,21 @@ def through(x: torch.Tensor, quantizer: Quantizer | None) -> torch.Tensor:
     return x if quantizer is None else values(cast(x, quantizer, "row", torch.float32), "row")
 
 
-def setting_of(
-    q: Operand,
-    k: Operand,
-    v: Operand,
-    layout: str,
-    mask: str,
-    attn_mask: torch.Tensor | None,
-    window: tuple[int, int] | None,
-    cu_seqlens_q: torch.Tensor | None,
-    cu_seqlens_kv: torch.Tensor | None,
-    cu_seqlens_q_padded: torch.Tensor | None,
-    cu_seqlens_kv_padded: torch.Tensor | None,
-    max_seqlen_q: int | None,
-    max_seqlen_kv: int | None,
-    page_table: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    bias_type: str,
-    alibi_slopes: torch.Tensor | None,
-    softmax_scale: float | None,
-    softmax_type: str,
-    softmax_offset: torch.Tensor | None,
-    softcap: float,
-    dropout_p: float,
-    rng_state: torch.Tensor | None,
-) -> Setting:
+def setting_of(q: Operand, k: Operand, v: Operand, spec: AttentionSpec, tensors: AttentionTensors) -> Setting:
     """Bring a call's checked arguments to one form."""
-    padding = mask.startswith("padding") or layout == "thd"
-    len_q = _lengths("cu_seqlens_q", cu_seqlens_q, padding)
-    len_kv = _lengths("cu_seqlens_kv", cu_seqlens_kv, padding and page_table is None)
+    layout, page_table = spec.layout, tensors.page_table
+    len_q = _lengths("cu_seqlens_q", tensors.cu_seqlens_q, spec.ragged)
+    len_kv = _lengths("cu_seqlens_kv", tensors.cu_seqlens_kv, spec.ragged and page_table is None)
     if page_table is not None:
-        len_kv = None if cu_seqlens_kv is None else lengths_of(cu_seqlens_kv)
-    index_q, qh = _heads_first(q, layout, cu_seqlens_q, cu_seqlens_q_padded, max_seqlen_q, len_q)
+        len_kv = None if tensors.cu_seqlens_kv is None else lengths_of(tensors.cu_seqlens_kv)
+    index_q, qh = _heads_first(q, layout, tensors.cu_seqlens_q, tensors.cu_seqlens_q_padded, spec.max_seqlen_q, len_q)
     index_kv = None
     if page_table is not None:
         kh, vh = from_pages(as_float(k), page_table), from_pages(as_float(v), page_table)
     else:
-        index_kv, kh = _heads_first(k, layout, cu_seqlens_kv, cu_seqlens_kv_padded, max_seqlen_kv, len_kv)
+        index_kv, kh = _heads_first(
+            k, layout, tensors.cu_seqlens_kv, tensors.cu_seqlens_kv_padded, spec.max_seqlen_kv, len_kv
+        )
         vh = gather(as_float(v), index_kv) if index_kv is not None else per_head(as_float(v), layout)
     # Whatever lies past a sequence's end, NaN too, must not reach a sum: 0 * NaN is NaN.
     if len_q is not None and index_q is None:
@@ -124,18 +103,18 @@ def setting_of(
     if len_kv is not None and index_kv is None:
         inside = _before(kh.shape[2], len_kv)
         kh, vh = torch.where(inside, kh, 0.0), torch.where(inside, vh, 0.0)
-    offset = _offset(mask, qh.shape[2], kh.shape[2], len_q, len_kv)
-    hidden = _hidden(mask, attn_mask, window, qh.shape[2], kh.shape[2], len_q, len_kv, offset, qh.device)
-    if bias_type == "alibi":
-        bias = _alibi(alibi_slopes, qh, kh, offset)
+    offset = _offset(spec, qh.shape[2], kh.shape[2], len_q, len_kv)
+    hidden = _hidden(spec, tensors.attn_mask, qh, kh, len_q, len_kv, offset)
+    bias = _alibi(tensors.alibi_slopes, qh, kh, offset) if spec.bias_type == "alibi" else tensors.bias
     sink = None
-    if softmax_type != "vanilla":
+    if spec.softmax_type != "vanilla":
+        given = tensors.softmax_offset
         zeros = torch.zeros((qh.shape[1],), dtype=torch.float32, device=qh.device)
-        sink = (zeros if softmax_offset is None else softmax_offset.float()).view(-1, 1, 1)
-    scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+        sink = (zeros if given is None else given.float()).view(-1, 1, 1)
     return Setting(
         qh, kh, vh, layout, index_q, index_kv, (q.shape[0], k.shape[0]), hidden,
-        None if bias is None else bias.float(), bias_type, scale, sink, softcap, dropout_p, rng_state,
+        None if bias is None else bias.float(), spec.bias_type, spec.scale, sink, spec.softcap, spec.dropout_p,
+        tensors.rng_state,
     )  # fmt: skip
 
 
@@ -169,10 +148,10 @@ def _before(size: int, lengths: torch.Tensor) -> torch.Tensor:
 
 
 def _offset(
-    mask: str, sq: int, skv: int, len_q: torch.Tensor | None, len_kv: torch.Tensor | None
+    spec: AttentionSpec, sq: int, skv: int, len_q: torch.Tensor | None, len_kv: torch.Tensor | None
 ) -> torch.Tensor | int:
     """Of the diagonal: 0, or len_kv - len_q, as (b, 1, 1, 1) where lengths differ by sequence."""
-    if not mask.endswith("bottom_right"):
+    if not spec.bottom_right:
         return 0
     if len_q is None and len_kv is None:
         return skv - sq
@@ -181,21 +160,17 @@ def _offset(
 
 
 def _hidden(
-    mask: str,
+    spec: AttentionSpec,
     attn_mask: torch.Tensor | None,
-    window: tuple[int, int] | None,
-    sq: int,
-    skv: int,
+    q: torch.Tensor,
+    k: torch.Tensor,
     len_q: torch.Tensor | None,
     len_kv: torch.Tensor | None,
     offset: torch.Tensor | int,
-    device: torch.device,
 ) -> torch.Tensor | None:
-    left, right = window if window is not None else (-1, -1)
-    if "causal" in mask:
-        right = 0
-    i = torch.arange(sq, device=device).view(1, 1, sq, 1)
-    j = torch.arange(skv, device=device).view(1, 1, 1, skv)
+    left, right = spec.band
+    i = torch.arange(q.shape[2], device=q.device).view(1, 1, -1, 1)
+    j = torch.arange(k.shape[2], device=q.device).view(1, 1, 1, -1)
     parts = [] if attn_mask is None else [attn_mask]
     if right >= 0:
         parts.append(j > i + offset + right)

@@ -259,7 +259,8 @@ def test_sdpa_declines_before_anything_runs() -> None:
     with pytest.raises(Declined, match="head dimensions"):
         attention.cpu_fwd(q, k, v, mask="none")
     with pytest.raises(Declined, match="padding"):
-        attention.cpu_fwd(q, k, q, mask="padding")
+        lengths = torch.tensor([0, 8, 16], dtype=torch.int32)
+        attention.cpu_fwd(q, k, q, mask="padding", cu_seqlens_q=lengths, cu_seqlens_kv=lengths)
     q, k, v, _ = operands("sbhd", 2, 2, 8, 9)
     with pytest.raises(Declined, match="causal"):
         attention.flash_fwd(q, k, v, mask="causal")

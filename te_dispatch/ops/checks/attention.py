@@ -8,10 +8,11 @@ from typing import Any
 import torch
 
 from te_dispatch.ops.attention import BIAS_TYPES, LAYOUTS, MASKS, PACKINGS, SOFTMAX_TYPES, lse_shape, out_shape
+from te_dispatch.ops.attention_spec import AttentionSpec, AttentionTensors, Sizes
 from te_dispatch.ops.checks import values as check
 from te_dispatch.ops.checks.check_cache import cached_check
 from te_dispatch.ops.checks.rows import bounds
-from te_dispatch.ops.checks.signatures import CONTENTS
+from te_dispatch.ops.checks.signatures import CONTENTS, LEADING_OPERAND, NUMBER, OPERAND, OPTIONAL, exact
 from te_dispatch.ops.checks.training import probability
 
 
@@ -52,6 +53,11 @@ def operands(q: Any, k: Any, v: Any, layout: Any, packing: Any = None, paged: bo
 
 @cached_check(
     "attention_fwd",
+    q=exact(LEADING_OPERAND),
+    k=exact(OPERAND),
+    v=exact(OPERAND),
+    attn_mask=exact(OPTIONAL),
+    softmax_scale=exact(NUMBER),
     cu_seqlens_q=CONTENTS,
     cu_seqlens_kv=CONTENTS,
     cu_seqlens_q_padded=CONTENTS,
@@ -83,40 +89,47 @@ def attention(
     softcap: Any,
     dropout_p: Any,
     rng_state: Any,
-) -> None:
-    """What forward and backward share."""
+    deterministic: Any = False,
+) -> AttentionSpec:
+    """What forward and backward share; returns it in one object. Calls with one signature may get the same."""
     check.one_of("mask", mask, MASKS)
     check.one_of("bias_type", bias_type, BIAS_TYPES)
     check.one_of("softmax_type", softmax_type, SOFTMAX_TYPES)
     operands(q, k, v, layout, packing, page_table is not None)
-    seqlens = {
-        "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_kv": cu_seqlens_kv, "cu_seqlens_q_padded": cu_seqlens_q_padded,
-        "cu_seqlens_kv_padded": cu_seqlens_kv_padded, "max_seqlen_q": max_seqlen_q, "max_seqlen_kv": max_seqlen_kv,
-    }  # fmt: skip
-    batch, s_q, s_kv = _sequences(q, k, layout, mask, page_table, seqlens)
-    heads, device = q.shape[-2], q.device
+    tensors = AttentionTensors(
+        attn_mask, cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded, cu_seqlens_kv_padded, page_table, bias,
+        alibi_slopes, softmax_offset, rng_state,
+    )  # fmt: skip
+    batch, s_q, s_kv = _sequences(q, k, layout, mask, tensors, (max_seqlen_q, max_seqlen_kv))
     if window is not None:
         _window(window)
-    if mask == "arbitrary" and attn_mask is None:
-        raise ValueError("attn_mask: not given, expected bool, broadcastable to (b, h, s_q, s_kv), for mask arbitrary")
-    if attn_mask is not None:
-        check.tensor("attn_mask", attn_mask, check.BOOL, device)
-        if s_q is not None and s_kv is not None:
-            check.broadcasts("attn_mask", attn_mask, (batch, heads, s_q, s_kv))
-    _bias(bias, bias_type, alibi_slopes, batch, heads, (s_q, s_kv), device)
-    if (softmax_offset is not None) != (softmax_type == "learnable"):
-        state = "given" if softmax_offset is not None else "not given"
-        raise ValueError(f"softmax_offset: {state} with softmax_type {softmax_type}, expected for learnable only")
-    if softmax_offset is not None:
-        check.shaped("softmax_offset", softmax_offset, (heads,), check.F32, device)
+    _mask(mask, attn_mask, (batch, q.shape[-2], s_q, s_kv), q.device)
+    _bias(bias_type, tensors, (batch, q.shape[-2], s_q, s_kv), q.device)
+    _softmax_offset(softmax_type, softmax_offset, q.shape[-2], q.device)
     if softmax_scale is not None:
         check.number("softmax_scale", softmax_scale)
     check.number("softcap", softcap, 0.0)
     probability(dropout_p)
     if rng_state is not None:
-        check.rng(rng_state, device)
+        check.rng(rng_state, q.device)
     elif dropout_p > 0:
         raise ValueError(f"rng_state: got None with dropout_p={dropout_p}, expected int64 (2,), (seed, offset)")
+    return AttentionSpec(
+        q.device, q.dtype, layout, packing, tuple(q.shape), _stride(q), tuple(k.shape), _stride(k), tuple(v.shape),
+        _stride(v), mask, window, batch, max_seqlen_q, max_seqlen_kv, _shape(page_table), cu_seqlens_kv is not None,
+        _shape(bias), None if bias is None else bias.dtype, bias_type, _shape(attn_mask),
+        () if attn_mask is None else attn_mask.stride(), 0 if alibi_slopes is None else alibi_slopes.ndim,
+        softmax_scale, softmax_type, softcap, dropout_p, deterministic,
+    )  # fmt: skip
+
+
+def _shape(x: torch.Tensor | None) -> Sizes | None:
+    return None if x is None else tuple(x.shape)
+
+
+def _stride(x: Any) -> Sizes:
+    data = x if isinstance(x, torch.Tensor) else x.row_data
+    return () if data is None else tuple(data.stride())
 
 
 @cached_check("attention_fwd")
@@ -166,28 +179,56 @@ def _window(window: Any) -> None:
         raise ValueError(f"window: got {window}, expected (left, right), each -1 or more")
 
 
+#: Batch, heads, and the two lengths of the score matrix; None where only the device knows them.
+_Extents = tuple[int, int, int | None, int | None]
+
+
+def _mask(mask: str, attn_mask: Any, extents: _Extents, device: torch.device) -> None:
+    if mask == "arbitrary" and attn_mask is None:
+        raise ValueError("attn_mask: not given, expected bool, broadcastable to (b, h, s_q, s_kv), for mask arbitrary")
+    if attn_mask is not None:
+        check.tensor("attn_mask", attn_mask, check.BOOL, device)
+        batch, heads, s_q, s_kv = extents
+        if s_q is not None and s_kv is not None:
+            check.broadcasts("attn_mask", attn_mask, (batch, heads, s_q, s_kv))
+
+
+def _softmax_offset(softmax_type: str, softmax_offset: Any, heads: int, device: torch.device) -> None:
+    if (softmax_offset is not None) != (softmax_type == "learnable"):
+        state = "given" if softmax_offset is not None else "not given"
+        raise ValueError(f"softmax_offset: {state} with softmax_type {softmax_type}, expected for learnable only")
+    if softmax_offset is not None:
+        check.shaped("softmax_offset", softmax_offset, (heads,), check.F32, device)
+
+
 def _sequences(
-    q: Any, k: Any, layout: str, mask: str, page_table: Any, given: dict[str, Any]
+    q: Any, k: Any, layout: str, mask: str, t: AttentionTensors, longest: tuple[Any, Any]
 ) -> tuple[int, int | None, int | None]:
-    """Batch and lengths of the score matrix; None where only the device knows them."""
+    """Batch and lengths of the score matrix; None where only the device knows them.
+
+    Args:
+        longest: max_seqlen_q and max_seqlen_kv.
+    """
     device = q.device
-    for name in ("max_seqlen_q", "max_seqlen_kv"):
-        if given[name] is not None:
-            check.integer(name, given[name], 0)
+    for name, value in zip(("max_seqlen_q", "max_seqlen_kv"), longest):
+        if value is not None:
+            check.integer(name, value, 0)
     if layout == "thd":
-        batch, s_q = _packed("q", given, None, q.shape[0], device)
-        if page_table is not None:
-            return batch, s_q, _paged(k, page_table, batch, given["cu_seqlens_kv"], device)
-        return batch, s_q, _packed("kv", given, batch, k.shape[0], device)[1]
+        lengths = t.cu_seqlens_q, t.cu_seqlens_q_padded, longest[0]
+        batch, s_q = _packed("q", *lengths, None, q.shape[0], device)
+        if t.page_table is not None:
+            return batch, s_q, _paged(k, t.page_table, batch, t.cu_seqlens_kv, device)
+        lengths = t.cu_seqlens_kv, t.cu_seqlens_kv_padded, longest[1]
+        return batch, s_q, _packed("kv", *lengths, batch, k.shape[0], device)[1]
     sequence, batch = (0, q.shape[1]) if layout == "sbhd" else (1, q.shape[0])
     for name in ("cu_seqlens_q_padded", "cu_seqlens_kv_padded"):
-        if given[name] is not None:
+        if getattr(t, name) is not None:
             raise ValueError(f"{name}: given for layout {layout}, expected for thd only")
     padding = mask.startswith("padding")
-    _dense("q", given["cu_seqlens_q"], batch, q.shape[sequence], padding, device)
-    if page_table is not None:
-        return batch, q.shape[sequence], _paged(k, page_table, batch, given["cu_seqlens_kv"], device)
-    _dense("kv", given["cu_seqlens_kv"], batch, k.shape[sequence], padding, device)
+    _dense("q", t.cu_seqlens_q, batch, q.shape[sequence], padding, device)
+    if t.page_table is not None:
+        return batch, q.shape[sequence], _paged(k, t.page_table, batch, t.cu_seqlens_kv, device)
+    _dense("kv", t.cu_seqlens_kv, batch, k.shape[sequence], padding, device)
     return batch, q.shape[sequence], k.shape[sequence]
 
 
@@ -207,11 +248,10 @@ def _dense(which: str, cu_seqlens: Any, batch: int, extent: int, needed: bool, d
 
 
 def _packed(
-    which: str, given: dict[str, Any], batch: int | None, tokens: int, device: torch.device
+    which: str, cu_seqlens: Any, padded: Any, longest: Any, batch: int | None, tokens: int, device: torch.device
 ) -> tuple[int, int | None]:
     """One side of layout thd; returns the batch and the length that its scores have, if known."""
-    name, padded = f"cu_seqlens_{which}", given[f"cu_seqlens_{which}_padded"]
-    cu_seqlens, longest = given[name], given[f"max_seqlen_{which}"]
+    name = f"cu_seqlens_{which}"
     if cu_seqlens is None:
         raise ValueError(f"{name}: not given, expected int32 (b + 1,) for layout thd")
     bounds(name, cu_seqlens, batch, None, device)
@@ -245,21 +285,14 @@ def _paged(k: Any, page_table: Any, batch: int, cu_seqlens: Any, device: torch.d
     return extent
 
 
-def _bias(
-    bias: Any,
-    bias_type: str,
-    slopes: Any,
-    batch: int,
-    heads: int,
-    extents: tuple[int | None, int | None],
-    device: torch.device,
-) -> None:
+def _bias(bias_type: str, t: AttentionTensors, extents: _Extents, device: torch.device) -> None:
+    bias, slopes = t.bias, t.alibi_slopes
+    batch, heads, rows, columns = extents
     if (bias is not None) != (bias_type in ("pre_scale", "post_scale")):
         state = "given" if bias is not None else "not given"
         raise ValueError(f"bias: {state} with bias_type {bias_type}, expected for pre_scale and post_scale only")
     if bias is not None:
         check.tensor("bias", bias, check.FLOATS, device)
-        rows, columns = extents
         fits = bias.ndim == 4 and bias.shape[0] in (1, batch) and bias.shape[1] in (1, heads)
         if not fits or bias.shape[2] != (rows or bias.shape[2]) or bias.shape[3] != (columns or bias.shape[3]):
             raise ValueError(

@@ -168,7 +168,7 @@ def exact(kind: Kind) -> Kind:
     return kind._replace(
         facts=facts.get(kind.facts, kind.facts),
         first=kind.first.replace("_quantizer(", "_exact_quantizer("),
-        strides=True,
+        strides=bool(kind.tensors),
     )
 
 
