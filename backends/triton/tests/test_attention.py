@@ -231,7 +231,7 @@ def test_blocks_are_chosen_for_the_widest_operand(
     """Gradients of fp32 outputs of 16-bit operands take twice the shared memory: an H200's was too small for 129 to
     256 features."""
     from te_dispatch_triton import configs
-    from te_dispatch_triton.attention import setting
+    from te_dispatch_triton.attention import plans
     from te_dispatch_triton.attention.operators import attention_bwd, attention_fwd
 
     chosen: dict[str, int] = {}
@@ -241,7 +241,7 @@ def test_blocks_are_chosen_for_the_widest_operand(
         chosen[kernel] = sizes["bytes"]
         return choose(family, kernel, *rest, **sizes)
 
-    monkeypatch.setattr(setting.configs, "choose", noted)
+    monkeypatch.setattr(plans.configs, "choose", noted)
     q, k, v = (x.bfloat16() for x in operands(37 if expected == 4 else 39, 5))
     made = attention_fwd(q, k, v, out_dtype=wide)
     assert made.saved is not None and made.out.dtype is wide

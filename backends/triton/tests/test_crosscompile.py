@@ -106,7 +106,7 @@ def test_one_mnemonic_for_two_encodings_never_means_one_binary() -> None:
 _BESIDE = """
 import json, torch
 from te_dispatch_triton import targets
-from te_dispatch_triton.attention import setting
+from te_dispatch_triton.attention import plans
 from te_dispatch_triton.crosscompile.calls.attention import attention_fwd
 from te_dispatch_triton.crosscompile.chips import TARGETS
 from te_dispatch_triton.crosscompile.run import row_of

@@ -3,6 +3,6 @@
 
 | module | what |
 |---|---|
-| `setting` | what of a call the launches depend on, and the launches' constants and numbers |
+| `plans` | what launches of calls with one `AttentionSpec` share |
 | `operators` | the operators |
 """

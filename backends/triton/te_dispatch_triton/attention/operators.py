@@ -7,15 +7,17 @@ tensor find their sequences by themselves. Dropout is documented at `kernels.att
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from te_dispatch.backend_kit import attention as kit
 from te_dispatch.numerics.quantizers import Quantizer
-from te_dispatch.ops.checks import attention as checks
+from te_dispatch.ops.attention_spec import AttentionSpec, AttentionTensors
 from te_dispatch.ops.results import AttentionBackward, AttentionForward, Saved
 from te_dispatch_triton.argument_facts import TENSOR
-from te_dispatch_triton.attention.setting import Plan, packed, plan
+from te_dispatch_triton.attention.plans import Plan, plan
 from te_dispatch_triton.kernels import attention_backward, attention_bias, attention_forward
 from te_dispatch_triton.launch import Config, Kernel
 from te_dispatch_triton.memory import dense, empty
@@ -41,94 +43,48 @@ def _dense(x: torch.Tensor | None) -> torch.Tensor | None:
     return None if x is None else dense(x)
 
 
-def _hidden(attn_mask: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor, layout: str) -> torch.Tensor | None:
-    """attn_mask over (b, h, s_q, s_kv), as bytes."""
-    if attn_mask is None:
-        return None
-    sequence = 0 if layout == "sbhd" else 1
-    return attn_mask.expand(q.shape[1 - sequence], q.shape[2], q.shape[sequence], k.shape[sequence]).view(torch.uint8)
-
-
-def _plan(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str, packing: str | None, mask: str, window: Any,
-    cu_seqlens_q: Any, cu_seqlens_kv: Any, longest: int | None, table: Any, bias: Any, hidden: Any, bias_type: str,
-    slopes: Any, scale: float | None, softmax_type: str, softcap: float, dropout_p: float,
-) -> Plan:  # fmt: skip
-    return plan((
-        q.device, q.dtype, layout, packing, q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(), mask, window,
-        cu_seqlens_q.shape[0] - 1 if layout == "thd" else 0, longest, None if table is None else table.shape,
-        cu_seqlens_kv is not None, None if bias is None else bias.shape, None if hidden is None else hidden.shape,
-        () if hidden is None else hidden.stride(), bias_type, 0 if slopes is None else slopes.ndim, scale,
-        softmax_type, softcap, dropout_p,
-    ))  # fmt: skip
+def _planned(given: Sequence[torch.Tensor], spec: AttentionSpec) -> tuple[Sequence[torch.Tensor], Plan]:
+    """q, k and v as kernels read them, copied where they lie otherwise, and the plan."""
+    q, k, v = given
+    read = _rows(q), *((_rows(k), _rows(v)) if spec.page_table is None else (dense(k), dense(v)))
+    copied = any(x is not y for x, y in zip(given, read, strict=True))
+    return read, plan(spec.of(*read) if copied else spec)
 
 
 @prepared(q=TENSOR, k=TENSOR, v=TENSOR)
+@kit.attention_forward
 def attention_fwd(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    *,
-    layout: str = "sbhd",
-    packing: str | None = None,
-    mask: str = "causal",
-    attn_mask: torch.Tensor | None = None,
-    window: tuple[int, int] | None = None,
-    cu_seqlens_q: torch.Tensor | None = None,
-    cu_seqlens_kv: torch.Tensor | None = None,
-    cu_seqlens_q_padded: torch.Tensor | None = None,
-    cu_seqlens_kv_padded: torch.Tensor | None = None,
-    max_seqlen_q: int | None = None,
-    max_seqlen_kv: int | None = None,
-    page_table: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    bias_type: str = "none",
-    alibi_slopes: torch.Tensor | None = None,
-    softmax_scale: float | None = None,
-    softmax_type: str = "vanilla",
-    softmax_offset: torch.Tensor | None = None,
-    softcap: float = 0.0,
-    dropout_p: float = 0.0,
-    rng_state: torch.Tensor | None = None,
-    deterministic: bool = False,
-    inference: bool = False,
-    with_max_logit: bool = False,
-    s_quantizer: Quantizer | None = None,
-    out_quantizer: Quantizer | None = None,
-    out_dtype: torch.dtype | None = None,
+    spec: AttentionSpec,
+    tensors: AttentionTensors,
+    inference: bool,
+    with_max_logit: bool,
+    s_quantizer: Quantizer | None,
+    out_quantizer: Quantizer | None,
+    out_dtype: torch.dtype | None,
 ) -> AttentionForward:
     """One launch, and one more for `max_logit`. Always deterministic; `packing` is read through strides."""
-    checks.attention(
-        q, k, v, layout, packing, mask, attn_mask, window, cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded,
-        cu_seqlens_kv_padded, max_seqlen_q, max_seqlen_kv, page_table, bias, bias_type, alibi_slopes, softmax_scale,
-        softmax_type, softmax_offset, softcap, dropout_p, rng_state,
-    )  # fmt: skip
-    checks.forward(inference, page_table, s_quantizer, out_quantizer, out_dtype, q.device)
     device = q.device
-    q, k, v = (_rows(q), _rows(k), _rows(v)) if page_table is None else (_rows(q), dense(k), dense(v))
-    hidden, bias, table = _hidden(attn_mask, q, k, layout), _dense(bias), _dense(page_table)
-    p = _plan(
-        q, k, v, layout, None, mask, window, cu_seqlens_q, cu_seqlens_kv, max_seqlen_q, table, bias, hidden, bias_type,
-        alibi_slopes, softmax_scale, softmax_type, softcap, dropout_p,
-    )  # fmt: skip
+    (q, k, v), p = _planned((q, k, v), spec)
     form = p.form("forward", p.size)
-    out = empty("out", p.out, out_dtype or q.dtype, device)
-    lse = None if inference else empty("lse", p.lse, torch.float32, device)
+    out = empty("out", spec.out_shape, out_dtype or q.dtype, device)
+    lse = None if inference else empty("lse", spec.lse_shape, torch.float32, device)
     programs, heads = form.grid[0], p.of.heads
     partial = max_logit = None
     if with_max_logit:
         max_logit = empty("max_logit", (heads,), torch.float32, device)
         partial = empty("workspace", (max(programs, 1),), torch.float32, device)
-    if layout == "thd" and p.of.batch == 0:
+    if spec.layout == "thd" and spec.batch == 0:
         _clear(out, lse, max_logit)
     elif programs:
-        cu_q, cu_kv = _dense(cu_seqlens_q) if p.padding[0] else None, _dense(cu_seqlens_kv) if p.padding[1] else None
-        starts_q, starts_kv = _starts(layout, cu_q, cu_kv, cu_seqlens_q_padded, cu_seqlens_kv_padded)
         _FORWARD(
             device, form.grid,
             (
-                q, k, v, out, lse, partial, cu_q, cu_kv, starts_q, starts_kv, table, hidden, bias, _dense(alibi_slopes),
-                _dense(softmax_offset), _dense(rng_state) if p.dropout else None, *form.tail,
+                q, k, v, out, lse, partial, *_lengths(p, tensors), _dense(tensors.page_table),
+                _hidden(tensors.attn_mask), _dense(tensors.bias), _dense(tensors.alibi_slopes),
+                _dense(tensors.softmax_offset), _dense(tensors.rng_state) if p.dropout else None, *form.tail,
             ),
             form.constants, form.config,
         )  # fmt: skip
@@ -147,26 +103,23 @@ def _clear(out: torch.Tensor, lse: torch.Tensor | None, max_logit: torch.Tensor 
             x.fill_(float("-inf"))
 
 
-def _starts(layout: str, cu_q: Any, cu_kv: Any, padded_q: Any, padded_kv: Any) -> tuple[Any, Any]:
-    """Where sequences of thd tensors start."""
-    if layout != "thd":
-        return None, None
-    return cu_q if padded_q is None else dense(padded_q), cu_kv if padded_kv is None else dense(padded_kv)
+def _lengths(p: Plan, t: AttentionTensors) -> tuple[torch.Tensor | None, ...]:
+    """Cumulative lengths of queries and keys, and where sequences of thd tensors start."""
+    cu_q = _dense(t.cu_seqlens_q) if p.padding[0] else None
+    cu_kv = _dense(t.cu_seqlens_kv) if p.padding[1] else None
+    if p.layout != "thd":
+        return cu_q, cu_kv, None, None
+    starts_q = cu_q if t.cu_seqlens_q_padded is None else dense(t.cu_seqlens_q_padded)
+    return cu_q, cu_kv, starts_q, cu_kv if t.cu_seqlens_kv_padded is None else dense(t.cu_seqlens_kv_padded)
 
 
-def _gradients(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, packing: str | None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Memory for dq, dk and dv: views of one tensor where the operands are."""
-    if packing is None:
-        return tuple(empty(name, tuple(x.shape), x.dtype, x.device) for name, x in zip(("dq", "dk", "dv"), (q, k, v)))  # type: ignore[return-value]
-    first = 0 if "3" in packing else 1
-    whole, axis = packed(tuple((q, k)[first].shape), packing)
-    alone = (empty("dq", tuple(q.shape), q.dtype, q.device),) if first else ()
-    return (*alone, *empty("dk" if first else "dq", whole, q.dtype, q.device).unbind(axis))  # type: ignore[return-value]
+def _hidden(attn_mask: torch.Tensor | None) -> torch.Tensor | None:
+    """attn_mask as bytes."""
+    return None if attn_mask is None else attn_mask.view(torch.uint8)
 
 
 @prepared(dout=TENSOR, q=TENSOR, k=TENSOR, v=TENSOR, out=TENSOR)
+@kit.attention_backward
 def attention_bwd(
     dout: torch.Tensor,
     q: torch.Tensor,
@@ -175,61 +128,30 @@ def attention_bwd(
     out: torch.Tensor,
     lse: torch.Tensor,
     saved: Saved,
-    *,
-    layout: str = "sbhd",
-    packing: str | None = None,
-    mask: str = "causal",
-    attn_mask: torch.Tensor | None = None,
-    window: tuple[int, int] | None = None,
-    cu_seqlens_q: torch.Tensor | None = None,
-    cu_seqlens_kv: torch.Tensor | None = None,
-    cu_seqlens_q_padded: torch.Tensor | None = None,
-    cu_seqlens_kv_padded: torch.Tensor | None = None,
-    max_seqlen_q: int | None = None,
-    max_seqlen_kv: int | None = None,
-    bias: torch.Tensor | None = None,
-    bias_type: str = "none",
-    alibi_slopes: torch.Tensor | None = None,
-    softmax_scale: float | None = None,
-    softmax_type: str = "vanilla",
-    softmax_offset: torch.Tensor | None = None,
-    softcap: float = 0.0,
-    dropout_p: float = 0.0,
-    rng_state: torch.Tensor | None = None,
-    deterministic: bool = False,
-    s_quantizer: Quantizer | None = None,
-    dp_quantizer: Quantizer | None = None,
-    dqkv_quantizer: Quantizer | None = None,
-    with_dbias: bool = False,
+    spec: AttentionSpec,
+    tensors: AttentionTensors,
+    s_quantizer: Quantizer | None,
+    dp_quantizer: Quantizer | None,
+    dqkv_quantizer: Quantizer | None,
+    with_dbias: bool,
 ) -> AttentionBackward:
     """Two launches; one more for `dbias`, one for `dsoftmax_offset`. Always deterministic."""
-    checks.attention(
-        q, k, v, layout, packing, mask, attn_mask, window, cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded,
-        cu_seqlens_kv_padded, max_seqlen_q, max_seqlen_kv, None, bias, bias_type, alibi_slopes, softmax_scale,
-        softmax_type, softmax_offset, softcap, dropout_p, rng_state,
-    )  # fmt: skip
-    checks.backward(dout, q, v, out, lse, layout, bias, with_dbias, s_quantizer, dp_quantizer, dqkv_quantizer)
     device = q.device
-    dq, dk, dv = _gradients(q, k, v, packing)
-    q, k, v = _rows(q), _rows(k), _rows(v)
-    hidden, bias = _hidden(attn_mask, q, k, layout), _dense(bias)
-    p = _plan(
-        q, k, v, layout, packing, mask, window, cu_seqlens_q, cu_seqlens_kv, max_seqlen_q, None, bias, hidden,
-        bias_type, alibi_slopes, softmax_scale, softmax_type, softcap, dropout_p,
-    )  # fmt: skip
+    dq, dk, dv = kit.empty_gradients(spec, q.dtype, empty)
+    (q, k, v), p = _planned((q, k, v), spec)
+    bias = _dense(tensors.bias)
     dbias = empty("dbias", tuple(bias.shape), bias.dtype, device) if with_dbias and bias is not None else None
     dsink = empty("dsoftmax_offset", (p.of.heads,), torch.float32, device) if p.sink == "learnable" else None
-    if layout == "thd" and p.of.batch == 0:
+    if spec.layout == "thd" and spec.batch == 0:
         for x in (dq, dk, dv, dbias, dsink):
             if x is not None:
                 x.zero_()
         return AttentionBackward(dq, dk, dv, dbias, dsink)
-    cu_q, cu_kv = (_dense(cu_seqlens_q), _dense(cu_seqlens_kv)) if p.padding[0] else (None, None)
-    common = (cu_q, cu_kv, *_starts(layout, cu_q, cu_kv, cu_seqlens_q_padded, cu_seqlens_kv_padded), hidden, bias)
-    rng = _dense(rng_state) if p.dropout else None
-    delta = empty("workspace", p.lse, torch.float32, device)
-    call = _Call(p, q, k, v, dense(out), dense(dout), dense(lse), delta, common, _dense(alibi_slopes), rng)
-    partial, lines = call.queries(dq, dsink is not None, _dense(softmax_offset))
+    common = (*_lengths(p, tensors), _hidden(tensors.attn_mask), bias)
+    rng = _dense(tensors.rng_state) if p.dropout else None
+    delta = empty("workspace", spec.lse_shape, torch.float32, device)
+    call = _Call(p, q, k, v, dense(out), dense(dout), dense(lse), delta, common, _dense(tensors.alibi_slopes), rng)
+    partial, lines = call.queries(dq, dsink is not None, _dense(tensors.softmax_offset))
     if dsink is not None and p.of.heads:
         _OFFSETS(device, (p.of.heads, 1, 1), (partial, dsink, lines), (_SUM,), Config())
     call.keys(dk, dv)

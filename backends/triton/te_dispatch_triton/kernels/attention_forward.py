@@ -98,7 +98,7 @@ def forward(
     RIGHT: tl.constexpr, BIAS: tl.constexpr, SLOPES: tl.constexpr, CAP: tl.constexpr, SINK: tl.constexpr,
     DROPOUT: tl.constexpr, PAGE: tl.constexpr, PLAIN: tl.constexpr, PRECISION: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Arguments as `te_dispatch_triton.attention.setting` gives them."""
+    """Arguments as `te_dispatch_triton.attention.plans` gives them."""
     THD: tl.constexpr = LAYOUT == "thd"
     program = tl.program_id(0)
     b, h, first, origin, extent = place_of(program, blocks, starts_q, batch, heads, rows, BM, THD, RIGHT)

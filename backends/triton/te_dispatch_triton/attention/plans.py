@@ -1,59 +1,20 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""What of a call the launches depend on: every shape, stride and option, and nothing of what tensors contain."""
+"""What launches of calls with one `AttentionSpec` share: constants, numbers, sizes and grids."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
-
+from te_dispatch.backend_kit.attention import packed_shape
 from te_dispatch.backend_kit.caches import cached
+from te_dispatch.backend_kit.memory import contiguous_strides
+from te_dispatch.ops.attention_spec import AttentionSpec, Sizes
 from te_dispatch_triton import configs
 from te_dispatch_triton.launch import Config, blocks
 from te_dispatch_triton.targets import INTERPRETER, Target, target_of
 
-Sizes = tuple[int, ...]
 #: Chance is counted in multiples of 2^-24.
 _STEPS = 1 << 24
-
-
-class Setting(NamedTuple):
-    """The key of a `Plan`. Shapes and strides (in elements) are as the operator's layout has them.
-
-    Attributes:
-        batch: of a thd call, whose shapes do not tell; else 0.
-        packing: of the gradients, None in the forward.
-        longest: bound of a thd call's queries, None where not given.
-        table: shape of the page table, None without one; `lengths`: whether the keys' lengths are given with it.
-        bias, hidden: shapes of bias and attn_mask, `hidden_stride` of the latter over (b, h, s_q, s_kv).
-        slopes: dimensions of ALiBi's slopes, 0 for Press et al.'s.
-    """
-
-    device: torch.device
-    dtype: torch.dtype
-    layout: str
-    packing: str | None
-    q: Sizes
-    q_stride: Sizes
-    k: Sizes
-    k_stride: Sizes
-    v: Sizes
-    v_stride: Sizes
-    mask: str
-    window: tuple[int, int] | None
-    batch: int
-    longest: int | None
-    table: Sizes | None
-    lengths: bool
-    bias: Sizes | None
-    hidden: Sizes | None
-    hidden_stride: Sizes
-    bias_type: str
-    slopes: int
-    scale: float | None
-    softmax_type: str
-    softcap: float
-    dropout_p: float
 
 
 class Extents(NamedTuple):
@@ -68,17 +29,14 @@ class Extents(NamedTuple):
     features_v: int
 
 
-def extents(s: Setting) -> Extents:
+def extents(s: AttentionSpec) -> Extents:
     """Of a checked call."""
-    if s.layout == "thd":
-        batch, rows = s.batch, s.q[0]
+    rows = s.q_shape[1] if s.layout == "bshd" else s.q_shape[0]
+    if s.page_table is not None:
+        columns = s.page_table[1] * s.k_shape[1]
     else:
-        batch, rows = (s.q[1], s.q[0]) if s.layout == "sbhd" else (s.q[0], s.q[1])
-    if s.table is not None:
-        columns = s.table[1] * s.k[1]
-    else:
-        columns = s.k[1] if s.layout == "bshd" else s.k[0]
-    return Extents(batch, s.q[-2], s.k[-2], rows, columns, s.q[-1], s.v[-1])
+        columns = s.k_shape[1] if s.layout == "bshd" else s.k_shape[0]
+    return Extents(s.batch, s.q_shape[-2], s.k_shape[-2], rows, columns, s.q_shape[-1], s.v_shape[-1])
 
 
 def steps(stride: Sizes, layout: str) -> Sizes:
@@ -86,15 +44,6 @@ def steps(stride: Sizes, layout: str) -> Sizes:
     if layout == "thd":
         return 0, stride[0], stride[1]
     return (stride[1], stride[0], stride[2]) if layout == "sbhd" else (stride[0], stride[1], stride[2])
-
-
-def contiguous(shape: Sizes) -> Sizes:
-    """Row-major strides."""
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
 
 
 class Form(NamedTuple):
@@ -125,7 +74,7 @@ class Plan(NamedTuple):
         masked: constants BOTTOM, LEFT, RIGHT, BIAS, SLOPES, CAP.
         dropout: whether any; `last` constants: PLAIN, PRECISION, INTERPRETED.
         longest: queries of a sequence, for choosing tiles.
-        out, lse: shapes. forms: made so far.
+        forms: made so far.
     """
 
     of: Extents
@@ -146,8 +95,6 @@ class Plan(NamedTuple):
     size: int
     longest: int
     bias: Sizes | None
-    out: Sizes
-    lse: Sizes
     forms: dict[tuple[str, int], Form]
 
     def blocks_of(self, tokens: int, block: int) -> int:
@@ -217,73 +164,57 @@ def power_of_two(size: int) -> int:
     return max(16, 1 << (size - 1).bit_length())
 
 
-def plan_of(s: Setting) -> Plan:
-    """Everything that does not change from call to call of a kind."""
+def _strides(shape: Sizes | None, stride: Sizes, dimensions: int) -> tuple[int | None, ...]:
+    """Strides of a tensor that broadcasts along what it lacks and where its size is 1; None for no tensor."""
+    if shape is None:
+        return (None,) * dimensions
+    return (0,) * (dimensions - len(shape)) + tuple(0 if n == 1 else step for n, step in zip(shape, stride))
+
+
+@cached(4096)  # lengths may differ in every call
+def plan(s: AttentionSpec) -> Plan:
+    """Everything that does not change from call to call. The bias is contiguous, and so are paged keys and values."""
     of = extents(s)
-    thd, padding = s.layout == "thd", s.mask.startswith("padding")
-    left, right = s.window or (-1, -1)
-    if "causal" in s.mask:
-        right = 0
-    paged = s.table is not None
-    scale = of.features**-0.5 if s.scale is None else float(s.scale)
+    paged = s.page_table is not None
+    left, right = s.band
     chance = round(s.dropout_p * _STEPS)
     target = target_of(s.device)
-    extra: tuple[int | None, ...] = (None,) * 7
-    if s.hidden is not None:
-        extra = (*s.hidden_stride, *extra[4:])
-    if s.bias is not None:
-        of_bias = contiguous(s.bias)
-        extra = (*extra[:4], *(0 if n == 1 else step for n, step in zip(s.bias[:2], of_bias)), of_bias[2])
+    of_bias = None if s.bias is None else contiguous_strides(s.bias)
+    extra = *_strides(s.attn_mask, s.attn_mask_stride, 4), *_strides(s.bias and s.bias[:2], of_bias or (), 2)
     k_sides = (0, s.k_stride[1], s.k_stride[2]) if paged else steps(s.k_stride, s.layout)
     v_sides = (0, s.v_stride[1], s.v_stride[2]) if paged else steps(s.v_stride, s.layout)
-    needed = thd or padding
-    plain = s.bias_type == "none" and not s.softcap > 0.0 and scale > 0.0
-    tokens = (of.rows,) if thd else s.q[:2]
+    plain = s.bias_type == "none" and not s.softcap > 0.0 and s.scale > 0.0
     return Plan(
         of=of, layout=s.layout, sides=(*steps(s.q_stride, s.layout), *k_sides, *v_sides), gradients=_gradients(s),
-        extra=extra,
-        pages_b=s.table[1] if s.table is not None else None,
+        extra=(*extra, None if of_bias is None else of_bias[2]),
+        pages_b=s.page_table[1] if s.page_table is not None else None,
         # A left side beyond every position is none; so is a right one.
-        numbers=(max(left, 0), max(right, 0), chance, scale, float(s.softcap), 1.0 / (1.0 - s.dropout_p)),
+        numbers=(max(left, 0), max(right, 0), chance, s.scale, float(s.softcap), 1.0 / (1.0 - s.dropout_p)),
         width=(of.features, of.features_v, power_of_two(of.features), power_of_two(of.features_v)),
-        padding=(needed, s.lengths if paged else needed),
-        masked=(s.mask.endswith("bottom_right"), left >= 0, right >= 0, s.bias_type, s.slopes, s.softcap > 0.0),
-        sink=s.softmax_type, dropout=s.dropout_p > 0.0, page=s.k[1] if paged else 0,
+        padding=(s.ragged, s.kv_lengths if paged else s.ragged),
+        masked=(s.bottom_right, left >= 0, right >= 0, s.bias_type, s.alibi_slopes, s.softcap > 0.0),
+        sink=s.softmax_type, dropout=s.dropout_p > 0.0, page=s.k_shape[1] if paged else 0,
         last=(plain, "tf32x3" if target.backend == "cuda" else "ieee", target is INTERPRETER), target=target,
-        size=s.dtype.itemsize, longest=_longest(s, of), bias=None if s.bias is None else tuple(s.bias),
-        out=(*tokens, of.heads, of.features_v),
-        lse=(of.rows, of.heads) if thd else (of.batch, of.heads, of.rows), forms={},
+        size=s.dtype.itemsize, longest=_longest(s, of), bias=s.bias, forms={},
     )  # fmt: skip
 
 
-def packed(shape: Sizes, packing: str) -> tuple[Sizes, int]:
-    """Shape of the tensor that gradients are views of, and the axis that they are stacked along."""
-    axis = len(shape) - 2 if packing.endswith("hd") else len(shape) - 1
-    return (*shape[:axis], int(packing.strip("hd")), *shape[axis:]), axis
-
-
-def _gradients(s: Setting) -> Sizes:
+def _gradients(s: AttentionSpec) -> Sizes:
     """Strides (batch, token, head) of dq, dk and dv."""
     found: list[int] = []
-    for name, shape in (("q", s.q), ("k", s.k), ("v", s.v)):
-        if s.packing is None or (name == "q" and "2" in s.packing) or s.table is not None:
-            strides = contiguous(shape)
+    for name, shape in (("q", s.q_shape), ("k", s.k_shape), ("v", s.v_shape)):
+        if s.packing is None or (name == "q" and "2" in s.packing) or s.page_table is not None:
+            strides = contiguous_strides(shape)
         else:
-            whole, axis = packed(shape, s.packing)
-            strides = contiguous(whole)
+            whole, axis = packed_shape(shape, s.packing)
+            strides = contiguous_strides(whole)
             strides = (*strides[:axis], *strides[axis + 1 :])
         found += steps(strides, s.layout)
     return tuple(found)
 
 
-def _longest(s: Setting, of: Extents) -> int:
+def _longest(s: AttentionSpec, of: Extents) -> int:
     """Queries of a sequence, for choosing tiles: never what depends on the batch."""
     if s.layout != "thd":
         return of.rows
-    return 1 << 30 if s.longest is None else s.longest
-
-
-@cached(4096)  # lengths may differ in every call
-def plan(key: tuple[Any, ...]) -> Plan:
-    """The plan of a setting, given as its members."""
-    return plan_of(Setting(*key))
+    return 1 << 30 if s.max_seqlen_q is None else s.max_seqlen_q
