@@ -37,9 +37,11 @@ class AttentionSpec(NamedTuple):
         device, dtype: of q, the nominal dtype where it is quantized.
         q_shape, k_shape, v_shape, q_stride, k_stride, v_stride: as `layout` has them, strides in elements. Of a
             quantized operand the strides are those of its row-wise copy, () without one.
+        band: (left, right), the window in force: row i sees key j in [i + offset - left, i + offset + right], -1 for no
+            bound. A causal mask means right = 0.
         batch: number of sequences.
         page_table, bias, attn_mask: shapes, None without the tensor. attn_mask_stride: () without one.
-        kv_lengths: whether `cu_seqlens_kv` is given.
+        kv_lengths: whether paged keys have lengths, `cu_seqlens_kv`.
         bias_dtype: None without a bias.
         alibi_slopes: number of dimensions, 0 where they are not given.
     """
@@ -55,7 +57,7 @@ class AttentionSpec(NamedTuple):
     v_shape: Sizes
     v_stride: Sizes
     mask: str
-    window: tuple[int, int] | None
+    band: tuple[int, int]
     batch: int
     max_seqlen_q: int | None
     max_seqlen_kv: int | None
@@ -77,13 +79,6 @@ class AttentionSpec(NamedTuple):
     def scale(self) -> float:
         """The factor of q k^T: `softmax_scale`, by default 1/sqrt(d)."""
         return self.q_shape[-1] ** -0.5 if self.softmax_scale is None else float(self.softmax_scale)
-
-    @property
-    def band(self) -> tuple[int, int]:
-        """(left, right): the window in force. Row i sees key j in [i + offset - left, i + offset + right], -1 for no
-        bound; a causal mask means right = 0."""
-        left, right = self.window or (-1, -1)
-        return left, 0 if "causal" in self.mask else right
 
     @property
     def bottom_right(self) -> bool:

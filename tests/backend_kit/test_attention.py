@@ -51,7 +51,7 @@ def test_every_argument_arrives_in_its_place() -> None:
     rng, scale = torch.zeros(2, dtype=torch.int64), CurrentQuantizer()
     ragged = {"mask": "padding", "cu_seqlens_q": lengths, "cu_seqlens_kv": other}
     for options in (
-        {"packing": "3hd", "window": (2, 1), "softmax_scale": 0.5, "softcap": 2.0, "deterministic": True},
+        {"packing": "3hd", "softmax_scale": 0.5, "softcap": 2.0, "deterministic": True},
         {"max_seqlen_q": 5, "max_seqlen_kv": 6, "dropout_p": 0.25, "rng_state": rng},
         ragged,
         {"bias": torch.randn(1, 3, 4, 4), "bias_type": "post_scale"},
@@ -113,10 +113,16 @@ def test_a_spec_says_what_follows_from_the_arguments() -> None:
     assert (spec.scale, spec.band, spec.bottom_right, spec.ragged, spec.batch) == (0.25, (3, 0), True, False, 2)
     assert kit.spec_of(q=q, k=k, v=v, mask="none", window=(3, 2)).band == (3, 2)
     assert kit.spec_of(q=q, k=k, v=v, mask="none").band == (-1, -1)
+    # One band, one key.
+    assert (
+        kit.spec_of(q=q, k=k, v=v, window=(-1, -1))
+        == kit.spec_of(q=q, k=k, v=v)
+        == kit.spec_of(q=q, k=k, v=v, window=(-1, 4))
+    )
     lengths = torch.tensor([0, 4, 9, 10], dtype=torch.int32)
     thd = {"layout": "thd", "cu_seqlens_q": lengths, "cu_seqlens_kv": lengths}
     ragged = kit.spec_of(q=q.flatten(0, 1), k=k.flatten(0, 1), v=v.flatten(0, 1), **thd)
-    assert ragged.ragged and ragged.batch == 3 and ragged.kv_lengths
+    assert ragged.ragged and ragged.batch == 3 and not ragged.kv_lengths
     for one, layout, x, y in ((spec, "sbhd", q, v), (ragged, "thd", q.flatten(0, 1), v.flatten(0, 1))):
         assert (one.out_shape, one.lse_shape) == (out_shape(x, y, layout), lse_shape(x, layout))
     bshd = kit.spec_of(q=q, k=torch.randn(5, 7, 2, 16), v=torch.randn(5, 7, 2, 8), layout="bshd")

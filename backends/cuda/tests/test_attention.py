@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""Attention of the cuda backend as far as no GPU is needed: entries, settings, what FlashAttention is called with."""
+"""Attention of the cuda backend as far as no GPU is needed: entries, specs, what FlashAttention is called with."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("te_dispatch_cuda._native")
 
+from te_dispatch.backend_kit.attention import empty_gradients, spec_of  # noqa: E402
+from te_dispatch.backend_kit.memory import contiguous_strides  # noqa: E402
 from te_dispatch.core.errors import Declined  # noqa: E402
 from te_dispatch.core.requirements import OneOf  # noqa: E402
 from te_dispatch.numerics.quantized import Quantized  # noqa: E402
 from te_dispatch.numerics.quantizers import DelayedQuantizer  # noqa: E402
 from te_dispatch.ops.attention import lse_shape  # noqa: E402
+from te_dispatch.ops.attention_spec import AttentionSpec, AttentionTensors  # noqa: E402
 from te_dispatch.ops.results import Saved  # noqa: E402
 from te_dispatch_cuda import packages  # noqa: E402
 from te_dispatch_cuda.attention import (  # noqa: E402
@@ -31,10 +34,9 @@ from te_dispatch_cuda.attention import (  # noqa: E402
     eight_bit,
     flash,
     frontend,
-    repeated,
+    geometry,
     rows,
     run,
-    setting,
 )
 from te_dispatch_cuda.attention.eight_bit_graphs import Scale  # noqa: E402
 from te_dispatch_cuda.attention.graphs import Slot  # noqa: E402
@@ -82,11 +84,11 @@ def _forward_result(q: torch.Tensor, *_: Any) -> tuple[torch.Tensor, ...]:
 def test_repeated_attention_is_found_under_the_key_of_any_other(
     monkeypatch: pytest.MonkeyPatch, layout: str, packing: str | None, mask: str, window: Any
 ) -> None:
-    """The operator spells its key out, where it is made in every call."""
     found: list[Any] = []
+    looked: list[Any] = []
 
-    def unknown(key: Any, *options: Any) -> Any:
-        found.append((key, *options))
+    def unknown(spec: Any, *options: Any) -> Any:
+        found.append((spec, *options))
         raise Declined("no GPU")
 
     monkeypatch.setattr(calls, "forward", unknown)
@@ -97,13 +99,23 @@ def test_repeated_attention_is_found_under_the_key_of_any_other(
         "bias_type": "alibi", "softcap": 0.0, "deterministic": True,
     }  # fmt: skip
     out, lse = torch.zeros(2, 5, 4, 8, dtype=torch.bfloat16), torch.zeros(lse_shape(q, layout))
+    results = (out, lse, Saved("cuda.cudnn_attention", cudnn.FORMAT))
     with pytest.raises(Declined):
         cudnn.attention_fwd(q, k, v, **how)
     with pytest.raises(Declined):
-        cudnn.attention_bwd(out, q, k, v, out, lse, Saved("cuda.cudnn_attention", cudnn.FORMAT), **how)
-    given = {name: p.default for name, p in inspect.signature(cudnn.attention_fwd).parameters.items()}
-    key = repeated._key({**given, "q": q, "k": k, "v": v, **how})
-    assert found == [(key, False, False), (key, False)]
+        cudnn.attention_bwd(out, q, k, v, *results, **how)
+    asked = types.SimpleNamespace(get=looked.append)
+    monkeypatch.setattr(calls, "FORWARDS", asked)
+    monkeypatch.setattr(calls, "BACKWARDS", asked)
+    for function, plan, given in (
+        (cudnn.attention_fwd, cudnn.plan_fwd, (q, k, v)),
+        (cudnn.attention_bwd, cudnn.plan_bwd, (out, q, k, v, *results)),
+    ):
+        parameters = inspect.signature(function).parameters
+        varying = tuple(parameters)[: len(given)]
+        arguments = {name: p.default for name, p in parameters.items()} | how | dict(zip(varying, given))
+        assert plan(varying, **arguments) is None
+    assert looked == found == [(found[0][0], False, False), (found[0][0], False)]
 
 
 PACKAGES = {
@@ -252,19 +264,19 @@ def test_absent_packages_are_facts() -> None:
 
 
 def test_strides_of_single_elements_are_not_looked_at() -> None:
-    assert setting.side((1, 2, 4, 64), (7, 256, 64, 1), "sbhd", 2, 1).strides == (256, 64, 512, 1)
-    assert setting.fits((2, 3, 4, 8), (96, 32, 8, 1), 2)
-    assert not setting.fits((2, 3, 4, 8), (0, 32, 8, 1), 2)  # broadcast
-    assert not setting.fits((2, 3, 4, 12), (144, 48, 12, 1), 2)  # rows of 24 bytes
+    assert geometry.side((1, 2, 4, 64), (7, 256, 64, 1), "sbhd", 2, 1).strides == (256, 64, 512, 1)
+    assert geometry.fits((2, 3, 4, 8), (96, 32, 8, 1), 2)
+    assert not geometry.fits((2, 3, 4, 8), (0, 32, 8, 1), 2)  # broadcast
+    assert not geometry.fits((2, 3, 4, 12), (144, 48, 12, 1), 2)  # rows of 24 bytes
 
 
 def test_copies_of_lengths_do_not_share_memory() -> None:
     """The copy of one, let go, was the memory of the next one's copy."""
     every_other = torch.arange(12, dtype=torch.int32)[::2]
-    q, kv, none = rows.dense_lengths(every_other, every_other + 1, None)
-    assert none is None and q is not None and kv is not None
+    q, kv, *others = rows.dense_lengths(AttentionTensors(cu_seqlens_q=every_other, cu_seqlens_kv=every_other))
+    assert others == [None, None] and q is not None and kv is not None
     assert q.is_contiguous() and q.data_ptr() != kv.data_ptr()
-    batch = rows.batch_of(_setting(layout="thd"), q, kv, None, None)
+    batch = rows.batch_of(_spec(layout="thd"), q, kv, None, None)
     assert batch == (q.data_ptr(), kv.data_ptr(), 0, 0)
 
 
@@ -274,25 +286,21 @@ def test_no_attention_claims_dropout() -> None:
         assert OneOf("dropout", False) in one.requires, one.name
 
 
-@pytest.mark.parametrize(
-    ("packing", "whole", "strides"),
-    [
-        ("3hd", (5, 2, 3, 4, 8), (192, 96, 8, 1)), ("h3d", (5, 2, 4, 3, 8), (192, 96, 24, 1)),
-        ("2hd", (5, 2, 2, 4, 8), (128, 64, 8, 1)),
-    ],
-)  # fmt: skip
-def test_packed_gradients_lie_like_their_operands(packing: str, whole: Any, strides: Any) -> None:
-    found = setting.packed((5, 2, 4, 8), packing, 0 if "3" in packing else 1)
-    assert (found[0], found[1]) == (whole, strides)
+@pytest.mark.parametrize("packing", [None, "3hd", "h3d", "2hd", "h2d"])
+def test_graphs_write_gradients_where_their_memory_is(packing: str | None) -> None:
+    spec = _spec(packing=packing)
+    made = empty_gradients(spec._replace(device=torch.device("cpu")), torch.bfloat16)
+    assert assemble._gradients(spec) == [(tuple(x.shape), x.stride()) for x in made]
 
 
-def _setting(**options: Any) -> setting.Setting:
-    shape = (5, 2, 4, 64)
-    strides = setting.contiguous(shape)
-    made = setting.Setting(
-        0, torch.bfloat16, "sbhd", None, shape, strides, shape, strides, shape, strides, "causal", None, 0, None, None,
-        None, None, None, False, None, "vanilla", 0.0, False,
-    )  # fmt: skip
+def _spec(**options: Any) -> AttentionSpec:
+    """Of contiguous operands; a device that is not there."""
+    shape = options.get("q_shape", (5, 2, 4, 64))
+    strides = contiguous_strides(shape)
+    x = torch.empty(5, 2, 4, 64, dtype=torch.bfloat16, device="meta")
+    made = spec_of(q=x, k=x, v=x)._replace(device=torch.device("cuda", 0))
+    for name in "qkv":
+        made = made._replace(**{f"{name}_shape": shape, f"{name}_stride": strides})
     return made._replace(**options)
 
 
@@ -329,10 +337,8 @@ def test_gradients_of_packed_queries_that_may_see_nothing_are_copied(monkeypatch
         attention_clean=lambda *given: copied.append(given), attention_mend=lambda *_: None,
     ))  # fmt: skip
     shape = (10, 4, 64)
-    strides = setting.contiguous(shape)
-    packed = {"layout": "thd", "batch": 2, "longest_q": 6, "longest_kv": 6, "q": shape, "k": shape, "v": shape}
-    packed |= {"q_stride": strides, "k_stride": strides, "v_stride": strides}
-    s = _setting(**packed, mask="padding_causal", window=(3, 0))
+    packed = {"layout": "thd", "batch": 2, "max_seqlen_q": 6, "max_seqlen_kv": 6, "q_shape": shape}
+    s = _spec(**packed, mask="padding_causal", band=(3, 0))
     call = assemble.Call(s)
     call.finish(types.SimpleNamespace(bytes=256, ragged=()), (3,))  # type: ignore[arg-type]
     call.prepared, call.written = False, (call.cleaned[0].target,) * 3
@@ -384,34 +390,28 @@ def test_addresses_of_eight_bit_attention_stand_in_the_order_of_their_slots(monk
     assert by_gradients == [by_d.scale.data_ptr()] * 3
 
 
-def test_masks_are_bands_of_the_score_matrix() -> None:
-    assert setting.band(_setting()) == (-1, 0, False)
-    assert setting.band(_setting(mask="none", window=(3, 5))) == (3, 5, False)
-    assert setting.band(_setting(mask="padding_causal_bottom_right", window=(3, -1))) == (3, 0, True)
-
-
 def test_a_call_without_rows_is_declined() -> None:
-    assert setting.extents(_setting()).rows == 5
+    assert geometry.extents(_spec()).rows == 5
     with pytest.raises(Declined, match="no dimension of 0"):
-        setting.extents(_setting(q=(0, 2, 4, 64)))
+        geometry.extents(_spec(q_shape=(0, 2, 4, 64)))
 
 
 @pytest.mark.parametrize("layout", ["sbhd", "thd"])
 def test_more_sequences_than_a_grid_has_blocks_are_declined(layout: str) -> None:
     def of(batch: int) -> Any:
         if layout == "thd":
-            return _setting(layout="thd", batch=batch, **dict.fromkeys("qkv", (70_000, 4, 64)))
-        return _setting(**dict.fromkeys("qkv", (5, batch, 4, 64)))
+            return _spec(layout="thd", batch=batch, q_shape=(70_000, 4, 64))
+        return _spec(batch=batch, q_shape=(5, batch, 4, 64))
 
-    assert setting.extents(of(65_535)).batch == 65_535
+    assert geometry.extents(of(65_535)).batch == 65_535
     with pytest.raises(Declined, match="batches up to 65535, got 65536"):
-        setting.extents(of(65_536))
+        geometry.extents(of(65_536))
 
 
 @pytest.mark.parametrize("scale", [0.0, -0.25, float("nan")])
 def test_a_scale_that_is_not_positive_is_declined(scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Declined, match="positive softmax_scale"):
-        setting.extents(_setting(scale=scale))
+        geometry.extents(_spec(softmax_scale=scale))
     Library(monkeypatch, "flash_attn_interface", {"_flash_attn_forward": _forward_result})
     q, k, v = _operands(2, 5, 4, 8)
     with pytest.raises(Declined, match="positive softmax_scale"):
@@ -420,10 +420,7 @@ def test_a_scale_that_is_not_positive_is_declined(scale: float, monkeypatch: pyt
 
 def test_packed_sequences_of_one_row_are_described_as_two() -> None:
     """cuDNN's kernel for a single row puts log-sum-exps of grouped heads elsewhere."""
-    packed = (7, 4, 64)
-    strides = setting.contiguous(packed)
-    given = dict.fromkeys(("q", "k", "v"), packed) | {f"{name}_stride": strides for name in ("q", "k", "v")}
-    found = setting.extents(_setting(layout="thd", batch=7, longest_q=1, longest_kv=1, **given))
+    found = geometry.extents(_spec(layout="thd", batch=7, max_seqlen_q=1, max_seqlen_kv=1, q_shape=(7, 4, 64)))
     assert (found.rows, found.columns) == (2, 2)
 
 

@@ -49,8 +49,9 @@ def hidden_by_hand(mask: str, window: tuple[int, int] | None, i: int, j: int, le
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("window", [None, (-1, -1), (1, 0), (2, 1), (0, -1), (-1, 2)])
 def test_masks_by_brute_force(mask: str, window: tuple[int, int] | None) -> None:
-    x = randn(5, 1, 1, 8)
-    spec = spec_of(q=x, k=x, v=x)._replace(mask=mask, window=window)
+    x, lengths = randn(5, 1, 1, 8), int32(0, 5)
+    others = {"cu_seqlens_q": lengths, "cu_seqlens_kv": lengths, "attn_mask": torch.zeros(5, 5, dtype=torch.bool)}
+    spec = spec_of(q=x, k=x, v=x, mask=mask, window=window, **others)
     for len_q, len_kv in itertools.product((0, 1, 3, 5), (0, 2, 5, 6)):
         found, offset = hidden_mask(spec, 5, 6, len_q, len_kv)
         expected = [[hidden_by_hand(mask, window, i, j, len_q, len_kv) for j in range(6)] for i in range(5)]

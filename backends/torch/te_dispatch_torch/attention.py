@@ -169,9 +169,9 @@ def _aligned(x: torch.Tensor) -> bool:
     return not any(start % elements for start in (x.storage_offset(), *x.stride()[:-1]))
 
 
-def _expanded(x: torch.Tensor, heads: int, kernel: Kernel) -> torch.Tensor:
+def _expanded(x: torch.Tensor, spec: AttentionSpec, kernel: Kernel) -> torch.Tensor:
     """One key head per query head, for kernels that need it."""
-    groups = x.shape[1]
+    heads, groups = spec.q_shape[-2], spec.k_shape[-2]
     return x if kernel.native_groups or groups == heads else x.repeat_interleave(heads // groups, 1)
 
 
@@ -205,7 +205,7 @@ def _forward(kernel: Kernel) -> Callable[..., AttentionForward]:
             saved = Saved(f"torch.{kernel.name}", kernel.format)
             return AttentionForward(out, None if inference else lse, None, None if inference else saved)
         qh, kh, vh = _heads(q, layout), _heads(k, layout), _heads(v, layout)
-        kh, vh = _expanded(kh, qh.shape[1], kernel), _expanded(vh, qh.shape[1], kernel)
+        kh, vh = _expanded(kh, spec, kernel), _expanded(vh, spec, kernel)
         out, lse, kept, options = kernel.forward(qh, kh, vh, spec.mask == "causal", spec.scale)
         out = from_per_head(out, layout).to(out_dtype or q.dtype)
         if inference:
@@ -239,13 +239,13 @@ def _backward(kernel: Kernel) -> Callable[..., AttentionBackward]:
             none = pack([x.new_zeros(x.shape) for x in (q, k, v)], packing)
             return AttentionBackward(none[0], none[1], none[2], None, None)
         qh, kh, vh = _heads(q, layout), _heads(k, layout), _heads(v, layout)
-        heads, groups = qh.shape[1], kh.shape[1]
-        kh, vh = _expanded(kh, heads, kernel), _expanded(vh, heads, kernel)
-        doh, outh = _heads(dout.to(q.dtype), layout), _heads(out.to(q.dtype), layout)
+        kh, vh = _expanded(kh, spec, kernel), _expanded(vh, spec, kernel)
+        dtype, groups = spec.dtype, spec.k_shape[-2]
+        doh, outh = _heads(dout.to(dtype), layout), _heads(out.to(dtype), layout)
         dq, dk, dv = kernel.backward(
             doh, qh, kh, vh, outh, saved.tensors, saved.options, spec.mask == "causal", spec.scale
         )
-        grads = [from_per_head(x.to(q.dtype), layout) for x in (dq, _shared(dk, groups), _shared(dv, groups))]
+        grads = [from_per_head(x.to(dtype), layout) for x in (dq, _shared(dk, groups), _shared(dv, groups))]
         grads = pack(grads, packing)
         return AttentionBackward(grads[0], grads[1], grads[2], None, None)
 

@@ -114,10 +114,12 @@ def attention(
         check.rng(rng_state, q.device)
     elif dropout_p > 0:
         raise ValueError(f"rng_state: got None with dropout_p={dropout_p}, expected int64 (2,), (seed, offset)")
+    left, right = window or (-1, -1)
     return AttentionSpec(
         q.device, q.dtype, layout, packing, tuple(q.shape), _stride(q), tuple(k.shape), _stride(k), tuple(v.shape),
-        _stride(v), mask, window, batch, max_seqlen_q, max_seqlen_kv, _shape(page_table), cu_seqlens_kv is not None,
-        _shape(bias), None if bias is None else bias.dtype, bias_type, _shape(attn_mask),
+        _stride(v), mask, (left, 0 if "causal" in mask else right), batch, max_seqlen_q, max_seqlen_kv,
+        _shape(page_table), page_table is not None and cu_seqlens_kv is not None, _shape(bias),
+        None if bias is None else bias.dtype, bias_type, _shape(attn_mask),
         () if attn_mask is None else attn_mask.stride(), 0 if alibi_slopes is None else alibi_slopes.ndim,
         softmax_scale, softmax_type, softcap, dropout_p, deterministic,
     )  # fmt: skip

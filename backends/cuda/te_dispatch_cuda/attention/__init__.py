@@ -4,10 +4,10 @@
 | module | what |
 |---|---|
 | `frontend` | NVIDIA's Python package over the process's own cuDNN; handles |
-| `setting` | what of a call a cuDNN graph depends on |
+| `geometry` | operands as cuDNN takes them: dimensions, strides, sizes of the score matrix |
 | `graphs` | building graphs, and running them |
 | `rows` | sequences of a batch, and rows that cuDNN leaves as they were |
-| `assemble` | a graph and all that a call needs besides, out of a setting |
+| `assemble` | a graph and all that a call needs besides, out of an `AttentionSpec` |
 | `calls` | calls that were made before |
 | `run` | running one |
 | `cudnn` | the operators on cuDNN |

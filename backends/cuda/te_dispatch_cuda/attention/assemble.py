@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""Graphs of forward and backward out of a `Setting`, and all that a call of its kind needs besides."""
+"""Graphs of forward and backward out of an `AttentionSpec`, and all that a call of its kind needs besides."""
 
 from __future__ import annotations
 
@@ -8,26 +8,14 @@ from typing import Any, NamedTuple
 
 import torch
 
+from te_dispatch.backend_kit.attention import packed_shape
+from te_dispatch.backend_kit.memory import contiguous_strides
 from te_dispatch.core.errors import Declined
-from te_dispatch.ops.attention import lse_shape, out_shape
+from te_dispatch.ops.attention_spec import AttentionSpec, Sizes
 from te_dispatch_cuda.attention.frontend import handle_of
+from te_dispatch_cuda.attention.geometry import extents, fits, pages, ragged, side
 from te_dispatch_cuda.attention.graphs import Builder, Graph, Slot, refusal, rows_of, up
 from te_dispatch_cuda.attention.rows import Rows, Sequences, dense_rows, rows
-from te_dispatch_cuda.attention.setting import (
-    Setting,
-    Sizes,
-    band,
-    contiguous,
-    extents,
-    fits,
-    packed,
-    pages,
-    ragged,
-    side,
-)
-from te_dispatch_cuda.memory import empty
-
-Views = Callable[[torch.device], tuple[torch.Tensor, ...]]
 
 #: Up to so many keys per feature Hopper's backward is faster through the gradient of the scores in memory (16 bits
 #: each), and so deterministic, than through sums of dq that atomics make in fp32 and a kernel rounds: 331 against 460
@@ -51,13 +39,6 @@ class Cleaned(NamedTuple):
     at: int
 
 
-class _Shape:
-    """Stands for a tensor where the operator's shape functions want one."""
-
-    def __init__(self, shape: Sizes) -> None:
-        self.shape = shape
-
-
 class Call:
     """One kind of call.
 
@@ -68,36 +49,32 @@ class Call:
         cleaned: operands that the graph reads copies of. written: how the results that it writes lie.
         sink_at, statistics_at: of zeros, of every row's largest logit and sum, in bytes into the workspace; -1: none.
         prepared: whether a kernel runs before the graph.
-        gradients: makes memory for dq, dk and dv.
     """
 
-    __slots__ = ("bytes", "cleaned", "copied", "gradients", "graph", "heads", "lse", "out", "per_row", "prepared",
-                 "refused", "sequences", "setting", "sink_at", "statistics_at", "uneven", "written")  # fmt: skip
+    __slots__ = ("bytes", "cleaned", "copied", "graph", "heads", "lse", "out", "per_row", "prepared",
+                 "refused", "sequences", "sink_at", "spec", "statistics_at", "uneven", "written")  # fmt: skip
 
-    def __init__(self, setting: Setting, refused: str | None = None, copied: bool = False) -> None:
-        self.setting, self.refused, self.copied = setting, refused, copied
-        self.heads = setting.q[-2]
-        self.uneven = ragged(setting)
-        self.out: Sizes = ()
-        self.lse: Sizes = ()
+    def __init__(self, spec: AttentionSpec, refused: str | None = None, copied: bool = False) -> None:
+        self.spec, self.refused, self.copied = spec, refused, copied
+        self.heads = spec.q_shape[-2]
+        self.uneven = ragged(spec)
+        self.out, self.lse = spec.out_shape, spec.lse_shape
         self.bytes, self.sink_at, self.statistics_at, self.per_row = 0, -1, -1, 0
         self.prepared = False
         self.graph: Graph = None  # type: ignore[assignment]  # set where neither refused nor copied
         self.sequences: Sequences = None  # type: ignore[assignment]
         self.written: tuple[Rows, ...] = ()
         self.cleaned: tuple[Cleaned, ...] = ()
-        self.gradients: Views = lambda device: ()
 
     def finish(self, graph: Graph, cleaned: tuple[int, ...]) -> None:
         """Room in the workspace, once the graph is there; `cleaned` as `Cleaned.operand`."""
-        s = self.setting
+        s = self.spec
         self.graph, self.bytes = graph, graph.bytes
         if s.softmax_type == "off-by-one":
             self.sink_at = self.room(4 * self.heads)
         self.prepared = self.uneven or self.sink_at >= 0
         self.sequences = Sequences(s, graph.ragged)
-        out = _out(s)
-        lie = ((s.q, s.q_stride), (s.k, s.k_stride), (s.v, s.v_stride), (out, contiguous(out)))
+        lie = (*_operands_of(s), (self.out, contiguous_strides(self.out)))
         size = s.dtype.itemsize
         for index in cleaned:
             shape, stride = lie[index]
@@ -120,37 +97,37 @@ def _count(shape: Sizes) -> int:
     return count
 
 
-def _unfit(s: Setting) -> bool:
-    size = s.dtype.itemsize
-    return not all(fits(x, step, size) for x, step in ((s.q, s.q_stride), (s.k, s.k_stride), (s.v, s.v_stride)))
+def _operands_of(s: AttentionSpec) -> tuple[tuple[Sizes, Sizes], ...]:
+    """Shapes and strides of q, k and v."""
+    return (s.q_shape, s.q_stride), (s.k_shape, s.k_stride), (s.v_shape, s.v_stride)
 
 
-def _with_copies(s: Setting, cleaned: tuple[int, ...]) -> Setting:
-    """The setting of a graph that reads dense copies of some operands."""
+def unfit(s: AttentionSpec) -> bool:
+    """Whether cuDNN cannot read q, k or v where they lie."""
+    return not all(fits(shape, stride, s.dtype.itemsize) for shape, stride in _operands_of(s))
+
+
+def _with_copies(s: AttentionSpec, cleaned: tuple[int, ...]) -> AttentionSpec:
+    """The spec of a graph that reads dense copies of some operands."""
     q, k, v = (
-        contiguous(shape) if i in cleaned else stride
-        for i, (shape, stride) in enumerate(((s.q, s.q_stride), (s.k, s.k_stride), (s.v, s.v_stride)))
+        contiguous_strides(shape) if i in cleaned else stride for i, (shape, stride) in enumerate(_operands_of(s))
     )
     return s._replace(q_stride=q, k_stride=k, v_stride=v)
 
 
-def _operands(b: Builder) -> list[Any]:
+def operands(b: Builder) -> list[Any]:
     """q, k and v of a graph."""
-    s, e = b.setting, b.extents
-    made = [b.operand(Slot.Q, side(s.q, s.q_stride, s.layout, e.batch, e.rows), False)]
-    for slot, shape, stride in ((Slot.K, s.k, s.k_stride), (Slot.V, s.v, s.v_stride)):
-        x = pages(shape, stride) if s.table else side(shape, stride, s.layout, e.batch, e.columns)
+    s, e = b.spec, b.extents
+    made = [b.operand(Slot.Q, side(s.q_shape, s.q_stride, s.layout, e.batch, e.rows), False)]
+    for slot, (shape, stride) in zip((Slot.K, Slot.V), _operands_of(s)[1:], strict=True):
+        x = pages(shape, stride) if s.page_table else side(shape, stride, s.layout, e.batch, e.columns)
         made.append(b.operand(slot, x, True))
     return made
 
 
-def _out(s: Setting) -> Sizes:
-    return tuple(out_shape(_Shape(s.q), _Shape(s.v), s.layout))
-
-
-def _attempt(s: Setting, build: Callable[[], Call]) -> Call:
+def _attempt(s: AttentionSpec, build: Callable[[], Call]) -> Call:
     """A call, or one that says why there is none."""
-    if _unfit(s):
+    if unfit(s):
         return Call(s, copied=True)
     try:
         return build()
@@ -160,43 +137,44 @@ def _attempt(s: Setting, build: Callable[[], Call]) -> Call:
         return Call(s, refused=refusal(error))
 
 
-def forward(s: Setting, inference: bool, with_max_logit: bool) -> Call:
+def forward(s: AttentionSpec, inference: bool, with_max_logit: bool) -> Call:
     """The device must be the current one."""
     return _attempt(s, lambda: _forward(s, inference, with_max_logit))
 
 
-def _forward(s: Setting, inference: bool, with_max_logit: bool) -> Call:
+def _forward(s: AttentionSpec, inference: bool, with_max_logit: bool) -> Call:
     if with_max_logit and s.softmax_type != "vanilla":
         raise Declined("cuDNN's largest logits count the softmax offset as one")
     # Of packed tensors cuDNN reads no row behind a sequence's end; of dense ones it does, and 0 * NaN is NaN.
-    cleaned: tuple[int, ...] = (2,) if s.mask.startswith("padding") and s.layout != "thd" and s.table is None else ()
-    b = Builder(_with_copies(s, cleaned), handle_of(s.device, 0))
+    padded = s.ragged and s.layout != "thd" and s.page_table is None
+    cleaned: tuple[int, ...] = (2,) if padded else ()
+    b = Builder(_with_copies(s, cleaned), handle_of(s.device.index, 0))
     e, call = b.extents, Call(s)
     per_row = rows_of(e, s.layout == "thd")
-    call.out, call.lse = _out(s), tuple(lse_shape(_Shape(s.q), s.layout))
     options = b.options()
-    if s.table is not None:
+    if s.page_table is not None:
         for slot, name in ((Slot.TABLE_K, "paged_attention_k_table"), (Slot.TABLE_V, "paged_attention_v_table")):
-            options[name] = b.tensor(slot, (e.batch, 1, s.table[1], 1), (s.table[1], s.table[1], 1, 1), torch.int32)
+            pages_b = s.page_table[1]
+            options[name] = b.tensor(slot, (e.batch, 1, pages_b, 1), (pages_b, pages_b, 1, 1), torch.int32)
         options["paged_attention_max_seq_len_kv"] = e.columns
     if with_max_logit:
         options["score_max"] = b.operand(Slot.ROW_MAX, per_row, False, torch.float32).set_output(True)
         options["score_sum_exp"] = b.operand(Slot.ROW_SUM, per_row, False, torch.float32).set_output(True)
     # cuDNN gives log-sum-exps, or what they are made of.
     stats = not inference and not with_max_logit
-    made = b.graph.sdpa(*_operands(b), generate_stats=stats, name="sdpa", **options)
-    b.result(made[0], Slot.OUT, side(call.out, contiguous(call.out), s.layout, e.batch, e.rows), False)
+    made = b.graph.sdpa(*operands(b), generate_stats=stats, name="sdpa", **options)
+    b.result(made[0], Slot.OUT, side(call.out, contiguous_strides(call.out), s.layout, e.batch, e.rows), False)
     if stats:
         b.result(made[1], Slot.LSE, per_row, False, torch.float32)
     call.finish(b.done(), cleaned)
     call.written = (dense_rows(call.out, s.layout, s.dtype.itemsize),)
     if with_max_logit:
-        call.per_row = up(4 * e.heads * (s.q[0] if s.layout == "thd" else e.batch * e.rows))
+        call.per_row = up(4 * e.heads * (s.q_shape[0] if s.layout == "thd" else e.batch * e.rows))
         call.statistics_at = call.room(2 * call.per_row)
     return call
 
 
-def backward(s: Setting, with_dbias: bool) -> Call:
+def backward(s: AttentionSpec, with_dbias: bool) -> Call:
     """The device must be the current one."""
     found = None
     for through_scores in _routes(s):
@@ -207,7 +185,7 @@ def backward(s: Setting, with_dbias: bool) -> Call:
     return found
 
 
-def _routes(s: Setting) -> tuple[bool, ...]:
+def _routes(s: AttentionSpec) -> tuple[bool, ...]:
     """Whether the gradient of the scores goes through memory, the better first."""
     if s.deterministic:
         return (True,)
@@ -215,64 +193,51 @@ def _routes(s: Setting) -> tuple[bool, ...]:
         e = extents(s)
     except Declined:
         return (False,)
-    keys_per_feature = _SHORT_FULL if band(s)[:2] == (-1, -1) else _SHORT_CAUSAL
+    keys_per_feature = _SHORT_FULL if s.band == (-1, -1) else _SHORT_CAUSAL
     short = max(e.rows, e.columns) <= keys_per_feature * e.features
     return (True, False) if short and torch.cuda.get_device_capability(s.device)[0] == 9 else (False,)
 
 
-def _backward(s: Setting, with_dbias: bool, through_scores: bool) -> Call:
+def _backward(s: AttentionSpec, with_dbias: bool, through_scores: bool) -> Call:
     cleaned: tuple[int, ...] = ()
     if s.layout == "thd":
-        left, _, bottom_right = band(s)
         # cuDNN multiplies what dout has in rows that see nothing by their probabilities, and 0 * NaN is NaN.
-        cleaned = (3,) if left >= 0 or bottom_right else ()
+        cleaned = (3,) if s.band[0] >= 0 or s.bottom_right else ()
     elif s.mask.startswith("padding"):
         cleaned = (0, 1, 2, 3)
-    b = Builder(_with_copies(s, cleaned), handle_of(s.device, 0))
+    b = Builder(_with_copies(s, cleaned), handle_of(s.device.index, 0))
     e, call = b.extents, Call(s)
     options = b.options()
     if s.bias is not None and s.bias_dtype is not None and with_dbias:
         # Whatever dtype it is given, cuDNN writes it as the operands'.
-        options["dBias"] = b.tensor(Slot.DBIAS, s.bias, contiguous(s.bias), s.dtype).set_output(True)
+        options["dBias"] = b.tensor(Slot.DBIAS, s.bias, contiguous_strides(s.bias), s.dtype).set_output(True)
     if s.softmax_type == "learnable":
         dsink = b.tensor(Slot.DSINK, (1, e.heads, 1, 1), (e.heads, 1, 1, 1), torch.float32)
         options["dSink_token"] = dsink.set_output(True)
     if s.layout == "thd" and (s.packing is None or e.heads == e.groups):
         # Else accumulators are sized for sequences that are all the longest.
-        options |= {"max_total_seq_len_q": s.q[0], "max_total_seq_len_kv": s.k[0]}
-    out = side(_out(s), contiguous(_out(s)), s.layout, e.batch, e.rows)
+        options |= {"max_total_seq_len_q": s.q_shape[0], "max_total_seq_len_kv": s.k_shape[0]}
+    out = side(call.out, contiguous_strides(call.out), s.layout, e.batch, e.rows)
     made = b.graph.sdpa_backward(
-        *_operands(b), b.operand(Slot.OUT, out, False), b.operand(Slot.DOUT, out, False),
+        *operands(b), b.operand(Slot.OUT, out, False), b.operand(Slot.DOUT, out, False),
         b.operand(Slot.LSE, rows_of(e, s.layout == "thd"), False, torch.float32),
         use_deterministic_algorithm=through_scores, name="sdpa_backward", **options,
     )  # fmt: skip
-    shapes, strides, call.gradients = _gradients(s)
-    for x, slot, shape, stride in zip(made, (Slot.DQ, Slot.DK, Slot.DV), shapes, strides, strict=False):
+    gradients = _gradients(s)
+    for x, slot, (shape, stride) in zip(made, (Slot.DQ, Slot.DK, Slot.DV), gradients, strict=False):
         longest = e.rows if slot == Slot.DQ else e.columns
         b.result(x, slot, side(shape, stride, s.layout, e.batch, longest), slot != Slot.DQ)
     call.finish(b.done(), cleaned)
-    call.written = tuple(rows(x, step, s.layout, s.dtype.itemsize) for x, step in zip(shapes, strides, strict=True))
+    call.written = tuple(rows(shape, stride, s.layout, s.dtype.itemsize) for shape, stride in gradients)
     return call
 
 
-def _gradients(s: Setting) -> tuple[list[Sizes], list[Sizes], Views]:
-    """Shapes and strides of dq, dk and dv, and what makes them."""
-    shapes = [tuple(s.q), tuple(s.k), tuple(s.v)]
-    strides = [contiguous(x) for x in shapes]
-    dtype, packing = s.dtype, s.packing
-    if packing is None:
-        named = tuple(zip(("dq", "dk", "dv"), shapes, strict=True))
-
-        def apart(device: torch.device) -> tuple[torch.Tensor, ...]:
-            return tuple([empty(name, shape, dtype, device) for name, shape in named])
-
-        return shapes, strides, apart
-    first = 0 if "3" in packing else 1
-    whole, stride, _ = packed(shapes[first], packing, first)
-    axis = len(whole) - 3 if packing.endswith("hd") else len(whole) - 2
-
-    def together(device: torch.device) -> tuple[torch.Tensor, ...]:
-        alone = () if first == 0 else (empty("dq", shapes[0], dtype, device),)
-        return (*alone, *empty("dq" if first == 0 else "dk", whole, dtype, device).unbind(axis))
-
-    return shapes, strides[:first] + [stride] * (3 - first), together
+def _gradients(s: AttentionSpec) -> list[tuple[Sizes, Sizes]]:
+    """Shapes and strides of dq, dk and dv as `te_dispatch.backend_kit.attention.empty_gradients` makes them."""
+    found = [(shape, contiguous_strides(shape)) for shape, _ in _operands_of(s)]
+    if s.packing is not None:
+        whole, axis = packed_shape(s.k_shape, s.packing)
+        strides = contiguous_strides(whole)
+        for index in range(3 - whole[axis], 3):
+            found[index] = found[index][0], (*strides[:axis], *strides[axis + 1 :])
+    return found

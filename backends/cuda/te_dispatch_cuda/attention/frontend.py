@@ -82,7 +82,7 @@ def handle_of(device: int, stream: int) -> int:
     """This thread's handle for a device, set to a stream. The device must be the current one."""
     found = _handles.known.get(device)
     if found is None:
-        refuse_capture(device, "cuDNN's first call in this thread")
+        refuse_capture(torch.device("cuda", device), "cuDNN's first call in this thread")
         module = load()
         found = _handles.known[device] = [module.create_handle(), -1]
     if found[1] != stream:
@@ -98,7 +98,7 @@ def _set_stream() -> Any:
     return getattr(module, "_raw_set_stream", None) or (lambda handle, stream: module.set_stream(handle, stream))
 
 
-def refuse_capture(device: int, what: str) -> None:
+def refuse_capture(device: torch.device, what: str) -> None:
     """What is done once allocates and works on the host, which would break a capture under way.
 
     Raises:
@@ -106,6 +106,6 @@ def refuse_capture(device: int, what: str) -> None:
     """
     if torch.cuda.is_current_stream_capturing():
         raise CaptureError(
-            f"{what} would allocate and compile while CUDA graph capture is under way on device {device}: run the same "
+            f"{what} would allocate and compile while CUDA graph capture is under way on {device}: run the same "
             "call (shapes, strides, dtypes, options) once before the capture, in the same thread, to warm it up"
         )

@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""cuDNN graphs: built once per `Setting`, then run with addresses alone.
+"""cuDNN graphs: built once per `AttentionSpec`, then run with addresses alone.
 
 Tensors of a graph are known by number (`Slot`). A call hands over one tuple of addresses in the order of the numbers,
 and a graph picks those that it reads and writes.
@@ -15,9 +15,11 @@ from typing import Any
 
 import torch
 
+from te_dispatch.backend_kit.memory import contiguous_strides
 from te_dispatch.core.errors import Declined
+from te_dispatch.ops.attention_spec import AttentionSpec, Sizes
 from te_dispatch_cuda.attention import frontend
-from te_dispatch_cuda.attention.setting import Extents, Setting, Side, Sizes, band, contiguous, extents, ragged
+from te_dispatch_cuda.attention.geometry import Extents, Side, extents, ragged
 
 
 class Slot(enum.IntEnum):
@@ -65,7 +67,7 @@ class Builder:
         ragged: (whether of keys, elements per row) of each array of offsets that the graph's packed tensors share.
     """
 
-    def __init__(self, setting: Setting, handle: int) -> None:
+    def __init__(self, spec: AttentionSpec, handle: int) -> None:
         self.cudnn = frontend.load()
         self.codes = {
             torch.bfloat16: self.cudnn.data_type.BFLOAT16, torch.float16: self.cudnn.data_type.HALF,
@@ -75,11 +77,11 @@ class Builder:
         }  # fmt: skip
         single = self.cudnn.data_type.FLOAT
         self.graph = frontend.graph_class()(
-            name="attention", io_data_type=self.codes[setting.dtype], intermediate_data_type=single,
+            name="attention", io_data_type=self.codes[spec.dtype], intermediate_data_type=single,
             compute_data_type=single, handle=handle,
         )  # fmt: skip
-        self.setting = setting
-        self.extents = extents(setting)
+        self.spec = spec
+        self.extents = extents(spec)
         self.ragged: list[tuple[bool, int]] = []
         self._offsets: list[Any] = []
         self._slots: list[int] = []
@@ -94,7 +96,7 @@ class Builder:
 
     def offsets(self, keys: bool, elements: int) -> Any:
         """Where sequences start in a packed tensor with so many elements per row; None of a dense one."""
-        if self.setting.layout != "thd" or (keys and self.setting.table is not None):
+        if self.spec.layout != "thd" or (keys and self.spec.page_table is not None):
             return None
         if (keys, elements) not in self.ragged:
             number = Slot.OFFSETS + len(self.ragged)
@@ -103,7 +105,7 @@ class Builder:
         return self._offsets[self.ragged.index((keys, elements))]
 
     def operand(self, slot: int, x: Side, keys: bool, dtype: torch.dtype | None = None) -> Any:
-        return self.tensor(slot, x.dims, x.strides, dtype or self.setting.dtype, self.offsets(keys, x.token))
+        return self.tensor(slot, x.dims, x.strides, dtype or self.spec.dtype, self.offsets(keys, x.token))
 
     def scalar(self, slot: int, dtype: torch.dtype, count: int) -> Any:
         return self.tensor(slot, (count, 1, 1, 1), (1, 1, 1, 1), dtype)
@@ -112,7 +114,7 @@ class Builder:
         """Names a tensor that an operation makes, and says where it goes."""
         self._slots.append(int(slot))
         made.set_uid(int(slot)).set_name(f"t{int(slot)}").set_output(True)
-        made.set_dim(list(x.dims)).set_stride(list(x.strides)).set_data_type(self.codes[dtype or self.setting.dtype])
+        made.set_dim(list(x.dims)).set_stride(list(x.strides)).set_data_type(self.codes[dtype or self.spec.dtype])
         offsets = self.offsets(keys, x.token)
         if offsets is not None:
             made.set_ragged_offset(offsets)
@@ -125,11 +127,11 @@ class Builder:
 
     def options(self) -> dict[str, Any]:
         """Options that the forward and the backward graph share: scale, masks, bias, softmax."""
-        s, e = self.setting, self.extents
-        left, right, bottom_right = band(s)
-        found: dict[str, Any] = {"attn_scale": e.features**-0.5 if s.scale is None else float(s.scale)}
+        s, e = self.spec, self.extents
+        left, right = s.band
+        found: dict[str, Any] = {"attn_scale": s.scale}
         alignment = self.cudnn.diagonal_alignment
-        found["diagonal_alignment"] = alignment.BOTTOM_RIGHT if bottom_right else alignment.TOP_LEFT
+        found["diagonal_alignment"] = alignment.BOTTOM_RIGHT if s.bottom_right else alignment.TOP_LEFT
         if left >= 0:
             found["diagonal_band_left_bound"] = left + 1
         if right >= 0:
@@ -143,8 +145,8 @@ class Builder:
         if s.bias is not None and s.bias_dtype is not None:
             if tuple(s.bias[2:]) != (e.rows, e.columns):
                 raise Declined(f"cuDNN takes a bias of {e.rows} x {e.columns} scores, got {tuple(s.bias)}")
-            found["bias"] = self.tensor(Slot.BIAS, s.bias, contiguous(s.bias), s.bias_dtype)
-        if s.alibi:
+            found["bias"] = self.tensor(Slot.BIAS, s.bias, contiguous_strides(s.bias), s.bias_dtype)
+        if s.bias_type == "alibi":
             found["use_alibi_mask"] = True
         if s.softmax_type != "vanilla":
             found["sink_token"] = self.tensor(Slot.SINK, (1, e.heads, 1, 1), (e.heads, 1, 1, 1), torch.float32)
@@ -166,7 +168,7 @@ class Builder:
             size = self.graph.get_workspace_size()
         except Exception as error:
             raise Declined(refusal(error)) from None
-        return Graph(self.graph, size, tuple(self.ragged), self.extents.batch, ragged(self.setting), self._slots)
+        return Graph(self.graph, size, tuple(self.ragged), self.extents.batch, ragged(self.spec), self._slots)
 
 
 def rows_of(e: Extents, is_packed: bool) -> Side:

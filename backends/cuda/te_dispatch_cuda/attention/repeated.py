@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 
+from te_dispatch.backend_kit.attention import empty_gradients, spec_of
 from te_dispatch.ops.results import AttentionBackward, AttentionForward, Saved
 from te_dispatch_cuda.attention import calls
 from te_dispatch_cuda.attention.assemble import Call
+from te_dispatch_cuda.attention.geometry import ALIGNMENT
 from te_dispatch_cuda.attention.graphs import BEHIND_DV, BEHIND_LSE, UP_TO_DOUT
 from te_dispatch_cuda.attention.run import execute
-from te_dispatch_cuda.attention.setting import ALIGNMENT, Setting
 from te_dispatch_cuda.memory import empty, stream_of
 
 _LOW = ALIGNMENT - 1
@@ -26,17 +27,6 @@ _ABSENT = (
 )  # fmt: skip
 _OPERANDS = ("q", "k", "v")
 _OF_BACKWARD = ("dout", *_OPERANDS, "out", "lse", "saved")
-
-
-def _key(given: dict[str, Any]) -> tuple[Any, ...]:
-    q, k, v = given["q"], given["k"], given["v"]
-    setting = Setting(
-        q.get_device(), q.dtype, given["layout"], given["packing"], q.shape, q.stride(), k.shape, k.stride(), v.shape,
-        v.stride(), given["mask"], given["window"], 0, given["max_seqlen_q"], given["max_seqlen_kv"], None, None, None,
-        given["bias_type"] == "alibi", given["softmax_scale"], given["softmax_type"], given["softcap"],
-        given["deterministic"],
-    )  # fmt: skip
-    return tuple(setting)[:-1]
 
 
 def _plain(call: Call | None) -> bool:
@@ -57,11 +47,11 @@ def forward(
         return None
     if given["inference"] or given["with_max_logit"]:
         return None
-    call = calls.FORWARDS.get((_key(given), False, False))
+    call = calls.FORWARDS.get((spec_of(**given), False, False))
     if call is None or not _plain(call):
         return None
     options = {name: value for name, value in given.items() if name not in _OPERANDS}
-    device, dtype, index = given["q"].device, given["q"].dtype, given["q"].get_device()
+    device, dtype, index = call.spec.device, call.spec.dtype, call.spec.device.index
     shape, rows, size = call.out, call.lse, (call.bytes,)
 
     def again(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> AttentionForward:
@@ -87,19 +77,19 @@ def backward(
         return None
     if given["with_dbias"] or not all(given[name].is_contiguous() for name in ("dout", "out", "lse")):
         return None
-    call = calls.BACKWARDS.get((_key(given), False))
+    call = calls.BACKWARDS.get((spec_of(**given), False))
     if call is None or not _plain(call):
         return None
     options = {name: value for name, value in given.items() if name not in _OF_BACKWARD}
-    device, index = given["q"].device, given["q"].get_device()
-    gradients, size = call.gradients, (call.bytes,)
+    spec, size = call.spec, (call.bytes,)
+    device, dtype, index = spec.device, spec.dtype, spec.device.index
 
     def again(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, saved: Saved) -> AttentionBackward:
         at_q, at_k, at_v, at_out, at_dout = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), dout.data_ptr()
         if (at_q | at_k | at_v | at_out | at_dout) & _LOW:
             return attend(dout, q, k, v, out, lse, saved, **options)
         stream = stream_of(index)
-        dq, dk, dv = gradients(device)
+        dq, dk, dv = empty_gradients(spec, dtype)
         workspace = empty("workspace", size, torch.uint8, device).data_ptr()
         addresses = (
             0, at_q, at_k, at_v, at_out, lse.data_ptr(), *UP_TO_DOUT, at_dout, dq.data_ptr(), dk.data_ptr(),

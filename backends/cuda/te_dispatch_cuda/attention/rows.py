@@ -11,7 +11,9 @@ from typing import NamedTuple
 
 import torch
 
-from te_dispatch_cuda.attention.setting import Setting, Sizes, band, contiguous, extents, ragged
+from te_dispatch.backend_kit.memory import contiguous_strides
+from te_dispatch.ops.attention_spec import AttentionSpec, AttentionTensors, Sizes
+from te_dispatch_cuda.attention.geometry import extents, ragged
 from te_dispatch_cuda.memory import dense
 from te_dispatch_cuda.native import load
 
@@ -30,7 +32,7 @@ class Batch(NamedTuple):
 
 
 def batch_of(
-    setting: Setting,
+    spec: AttentionSpec,
     cu_seqlens_q: torch.Tensor | None,
     cu_seqlens_kv: torch.Tensor | None,
     cu_seqlens_q_padded: torch.Tensor | None,
@@ -38,17 +40,17 @@ def batch_of(
 ) -> Batch:
     """Of dense lengths (`dense_lengths`). They count for thd and padding masks; those of paged keys wherever they are
     given."""
-    uneven = setting.layout == "thd" or setting.mask.startswith("padding")
     return Batch(
-        _address(cu_seqlens_q) if uneven else 0,
-        _address(cu_seqlens_kv) if uneven or setting.table is not None else 0,
+        _address(cu_seqlens_q) if spec.ragged else 0,
+        _address(cu_seqlens_kv) if ragged(spec) else 0,
         _address(cu_seqlens_q_padded), _address(cu_seqlens_kv_padded),
     )  # fmt: skip
 
 
-def dense_lengths(*given: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-    """Cumulative lengths, those copied that are not dense. Hold on to them until the call is launched: the memory of a
-    copy that is let go is the next copy's."""
+def dense_lengths(t: AttentionTensors) -> tuple[torch.Tensor | None, ...]:
+    """Cumulative lengths and starts of queries and keys, in the order of `batch_of`, those copied that are not dense.
+    Hold on to them until the call is launched: the memory of a copy that is let go is the next copy's."""
+    given = t.cu_seqlens_q, t.cu_seqlens_kv, t.cu_seqlens_q_padded, t.cu_seqlens_kv_padded
     return tuple(x if x is None else dense(x) for x in given)
 
 
@@ -83,17 +85,16 @@ class Sequences:
 
     __slots__ = ("_batch", "_bits", "_device", "_elements", "_extents", "_heads", "_mask", "_wanted", "uneven")
 
-    def __init__(self, setting: Setting, offsets: tuple[tuple[bool, int], ...]) -> None:
-        e = extents(setting)
-        packed = setting.layout == "thd"
-        left, right, bottom_right = band(setting)
-        self.uneven = ragged(setting)
-        self._device, self._batch, self._heads = setting.device, e.batch, (e.heads, e.groups)
+    def __init__(self, spec: AttentionSpec, offsets: tuple[tuple[bool, int], ...]) -> None:
+        e = extents(spec)
+        packed = spec.layout == "thd"
+        self.uneven = ragged(spec)
+        self._device, self._batch, self._heads = spec.device.index, e.batch, (e.heads, e.groups)
         self._extents = (
-            setting.q[0] if packed else e.rows, setting.k[0] if packed and setting.table is None else e.columns
+            spec.q_shape[0] if packed else e.rows, spec.k_shape[0] if packed and spec.page_table is None else e.columns
         )  # fmt: skip
         self._wanted = (e.rows, e.columns)
-        self._mask = (packed, packed and setting.table is None, left, right, bottom_right)
+        self._mask = (packed, packed and spec.page_table is None, *spec.band, spec.bottom_right)
         self._bits = sum(keys << r for r, (keys, _) in enumerate(offsets))
         self._elements = (*(n for _, n in offsets), *[0] * (_MAX_OFFSETS - len(offsets)))
 
@@ -157,4 +158,4 @@ class Sequences:
 
 def dense_rows(shape: Sizes, layout: str, element_size: int) -> Rows:
     """Of a contiguous tensor."""
-    return rows(shape, contiguous(shape), layout, element_size)
+    return rows(shape, contiguous_strides(shape), layout, element_size)
