@@ -17,7 +17,7 @@ from te_dispatch.pytorch.attention.bounds import Bounds, sequence_bounds
 from te_dispatch.pytorch.attention.function import (
     AttentionCall,
     AttentionOptions,
-    AttentionTensors,
+    NoGradTensors,
     attention,
     infer_attention,
     run_attention,
@@ -254,31 +254,10 @@ class DotProductAttention(SavedModule, ContextParallelModule, CoreAttentionViews
                     function = run_attention if found.trains else infer_attention
                     return function(*as_given(*given), None, None, call)  # type: ignore[no-any-return]
                 return self._attend(*as_given(*given), call, None)
-        operands = gather_operands(*given, qkv_interleave_dim)
-        layout = qkv_format or self.qkv_format
-        check_operands(operands, layout, self.num_attention_heads, self.num_gqa_groups, self._widths())
-        masking = self._masking(layout, attn_mask_type, window_size, bottom_right_diagonal)
-        bounds = Bounds(
-            cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded, cu_seqlens_kv_padded, max_seqlen_q, max_seqlen_kv
+        lengths = cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded, cu_seqlens_kv_padded
+        operands, call, bias = self._lowered(
+            given, arguments, attention_mask, lengths, core_attention_bias, alibi_slopes
         )
-        if pad_between_seqs is not None:
-            bounds = bounds.padded_between(pad_between_seqs, layout)
-        own = self.attention_type == "self"
-        bounds = sequence_bounds(operands, layout, masking.mask_type, attention_mask, bounds, own)
-        mask = arbitrary_mask(operands, layout, masking.mask_type, attention_mask)
-        tensors = AttentionTensors(
-            attn_mask=mask,
-            cu_seqlens_q=bounds.cu_seqlens_q,
-            cu_seqlens_kv=bounds.cu_seqlens_kv,
-            cu_seqlens_q_padded=bounds.cu_seqlens_q_padded,
-            cu_seqlens_kv_padded=bounds.cu_seqlens_kv_padded,
-            alibi_slopes=alibi_slopes,
-        )
-        bias_type = operator_bias_type(core_attention_bias_type, core_attention_bias)
-        bias = of_every_query(core_attention_bias, operands, layout)
-        options = self._options(operands, layout, masking, bounds, bias_type, softcap)
-        options, tensors, bias = spell_out(options, tensors, operands, bias, masking.bottom_right)
-        call = AttentionCall(options, tensors)
         if signatures is not None and bias is None and not call.tensors:
             call = signatures.made(given, arguments, call)
         if checkpoint_core_attention and torch.is_grad_enabled():
@@ -292,6 +271,47 @@ class DotProductAttention(SavedModule, ContextParallelModule, CoreAttentionViews
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_signatures": AttentionSignatures()}
+
+    def _lowered(
+        self,
+        given: Given,
+        arguments: tuple[Any, ...],
+        attention_mask: AttentionMask | None,
+        lengths: tuple[torch.Tensor | None, ...],
+        bias: torch.Tensor | None,
+        alibi_slopes: torch.Tensor | None,
+    ) -> tuple[Operands, AttentionCall, torch.Tensor | None]:
+        """A call in the operators' terms, checked: its operands, what has no gradient, and the bias.
+
+        Args:
+            given: query, key, value, all three packed, key and value packed.
+            arguments: the call's other arguments but tensors, as `forward` collects them.
+            lengths: cu_seqlens_q, cu_seqlens_kv, and both padded.
+        """
+        interleave, qkv_format, max_q, max_kv, mask_type, window, bottom_right, softcap, bias_type, padded = arguments
+        operands = gather_operands(*given, interleave)
+        layout = qkv_format or self.qkv_format
+        check_operands(operands, layout, self.num_attention_heads, self.num_gqa_groups, self._widths())
+        masking = self._masking(layout, mask_type, window, bottom_right)
+        bounds = Bounds(*lengths, max_q, max_kv)
+        if padded is not None:
+            bounds = bounds.padded_between(padded, layout)
+        own = self.attention_type == "self"
+        bounds = sequence_bounds(operands, layout, masking.mask_type, attention_mask, bounds, own)
+        mask = arbitrary_mask(operands, layout, masking.mask_type, attention_mask)
+        tensors = NoGradTensors(
+            attn_mask=mask,
+            cu_seqlens_q=bounds.cu_seqlens_q,
+            cu_seqlens_kv=bounds.cu_seqlens_kv,
+            cu_seqlens_q_padded=bounds.cu_seqlens_q_padded,
+            cu_seqlens_kv_padded=bounds.cu_seqlens_kv_padded,
+            alibi_slopes=alibi_slopes,
+        )
+        bias_type = operator_bias_type(bias_type, bias)
+        bias = of_every_query(bias, operands, layout)
+        options = self._options(operands, layout, masking, bounds, bias_type, softcap)
+        options, tensors, bias = spell_out(options, tensors, operands, bias, masking.bottom_right)
+        return operands, AttentionCall(options, tensors), bias
 
     def _widths(self) -> tuple[int, int]:
         return self.hidden_size_per_attention_head_k, self.hidden_size_per_attention_head_v
@@ -353,7 +373,7 @@ class DotProductAttention(SavedModule, ContextParallelModule, CoreAttentionViews
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         # Drawn here, inside what a checkpoint runs again, so that the recomputation draws the same.
         if call.options.dropout_p:
-            tensors = AttentionTensors(*call.tensors)._replace(rng_state=self._drawn(q.device))
+            tensors = NoGradTensors(*call.tensors)._replace(rng_state=self._drawn(q.device))
             call = AttentionCall(call.options, tensors)
         # Past Module.__getattr__, which asks three dictionaries for a parameter that is None.
         offset = None if self.softmax_type != "learnable" else self.softmax_offset

@@ -42,7 +42,7 @@ class AttentionOptions(NamedTuple):
     with_max_logit: bool
 
 
-class AttentionTensors(NamedTuple):
+class NoGradTensors(NamedTuple):
     """Tensors of a call that have no gradient."""
 
     attn_mask: torch.Tensor | None = None
@@ -107,13 +107,13 @@ class AttentionCall(Replayable):
     """Everything of a call that has no gradient, as the one object that an autograd Function takes beside tensors.
 
     Attributes:
-        tensors: `AttentionTensors`, or () where all are None.
+        tensors: `NoGradTensors`, or () where all are None.
         fixed: keywords of what is no tensor, which the forward and the backward operator both take.
     """
 
     __slots__ = ("options", "tensors", "fixed")
 
-    def __init__(self, options: AttentionOptions, tensors: AttentionTensors) -> None:
+    def __init__(self, options: AttentionOptions, tensors: NoGradTensors) -> None:
         super().__init__()
         self.options = options
         self.tensors: Sequence[torch.Tensor | None] = tensors if any(t is not None for t in tensors) else ()
@@ -142,11 +142,11 @@ def _arguments(
     """Keywords that the forward and the backward operator both take: `AttentionCall.fixed` and the call's tensors.
 
     Args:
-        tensors: as `AttentionTensors`, or () where all are None.
+        tensors: as `NoGradTensors`, or () where all are None.
     """
     if not tensors and bias is None and offset is None:
         return fixed
-    return {**fixed, **dict(zip(AttentionTensors._fields, tensors)), "bias": bias, "softmax_offset": offset}
+    return {**fixed, **dict(zip(NoGradTensors._fields, tensors)), "bias": bias, "softmax_offset": offset}
 
 
 @replayed(in_forward_scope, "call")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 
 from te_dispatch.pytorch.arguments import require_choice
-from te_dispatch.pytorch.attention.function import AttentionOptions, AttentionTensors
+from te_dispatch.pytorch.attention.function import AttentionOptions, NoGradTensors
 from te_dispatch.pytorch.attention.inputs import Operands
 from te_dispatch.pytorch.attention.masks import Extent, spelled_out_alibi, spelled_out_window
 
@@ -53,11 +53,11 @@ def arbitrary_mask(operands: Operands, layout: str, mask_type: str, mask: Attent
 
 def spell_out(
     options: AttentionOptions,
-    tensors: AttentionTensors,
+    tensors: NoGradTensors,
     operands: Operands,
     bias: torch.Tensor | None,
     bottom_right: bool,
-) -> tuple[AttentionOptions, AttentionTensors, torch.Tensor | None]:
+) -> tuple[AttentionOptions, NoGradTensors, torch.Tensor | None]:
     """Replace what the operators have no name for: windows on another diagonal, ALiBi towards later keys."""
     if "causal" in options.mask or (options.window is None and options.bias_type != "alibi"):
         return options, tensors, bias

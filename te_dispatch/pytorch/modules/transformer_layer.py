@@ -200,19 +200,7 @@ class TransformerLayer(ContextParallelModule, LayerViews):
             self.enc_dec_attn_mask_type = enc_dec_attn_mask_type
         self.layernorm_mlp = self._build_mlp(given)
         self._pass_residuals(not apply_residual_connection_post_layernorm)
-        self.layernorm = (
-            make_norm(
-                normalization,
-                hidden_size,
-                layernorm_epsilon,
-                params_dtype,
-                device,
-                zero_centered_gamma,
-                self.sequence_parallel,
-            )
-            if output_layernorm
-            else None
-        )
+        self.layernorm = self._build_norm(given) if output_layernorm else None
 
     def _build_attention(self, given: Mapping[str, Any], cross: bool) -> MultiheadAttention:
         prefix = "enc_dec_" if cross else ""
@@ -244,6 +232,12 @@ class TransformerLayer(ContextParallelModule, LayerViews):
             eps=given["layernorm_epsilon"],
             **self._part_arguments("layernorm_mlp", given, ("activation", "activation_params")),
         )
+
+    def _build_norm(self, given: Mapping[str, Any]) -> torch.nn.Module:
+        names = (
+            "normalization", "hidden_size", "layernorm_epsilon", "params_dtype", "device", "zero_centered_gamma",
+        )  # fmt: skip
+        return make_norm(*(given[name] for name in names), self.sequence_parallel)
 
     def _part_arguments(self, part: str, given: Mapping[str, Any], own: tuple[str, ...]) -> dict[str, Any]:
         """What a part and this layer call by the same name: that of all parts, and the part's `own`."""
@@ -313,11 +307,7 @@ class TransformerLayer(ContextParallelModule, LayerViews):
             pad_between_seqs=pad_between_seqs,
             softcap=softcap,
         )
-        if isinstance(hidden_states, torch.Tensor):  # else the attention says what is wrong
-            kind = hidden_states.device.type
-            if _has_autocast(kind) and torch.is_autocast_enabled(kind):
-                # The whole layer, its residual stream too, is in this dtype then, as its result is.
-                hidden_states = hidden_states.to(torch.get_autocast_dtype(kind))
+        hidden_states = _under_autocast(hidden_states)
         if self._passes_residuals:
             update_passing(self.layernorm_mlp)
         decoder = self.layer_type == "decoder"
@@ -355,6 +345,15 @@ class TransformerLayer(ContextParallelModule, LayerViews):
             return dropout_add(out, residual, dropout)
         branch = self.drop_path(dropout_add(out, None, dropout), self.attn_input_format, cu_seqlens)
         return residual + branch
+
+
+def _under_autocast(hidden_states: torch.Tensor) -> torch.Tensor:
+    """In the dtype of torch.autocast where that is on: the whole layer is, its residual stream and its result too."""
+    if isinstance(hidden_states, torch.Tensor):  # else the attention says what is wrong
+        kind = hidden_states.device.type
+        if _has_autocast(kind) and torch.is_autocast_enabled(kind):
+            return hidden_states.to(torch.get_autocast_dtype(kind))
+    return hidden_states
 
 
 def _check_arguments(given: Mapping[str, Any]) -> None:
