@@ -15,6 +15,7 @@ A manifest names it as it names any function: ``target="acme.attention:attention
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,10 @@ from te_dispatch.ops.results import AttentionBackward, AttentionForward, Saved
 
 if TYPE_CHECKING:
     from te_dispatch.numerics.quantized import Operand
+
+
+#: What an implementation has of the function that it is made of.
+_NAMES = ("__module__", "__name__", "__qualname__", "__doc__")
 
 
 def attention_forward(attend: Callable[..., AttentionForward]) -> Callable[..., AttentionForward]:
@@ -86,7 +91,8 @@ def attention_forward(attend: Callable[..., AttentionForward]) -> Callable[..., 
         )  # fmt: skip
         return attend(q, k, v, spec, tensors, inference, with_max_logit, s_quantizer, out_quantizer, out_dtype)
 
-    _name_like(attend, attention_fwd)
+    functools.update_wrapper(attention_fwd, attend, _NAMES)
+    del attention_fwd.__wrapped__  # type: ignore[attr-defined]  # the signature is the operator's
     return attention_fwd
 
 
@@ -147,14 +153,9 @@ def attention_backward(attend: Callable[..., AttentionBackward]) -> Callable[...
             dout, q, k, v, out, lse, saved, spec, tensors, s_quantizer, dp_quantizer, dqkv_quantizer, with_dbias
         )
 
-    _name_like(attend, attention_bwd)
+    functools.update_wrapper(attention_bwd, attend, _NAMES)
+    del attention_bwd.__wrapped__  # type: ignore[attr-defined]
     return attention_bwd
-
-
-def _name_like(attend: Callable[..., Any], made: Callable[..., Any]) -> None:
-    """Give `made` the name and the text of `attend`. Its signature stays the operator's."""
-    for name in ("__name__", "__qualname__", "__module__", "__doc__"):
-        setattr(made, name, getattr(attend, name))
 
 
 #: The arguments of the check by name, with the operator's defaults.

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from te_dispatch.core.errors import NoImplementation
 from te_dispatch.core.operator import OPERATORS, Fact, operator
@@ -23,6 +23,28 @@ if TYPE_CHECKING:
 
 LAYOUTS = ("NT", "NN", "TN")
 EPILOGUES = ("gelu", "dgelu", "bgrad_a", "bgrad_b")
+
+
+class Epilogue(NamedTuple):
+    """What `gemm` does with the sums of a product: times `alpha`, plus `bias`, the operator's `epilogue` (`kind`), plus
+    `out` where it accumulates, one rounding or cast.
+
+    Attributes:
+        shape, dtype: of the result; the nominal dtype where it is quantized.
+        alpha, out, accumulate, bias, aux, aux_quantizer, out_quantizer: the operator's arguments.
+        kind: its `epilogue`.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    alpha: float
+    out: torch.Tensor | None
+    accumulate: bool
+    bias: torch.Tensor | None
+    kind: str | None
+    aux: Operand | None
+    aux_quantizer: Quantizer | None
+    out_quantizer: Quantizer | None
 
 
 def gemm_sizes(a: Any, b: Any, layout: str) -> tuple[int, int, int]:

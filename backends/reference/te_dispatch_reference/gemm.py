@@ -9,10 +9,11 @@ from typing import cast
 import numpy as np
 import torch
 
+from te_dispatch.backend_kit.gemm import gemm_with_epilogue
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.numerics.quantizers import Quantizer
 from te_dispatch.ops.checks import gemm as checks
-from te_dispatch.ops.gemm import operand_format
+from te_dispatch.ops.gemm import Epilogue, operand_format
 from te_dispatch.ops.results import Gemm
 from te_dispatch.ops.shapes import rows_of
 from te_dispatch_reference import casts, host
@@ -35,52 +36,40 @@ def product(a: F64, b: F64, layout: str) -> F64:
         return left @ right
 
 
+@gemm_with_epilogue
 def gemm(
     a: torch.Tensor | Quantized,
     b: torch.Tensor | Quantized,
-    *,
     layout: str,
-    alpha: float = 1.0,
-    out: torch.Tensor | None = None,
-    accumulate: bool = False,
-    bias: torch.Tensor | None = None,
-    epilogue: str | None = None,
-    aux: torch.Tensor | Quantized | None = None,
-    aux_quantizer: Quantizer | None = None,
-    out_dtype: torch.dtype | None = None,
-    out_quantizer: Quantizer | None = None,
-    split_accumulator: bool | None = None,
+    e: Epilogue,
+    split_accumulator: bool | None,
 ) -> Gemm:
     """`split_accumulator` has nothing to choose: sums are float64 either way."""
-    shape = checks.gemm(
-        a, b, layout, out, accumulate, bias, epilogue, aux, aux_quantizer, out_dtype, out_quantizer, alpha
-    )  # fmt: skip
-    dtype = out_dtype or (out.dtype if out is not None else a.dtype)
     left, right = _rows(a, "a", layout), _rows(b, "b", layout)
     with np.errstate(invalid="ignore"):  # 0 times Inf is NaN
-        z = alpha * product(left, right, layout)
-    if bias is not None:
-        z = z + host.double(bias)
+        z = e.alpha * product(left, right, layout)
+    if e.bias is not None:
+        z = z + host.double(e.bias)
     device = a.device
     aux_out: torch.Tensor | Quantized | None = None
     dbias = None
     with np.errstate(invalid="ignore", over="ignore"):  # of NaN and Inf, which operands may hold
-        if epilogue == "gelu":
-            aux_out = _rounded("aux", z, shape, dtype, device, aux_quantizer)
+        if e.kind == "gelu":
+            aux_out = _rounded("aux", z, e.shape, e.dtype, device, e.aux_quantizer)
             z = FUNCTIONS["gelu"](z)
-        elif epilogue == "dgelu":
-            assert aux is not None
-            z = z * DERIVATIVES["gelu"](casts.values_of(aux, "aux").reshape(z.shape))
+        elif e.kind == "dgelu":
+            assert e.aux is not None
+            z = z * DERIVATIVES["gelu"](casts.values_of(e.aux, "aux").reshape(z.shape))
             dbias = z.sum(0)
-        elif epilogue == "bgrad_a":
+        elif e.kind == "bgrad_a":
             dbias = left.sum(0 if layout[0] == "T" else 1)
-        elif epilogue == "bgrad_b":
+        elif e.kind == "bgrad_b":
             dbias = right.sum(1 if layout[1] == "T" else 0)
-    dbias_out = None if dbias is None else host.result("dbias", dbias, dtype, device)
-    if out is None:
-        return Gemm(_rounded("out", z, shape, dtype, device, out_quantizer), aux_out, dbias_out)
-    host.write(out, host.double(out).reshape(z.shape) + z if accumulate else z)
-    return Gemm(out, aux_out, dbias_out)
+    dbias_out = None if dbias is None else host.result("dbias", dbias, e.dtype, device)
+    if e.out is None:
+        return Gemm(_rounded("out", z, e.shape, e.dtype, device, e.out_quantizer), aux_out, dbias_out)
+    host.write(e.out, host.double(e.out).reshape(z.shape) + z if e.accumulate else z)
+    return Gemm(e.out, aux_out, dbias_out)
 
 
 def _rounded(

@@ -13,12 +13,13 @@ from collections.abc import Sequence
 import torch
 
 from te_dispatch.backend_kit import products as torch_products
+from te_dispatch.backend_kit.gemm import gemm_with_epilogue
 from te_dispatch.core.autograd import below_autograd
 from te_dispatch.core.errors import Declined
 from te_dispatch.numerics.quantized import Quantized, row_parts
 from te_dispatch.numerics.quantizers import Quantizer
 from te_dispatch.ops.checks import gemm as checks
-from te_dispatch.ops.gemm import operand_format
+from te_dispatch.ops.gemm import Epilogue, operand_format
 from te_dispatch.ops.results import Gemm
 from te_dispatch.ops.shapes import rows_of
 from te_dispatch_torch.activation import gelu_grad
@@ -61,33 +62,19 @@ def matmul(
     if accumulate and plain_sum and out is not None and in_place:
         out.view(rows_of(shape), shape[-1]).addmm_(a2, b2, alpha=alpha)
         return Gemm(out, None, _operand_sum(a, b, layout, epilogue, dtype))
-    z = _product(a2, b2)
-    return _finish(
-        z, a, b, layout, shape, dtype, alpha, out, accumulate, bias, epilogue, aux, aux_quantizer, out_quantizer
-    )
+    e = Epilogue(shape, dtype, alpha, out, accumulate, bias, epilogue, aux, aux_quantizer, out_quantizer)
+    return _finish(_product(a2, b2), a, b, layout, e)
 
 
+@gemm_with_epilogue
 def emulated(
-    a: Operand,
-    b: Operand,
-    *,
+    a: Quantized,
+    b: Quantized,
     layout: str,
-    alpha: float = 1.0,
-    out: torch.Tensor | None = None,
-    accumulate: bool = False,
-    bias: torch.Tensor | None = None,
-    epilogue: str | None = None,
-    aux: torch.Tensor | Quantized | None = None,
-    aux_quantizer: Quantizer | None = None,
-    out_dtype: torch.dtype | None = None,
-    out_quantizer: Quantizer | None = None,
-    split_accumulator: bool | None = None,
+    e: Epilogue,
+    split_accumulator: bool | None,
 ) -> Gemm:
     """Quantized operands of any scaling: decode, multiply, sum in fp32, as `split_accumulator` would."""
-    shape = checks.gemm(
-        a, b, layout, out, accumulate, bias, epilogue, aux, aux_quantizer, out_dtype, out_quantizer, alpha
-    )  # fmt: skip
-    dtype = out_dtype or (out.dtype if out is not None else a.dtype)
     if _per_tensor(a) and _per_tensor(b):
         # Codes are exact in bf16, and the scales factor out of the sum.
         on_units = torch.bfloat16 if a.device.type == "cuda" else torch.float32
@@ -96,70 +83,41 @@ def emulated(
     else:
         a2, b2 = _matrices(_values(a, layout, "a"), _values(b, layout, "b"), layout)
         z = torch.mm(a2, b2)
-    return _finish(
-        z, a, b, layout, shape, dtype, alpha, out, accumulate, bias, epilogue, aux, aux_quantizer, out_quantizer
-    )
+    return _finish(z, a, b, layout, e)
 
 
+@gemm_with_epilogue
 def scaled_mm(
-    a: Operand,
-    b: Operand,
-    *,
+    a: Quantized,
+    b: Quantized,
     layout: str,
-    alpha: float = 1.0,
-    out: torch.Tensor | None = None,
-    accumulate: bool = False,
-    bias: torch.Tensor | None = None,
-    epilogue: str | None = None,
-    aux: torch.Tensor | Quantized | None = None,
-    aux_quantizer: Quantizer | None = None,
-    out_dtype: torch.dtype | None = None,
-    out_quantizer: Quantizer | None = None,
-    split_accumulator: bool | None = None,
+    e: Epilogue,
+    split_accumulator: bool | None,
 ) -> Gemm:
     """FP8 matrix units, through the copies contracted along their last dimension. `None` accumulates fast."""
-    shape = checks.gemm(
-        a, b, layout, out, accumulate, bias, epilogue, aux, aux_quantizer, out_dtype, out_quantizer, alpha
-    )  # fmt: skip
-    dtype = out_dtype or (out.dtype if out is not None else a.dtype)
     a8, a_scale = _contracted_last(a, layout, "a")
     b8, b_scale = _contracted_last(b, layout, "b")
     a_scale, b_scale = _aligned(a_scale), _aligned(b_scale)
     (m, k), n = a8.shape, b8.shape[0]
     if not m or not k or k % 16 or n % 16:
         raise Declined(f"FP8 units need rows, and K and N in multiples of 16, got M={m}, K={k} and N={n}")
-    if alpha != 1.0:
-        a_scale = a_scale * alpha
-    return _on_units(
-        a8, a_scale, b8, b_scale, not split_accumulator, a, b, layout, shape, dtype, dtype, out, accumulate, bias,
-        epilogue, aux, aux_quantizer, out_quantizer,
-    )  # fmt: skip
+    if e.alpha != 1.0:
+        a_scale, e = a_scale * e.alpha, e._replace(alpha=1.0)
+    return _on_units(a8, a_scale, b8, b_scale, not split_accumulator, a, b, layout, e, e.dtype)
 
 
 @below_autograd
+@gemm_with_epilogue
 def scaled_mm_blocks(
-    a: Operand,
-    b: Operand,
-    *,
+    a: Quantized,
+    b: Quantized,
     layout: str,
-    alpha: float = 1.0,
-    out: torch.Tensor | None = None,
-    accumulate: bool = False,
-    bias: torch.Tensor | None = None,
-    epilogue: str | None = None,
-    aux: torch.Tensor | Quantized | None = None,
-    aux_quantizer: Quantizer | None = None,
-    out_dtype: torch.dtype | None = None,
-    out_quantizer: Quantizer | None = None,
-    split_accumulator: bool | None = None,
+    e: Epilogue,
+    split_accumulator: bool | None,
 ) -> Gemm:
     """FP8 matrix units with block scales: partial sums of 128 products are scaled and added in fp32, so they are
     always split. Reads the same copies as `scaled_mm`, scales in any layout.
     """
-    shape = checks.gemm(
-        a, b, layout, out, accumulate, bias, epilogue, aux, aux_quantizer, out_dtype, out_quantizer, alpha
-    )  # fmt: skip
-    dtype = out_dtype or (out.dtype if out is not None else a.dtype)
     a8, a_scale = _contracted_last(canonical(a), layout, "a")
     b8, b_scale = _contracted_last(canonical(b), layout, "b")
     (m, k), n = a8.shape, b8.shape[0]
@@ -171,14 +129,11 @@ def scaled_mm_blocks(
     b_scale = _aligned(b_scale) if tiles else _block_scales(b, b_scale, n)
     spread = a.scaling == "block_1d" or tiles or k % 512
     a_scale = _block_scales(a, a_scale, m) if spread else _aligned(a_scale)
-    if alpha != 1.0:
-        a_scale = a_scale * alpha  # keeps the strides
+    if e.alpha != 1.0:
+        a_scale, e = a_scale * e.alpha, e._replace(alpha=1.0)  # keeps the strides
     # Libraries promise fp32 and bf16 results only.
-    unit_dtype = torch.float32 if dtype == torch.float16 else dtype
-    return _on_units(
-        a8, a_scale, b8, b_scale.t(), False, a, b, layout, shape, dtype, unit_dtype, out, accumulate, bias, epilogue,
-        aux, aux_quantizer, out_quantizer,
-    )  # fmt: skip
+    unit_dtype = torch.float32 if e.dtype == torch.float16 else e.dtype
+    return _on_units(a8, a_scale, b8, b_scale.t(), False, a, b, layout, e, unit_dtype)
 
 
 def _block_scales(x: Quantized, scale: torch.Tensor, rows: int) -> torch.Tensor:
@@ -197,33 +152,23 @@ def _on_units(
     a: Quantized,
     b: Quantized,
     layout: str,
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
+    e: Epilogue,
     unit_dtype: torch.dtype,
-    out: torch.Tensor | None,
-    accumulate: bool,
-    bias: torch.Tensor | None,
-    epilogue: str | None,
-    aux: Operand | None,
-    aux_quantizer: Quantizer | None,
-    out_quantizer: Quantizer | None,
 ) -> Gemm:
     """(m, k) times (n, k) transposed on the FP8 units: one launch where nothing or a bf16 bias follows and the units
-    write `dtype`, else `_finish` on an fp32 product.
+    write the result's dtype, else `_finish` on an fp32 product.
     """
-    fused_bias = bias if bias is not None and bias.dtype == dtype == torch.bfloat16 else None
-    direct = epilogue is None and out_quantizer is None and not accumulate and bias is fused_bias
-    direct = direct and unit_dtype == dtype
+    fused_bias = e.bias if e.bias is not None and e.bias.dtype == e.dtype == torch.bfloat16 else None
+    direct = e.kind is None and e.out_quantizer is None and not e.accumulate and e.bias is fused_bias
+    direct = direct and unit_dtype == e.dtype
     product = torch_products.scaled_mm(
         a8, b8.t(), a_scale, b_scale, bias=fused_bias if direct else None,
-        out_dtype=dtype if direct else torch.float32, use_fast_accum=fast,
+        out_dtype=e.dtype if direct else torch.float32, use_fast_accum=fast,
     )  # fmt: skip
     if direct:
-        product = _shaped(product, shape)
-        return Gemm(product if out is None else out.copy_(product), None, None)
-    return _finish(
-        product, a, b, layout, shape, dtype, 1.0, out, accumulate, bias, epilogue, aux, aux_quantizer, out_quantizer
-    )
+        product = _shaped(product, e.shape)
+        return Gemm(product if e.out is None else e.out.copy_(product), None, None)
+    return _finish(product, a, b, layout, e)
 
 
 def _matrices(a: torch.Tensor, b: torch.Tensor, layout: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -309,43 +254,28 @@ def _operand_sum(a: Operand, b: Operand, layout: str, epilogue: str | None, dtyp
     )
 
 
-def _finish(
-    z: torch.Tensor,
-    a: Operand,
-    b: Operand,
-    layout: str,
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    alpha: float,
-    out: torch.Tensor | None,
-    accumulate: bool,
-    bias: torch.Tensor | None,
-    epilogue: str | None,
-    aux: Operand | None,
-    aux_quantizer: Quantizer | None,
-    out_quantizer: Quantizer | None,
-) -> Gemm:
+def _finish(z: torch.Tensor, a: Operand, b: Operand, layout: str, e: Epilogue) -> Gemm:
     """alpha, bias, epilogue, accumulate on the fp32 product, then one rounding or cast."""
-    z = _shaped(z, shape)
-    if alpha != 1.0:
-        z = z * alpha
-    if bias is not None:
-        z = z + bias
+    z = _shaped(z, e.shape)
+    if e.alpha != 1.0:
+        z = z * e.alpha
+    if e.bias is not None:
+        z = z + e.bias
     aux_out: torch.Tensor | Quantized | None = None
-    dbias = _operand_sum(a, b, layout, epilogue, dtype)
-    if epilogue == "gelu":
+    dbias = _operand_sum(a, b, layout, e.kind, e.dtype)
+    if e.kind == "gelu":
         # A copy, never a view of z: an fp32 z would otherwise be both results.
-        aux_out = z.to(dtype) if aux_quantizer is None else cast(z, aux_quantizer, "row", dtype)
+        aux_out = z.to(e.dtype) if e.aux_quantizer is None else cast(z, e.aux_quantizer, "row", e.dtype)
         z = torch.nn.functional.gelu(z, approximate="tanh")
-    elif epilogue == "dgelu" and aux is not None:
-        before = dequantize(aux, dtype=torch.float32) if isinstance(aux, Quantized) else aux.float()
-        z = gelu_grad(z, before.reshape(shape))
-        dbias = z.reshape(rows_of(shape), shape[-1]).sum(0).to(dtype)
-    if accumulate and out is not None:
-        z = z + out
-    if out_quantizer is not None:
-        return Gemm(cast(z, out_quantizer, "row", dtype), aux_out, dbias)
-    return Gemm(z.to(dtype) if out is None else out.copy_(z), aux_out, dbias)
+    elif e.kind == "dgelu" and e.aux is not None:
+        before = dequantize(e.aux, dtype=torch.float32) if isinstance(e.aux, Quantized) else e.aux.float()
+        z = gelu_grad(z, before.reshape(e.shape))
+        dbias = z.reshape(rows_of(e.shape), e.shape[-1]).sum(0).to(e.dtype)
+    if e.accumulate and e.out is not None:
+        z = z + e.out
+    if e.out_quantizer is not None:
+        return Gemm(cast(z, e.out_quantizer, "row", e.dtype), aux_out, dbias)
+    return Gemm(z.to(e.dtype) if e.out is None else e.out.copy_(z), aux_out, dbias)
 
 
 def grouped(

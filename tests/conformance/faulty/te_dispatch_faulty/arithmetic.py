@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from te_dispatch.ops.results import Gemm, NormForward
+from te_dispatch.ops.gemm import Epilogue
+from te_dispatch.ops.results import NormForward
 from te_dispatch_faulty.binding import Call
 from te_dispatch_faulty.spoiling import Behaviour
 from te_dispatch_torch.gemm import _finish, _matrices, _values
@@ -17,22 +18,25 @@ from te_dispatch_torch.gemm import _finish, _matrices, _values
 def product(multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Behaviour:
     """Products of fp32 matrices made in another way."""
 
-    def behave(call: Call) -> Gemm:
+    def behave(call: Call) -> Any:
         a, b, layout, out = call["a"], call["b"], call["layout"], call["out"]
         # Refuses what has to be refused. An output whose elements share memory must be seen as it is; no other may be
         # written here.
         shared = isinstance(out, torch.Tensor) and 0 in out.stride() and out.numel() > 1
         call.sound(out=out.clone() if isinstance(out, torch.Tensor) and not shared else out)
         left, right = _matrices(_values(a, layout, "a"), _values(b, layout, "b"), layout)
-        z = multiply(left.float(), right.float())
-        shape = (z.shape[0], z.shape[1]) if layout == "TN" else (*a.shape[:-1], z.shape[1])
-        dtype = call["out_dtype"] or (out.dtype if out is not None else a.dtype)
-        names = ("alpha", "out", "accumulate", "bias", "epilogue", "aux", "aux_quantizer", "out_quantizer")
-        options = {name: call[name] for name in names}
-        made = _finish(z=z, a=a, b=b, layout=layout, shape=shape, dtype=dtype, **options)
-        return call.delivered(made)  # type: ignore[no-any-return]
+        return finished(call, multiply(left.float(), right.float()))
 
     return behave
+
+
+def finished(call: Call, z: torch.Tensor) -> Any:
+    """What a product's call gives that has come to `z` (m, n) before its epilogue."""
+    a, b, layout, out = call["a"], call["b"], call["layout"], call["out"]
+    shape = (z.shape[0], z.shape[1]) if layout == "TN" else (*a.shape[:-1], z.shape[1])
+    dtype = call["out_dtype"] or (out.dtype if out is not None else a.dtype)
+    names = ("alpha", "out", "accumulate", "bias", "epilogue", "aux", "aux_quantizer", "out_quantizer")
+    return call.delivered(_finish(z, a, b, layout, Epilogue(shape, dtype, *(call[name] for name in names))))
 
 
 def split_k(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:

@@ -10,8 +10,9 @@ import torch
 
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.ops.results import Gemm
+from te_dispatch_faulty.arithmetic import finished
 from te_dispatch_faulty.binding import Call
-from te_dispatch_torch.gemm import _finish, _matrices, _values
+from te_dispatch_torch.gemm import _matrices, _values
 from te_dispatch_torch.quantize import cast
 
 #: Products between two roundings of a narrow accumulator: a matrix instruction's depth.
@@ -80,12 +81,7 @@ def _summed(call: Call, step: Callable[[torch.Tensor, torch.Tensor, torch.Tensor
     total = torch.zeros((left.shape[0], right.shape[1]), device=left.device)
     for start in range(0, left.shape[1], _DEPTH):
         total = step(total, left[:, start : start + _DEPTH], right[start : start + _DEPTH])
-    out = call["out"]
-    dtype = call["out_dtype"] or (out.dtype if out is not None else a.dtype)
-    shape = (total.shape[0], total.shape[1]) if layout == "TN" else (*a.shape[:-1], total.shape[1])
-    names = ("alpha", "out", "accumulate", "bias", "epilogue", "aux", "aux_quantizer", "out_quantizer")
-    options = {name: call[name] for name in names}
-    return call.delivered(_finish(z=total, a=a, b=b, layout=layout, shape=shape, dtype=dtype, **options))
+    return finished(call, total)
 
 
 def accumulates_in_bf16(call: Call) -> Any:
