@@ -171,10 +171,15 @@ def _on_units(
     return _finish(product, a, b, layout, e)
 
 
+def _matrix(x: torch.Tensor) -> torch.Tensor:
+    """(rows, x.shape[-1]): leading dimensions flattened."""
+    # Not reshape(-1, k): an empty tensor has no such shape.
+    return x if x.ndim == 2 else x.reshape(rows_of(tuple(x.shape)), x.shape[-1])
+
+
 def _matrices(a: torch.Tensor, b: torch.Tensor, layout: str) -> tuple[torch.Tensor, torch.Tensor]:
     """(m, k) and (k, n) views."""
-    # Not reshape(-1, k): an empty tensor has no such shape.
-    a2, b2 = a.reshape(rows_of(tuple(a.shape)), a.shape[-1]), b.reshape(rows_of(tuple(b.shape)), b.shape[-1])
+    a2, b2 = _matrix(a), _matrix(b)
     return a2.t() if layout[0] == "T" else a2, b2.t() if layout[1] == "T" else b2
 
 
@@ -208,7 +213,7 @@ def _scale(x: Quantized) -> torch.Tensor:
 def _codes(x: Quantized, transposed: bool, dtype: torch.dtype) -> torch.Tensor:
     """The matrix of undecoded scale that a layout multiplies: x (M, K), or its transpose."""
     if x.row_data is not None:
-        found = decode(x.row_data.reshape(x.rows(), x.shape[-1]), x.encoding, dtype)
+        found = decode(_matrix(x.row_data), x.encoding, dtype)
         return found.t() if transposed else found
     if x.col_data is None:
         raise ValueError("a and b must have a row-wise or a column-wise copy, got a record with neither")
@@ -231,7 +236,7 @@ def _contracted_last(x: Quantized, layout: str, operand: str) -> tuple[torch.Ten
     data, scale = (x.row_data, x.row_scale_inv) if usage == "row" else (x.col_data, x.col_scale_inv)
     if data is None or scale is None:
         raise Declined(f"{operand} has no {usage}-wise copy, which layout {layout} reads")
-    return _aligned(data.reshape(rows_of(tuple(data.shape)), data.shape[-1])).view(DTYPES[x.encoding]), scale
+    return _aligned(_matrix(data)).view(DTYPES[x.encoding]), scale
 
 
 def _aligned(x: torch.Tensor) -> torch.Tensor:
@@ -247,11 +252,7 @@ def _operand_sum(a: Operand, b: Operand, layout: str, epilogue: str | None, dtyp
         return None
     name, operand, rows_contracted = ("a", a, layout[0] == "T") if epilogue == "bgrad_a" else ("b", b, layout[1] == "N")
     rows = _values(operand, layout, name) if isinstance(operand, Quantized) else operand
-    return (
-        rows.reshape(rows_of(tuple(rows.shape)), rows.shape[-1])
-        .sum(0 if rows_contracted else 1, dtype=torch.float32)
-        .to(dtype)
-    )
+    return _matrix(rows).sum(0 if rows_contracted else 1, dtype=torch.float32).to(dtype)
 
 
 def _finish(z: torch.Tensor, a: Operand, b: Operand, layout: str, e: Epilogue) -> Gemm:
@@ -270,7 +271,7 @@ def _finish(z: torch.Tensor, a: Operand, b: Operand, layout: str, e: Epilogue) -
     elif e.kind == "dgelu" and e.aux is not None:
         before = dequantize(e.aux, dtype=torch.float32) if isinstance(e.aux, Quantized) else e.aux.float()
         z = gelu_grad(z, before.reshape(e.shape))
-        dbias = z.reshape(rows_of(e.shape), e.shape[-1]).sum(0).to(e.dtype)
+        dbias = _matrix(z).sum(0).to(e.dtype)
     if e.accumulate and e.out is not None:
         z = z + e.out
     if e.out_quantizer is not None:
