@@ -2,7 +2,7 @@
 """Attention on cuDNN, 16-bit operands. Contract: `te_dispatch.ops.attention`.
 
 A forward whose backward will follow builds both graphs, so that a backward never finds that cuDNN has no engine for it.
-What cuDNN refuses is remembered by `AttentionSpec`, in its own words.
+What cuDNN refuses is kept under the `AttentionSpec`, in its own words.
 """
 
 from __future__ import annotations
