@@ -50,9 +50,10 @@ def quantizers(device: str) -> dict[str, Quantizer]:
 
 
 def record(shape: tuple[int, ...], quantizer: Quantizer, usage: str, device: str) -> Quantized:
-    """A record of real tensors, whatever `device` is."""
+    """A record of zeros in real tensors, whatever `device` is."""
     like = empty_quantized(shape, quantizer, usage, BF16, torch.device(device))
-    return Quantized(*(getattr(like, name) for name in Quantized.__slots__))
+    parts = [getattr(like, name) for name in Quantized.__slots__]
+    return Quantized(*(part.zero_() if isinstance(part, torch.Tensor) else part for part in parts))
 
 
 def flatten(result: Any) -> list[Any]:
@@ -219,7 +220,7 @@ def _attention(add: Callable[..., None], t: Callable[..., torch.Tensor], device:
         shapes=[(12, 4, 8), (12, 4), None, "saved"],
     )
     add("attention_fwd", t(6, 4, 8), t(32, 16, 2, 8), t(32, 16, 2, 8), layout="thd", mask="padding", inference=True,
-        page_table=t(2, 16, **i32), shapes=[(6, 4, 8), None, None, None])  # fmt: skip
+        cu_seqlens_q=t(3, **i32), page_table=t(2, 16, **i32), shapes=[(6, 4, 8), None, None, None])  # fmt: skip
     sink = {"softmax_type": "learnable", "softmax_offset": t(4, dtype=F32)}
     fp8 = [record(shape, q["current"], "row", device) for shape in ((6, 2, 4, 8), (6, 2, 4, 8), (6, 2, 4, 8))]
     row = ((6, 2, 4, 8), None, (1,), None)

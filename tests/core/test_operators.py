@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import te_dispatch.ops as ops
+import te_dispatch
+from te_dispatch import ops
 from te_dispatch.core import codegen
 from te_dispatch.core.facts import UNKNOWN
 from te_dispatch.core.manager import OpManager
@@ -104,6 +105,13 @@ def test_shape_functions_give_the_contracts_shapes_under_a_fake_mode(call: Call)
 @pytest.mark.parametrize("call", [c for c in META if c.op != "relayout_scales"], ids=repr)
 def test_a_call_on_meta_tensors_needs_no_backend(manager: OpManager, call: Call) -> None:
     assert flatten(getattr(manager.ops, call.op)(*call.args, **call.kwargs)) == call.shapes
+
+
+@pytest.mark.parametrize("call", [c for c in HERE if c.op != "attention_bwd"], ids=repr)
+def test_the_reference_serves_the_calls_with_the_contracts_shapes(call: Call) -> None:
+    """So each is valid. (A backward needs what its own forward has saved.)"""
+    with te_dispatch.using(**{call.op: "reference"}):
+        assert flatten(getattr(ops, call.op)(*call.args, **call.kwargs)) == call.shapes
 
 
 @pytest.mark.parametrize("name", NAMES)
