@@ -37,7 +37,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -49,7 +49,7 @@ from te_dispatch.ops.checks.signatures import OFTEN as OFTEN
 from te_dispatch.ops.checks.signatures import OPTION as OPTION
 from te_dispatch.ops.checks.signatures import TENSOR as TENSOR
 from te_dispatch.ops.checks.signatures import WRITTEN_RECORD as WRITTEN_RECORD
-from te_dispatch.ops.checks.signatures import Kind, code_of, compiled, kinds_of, look_of, parts_of
+from te_dispatch.ops.checks.signatures import Code, Kind, code_of, compiled, kinds_of, look_of, parts_of
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Launch = Callable[..., Any]
@@ -102,19 +102,45 @@ def _placed(launch: Launch, places: Sequence[int | None], count: int) -> Launch:
 class CallPlans:
     """The launches of one host function, by signature.
 
+    A backend whose launches come about in another way than by `Planned` derives a class, whose `work_out` finds them
+    with `launches` and keeps them with `keep`; its `planned` is then the decorator.
+
+    Args:
+        function: the host function.
+        operator, exceptions: as `planned` takes them.
+
     Attributes:
         hits, misses: calls that a kept launch served, and others. Counted without a lock: threads may lose some.
         generation: how often all were forgotten.
+        function, kinds: the host function, and how its arguments are looked at, by name.
         wrapper: the decorated function.
     """
 
-    wrapper: Callable[..., Any]
-
-    def __init__(self, function: Callable[..., Any], kinds: dict[str, Kind]) -> None:
+    def __init__(self, function: Callable[..., Any], operator: str | None, exceptions: Mapping[str, Kind]) -> None:
+        name = function.__name__
         self.hits = self.misses = self.generation = 0
-        self._function, self._kinds = function, kinds
+        self.function = function
+        self.kinds = kinds_of(function, name if operator == "" else operator or "", exceptions, exactly=True)
         self._entries: RecentDict[Any, list[_Entry]] = RecentDict(CAPACITY)
-        self._look = look_of(code_of(kinds), function.__name__)
+        code = code_of(self.kinds)
+        self._look = look_of(code, name)
+        self.wrapper: Any = _wrapper(self, function, code)
+        register(f"{function.__module__}.{function.__qualname__}", self)
+
+    @classmethod
+    def planned(cls, operator: str | None = "", **exceptions: Kind) -> Callable[[Function], Function]:
+        """Decorator of an operator's host function, which returns `Planned`, or a result for a call that is not to be
+        kept.
+
+        Args:
+            operator: whose arguments the function takes; by default the one that has its name. None: of none.
+            exceptions: kinds of arguments that are not those that the operator's declaration says.
+
+        Raises:
+            TypeError: an exception for an argument that the function does not take, or an argument of a kind that
+                signatures do not know.
+        """
+        return lambda function: cls(function, operator, exceptions).wrapper
 
     def clear(self) -> None:
         """Plan all calls anew, repeated ones too: something that the function read has changed."""
@@ -128,14 +154,14 @@ class CallPlans:
     def work_out(self, *arguments: Any) -> Any:
         """The slow path: run the function on the arguments, in the order of its parameters, and cache its launch."""
         self.misses += 1
-        made = self._function(**dict(zip(self._kinds, arguments)))
+        made = self.function(**dict(zip(self.kinds, arguments)))
         result = made
         while made.__class__ is Planned:
             result = self._launched(made, arguments)
             if result is not NotImplemented:
                 return result
             if made.weaker is None:
-                raise RuntimeError(f"{self._function.__name__}: a launch refused the call that it was planned for")
+                raise RuntimeError(f"{self.function.__name__}: a launch refused the call that it was planned for")
             made = made.weaker()
         return result
 
@@ -147,21 +173,60 @@ class CallPlans:
     def _kept(self, made: Planned, arguments: Sequence[Any]) -> tuple[Launch | None, tuple[torch.Tensor, ...]]:
         """The launch of a planned call with the tensors that it takes; None where signatures do not cover it."""
         try:
-            facts, tensors = self._signature(arguments)
+            facts, tensors = self.signature(arguments)
         except TypeError:
             return None, ()
         at = {id(x): i for i, x in enumerate(tensors)}
         if len(at) < len(tensors) or any(x is not None and id(x) not in at for x in made.tensors):
             return None, ()
         launch = made.prepare([None if x is None else at[id(x)] for x in made.tensors], len(tensors))
+        self.keep(facts, tensors, launch, made.unusual)
+        return launch, tensors
+
+    def signature(self, arguments: Sequence[Any]) -> tuple[Any, tuple[torch.Tensor, ...]]:
+        """Facts and tensors of a call, given its arguments in the order of the function's parameters.
+
+        Raises:
+            TypeError: there is an argument of a class that signatures do not know.
+        """
+        try:
+            lasting = all(kind.lasting(x) for kind, x in zip(self.kinds.values(), arguments) if x is not None)
+            facts, tensors = self._look(*arguments)
+            hash(facts)
+        except Exception as error:  # whatever a kind does not foresee
+            raise TypeError(str(error)) from error
+        if not lasting or not all(map(is_plain, tensors)):
+            raise TypeError("an argument of another class")
+        return facts, tensors
+
+    def launches(self, facts: Any, tensors: Sequence[torch.Tensor]) -> list[Launch]:
+        """What is kept for a signature, in the order in which it is tried."""
+        try:
+            return [launch for fits, launch in self._entries[facts] if fits(*tensors)]
+        except KeyError:
+            return []
+
+    def keep(
+        self,
+        facts: Any,
+        tensors: Sequence[torch.Tensor],
+        launch: Launch,
+        unusual: bool = False,
+        instead: Launch | None = None,
+    ) -> None:
+        """Keep a launch for a signature: a function of its tensors.
+
+        Args:
+            unusual: whether others are tried before it.
+            instead: a launch that is kept no longer.
+        """
         entry = guard_for(tensors, [True] * len(tensors)), launch
         try:
-            kept = self._entries[facts]
+            kept = [entry for entry in self._entries[facts] if entry[1] is not instead]
         except KeyError:
             kept = []
         # A new list: another thread may be going through the old one.
-        self._entries[facts] = ([*kept, entry] if made.unusual else [entry, *kept])[:LAUNCHES]
-        return launch, tensors
+        self._entries[facts] = ([*kept, entry] if unusual else [entry, *kept])[:LAUNCHES]
 
     def repeat(self, varying: Sequence[str], **arguments: Any) -> Launch | None:
         """A function of the `varying` arguments, by position, that makes calls like this one without a lookup.
@@ -175,26 +240,22 @@ class CallPlans:
             None where no launch is cached for such a call.
         """
         try:
-            facts, tensors = self._signature([arguments[name] for name in self._kinds])
+            found = self.launches(*self.signature([arguments[name] for name in self.kinds]))
         except TypeError:
-            return None
-        try:
-            found = [launch for fits, launch in self._entries[facts] if fits(*tensors)]
-        except KeyError:
             return None
         return self._repeated(found, varying, arguments) if found else None
 
     def ahead(self, **arguments: Any) -> Launch | None:
         """A function without arguments that makes this very call, which need not have been made: for host functions
         that return a plan for it. None where signatures do not cover it."""
-        made = self._function(**arguments)
-        launch, _ = self._kept(made, [arguments[name] for name in self._kinds])
+        made = self.function(**arguments)
+        launch, _ = self._kept(made, [arguments[name] for name in self.kinds])
         return None if launch is None else self._repeated([launch], (), arguments)
 
     def _repeated(self, launches: Sequence[Launch], varying: Sequence[str], arguments: dict[str, Any]) -> Launch:
         fixed: list[torch.Tensor] = []
         given: list[str] = []
-        for name in self._kinds:
+        for name in self.kinds:
             for part, tensor in parts_of(arguments[name]):
                 if name in varying:
                     given.append(f"{name}{part}")
@@ -217,22 +278,6 @@ class CallPlans:
         return compiled(  # type: ignore[no-any-return]
             source, "repeated launch", plans=self, generation=self.generation, otherwise=otherwise, **named
         )
-
-    def _signature(self, arguments: Sequence[Any]) -> tuple[Any, tuple[torch.Tensor, ...]]:
-        """Facts and tensors of a call.
-
-        Raises:
-            TypeError: there is an argument of a class that signatures do not know.
-        """
-        try:
-            lasting = all(kind.lasting(x) for kind, x in zip(self._kinds.values(), arguments) if x is not None)
-            facts, tensors = self._look(*arguments)
-            hash(facts)
-        except Exception as error:  # whatever a kind does not foresee
-            raise TypeError(str(error)) from error
-        if not lasting or not all(map(is_plain, tensors)):
-            raise TypeError("an argument of another class")
-        return facts, tensors
 
 
 _TRY = """\
@@ -270,33 +315,18 @@ tensors = ({tensors})
 found = entries[({facts})]"""
 
 
-def planned(operator: str | None = "", **exceptions: Kind) -> Callable[[Function], Function]:
-    """Decorator of an operator's host function, which returns `Planned`, or a result for a call that is not to be kept.
+def _wrapper(plans: CallPlans, function: Callable[..., Any], code: Code) -> Any:
+    """A function with the parameters of the host function, which tries the cached launches before `work_out`."""
+    name = function.__name__
+    bare = [p.replace(annotation=p.empty, default=p.empty) for p in inspect.signature(function).parameters.values()]
+    source = _WRAPPER.format(
+        name=name, signature=str(inspect.Signature(bare))[1:-1], names=code.names, body=code.text(_FIND, 12)
+    )
+    wrapper = compiled(source, f"planned {name}", plans=plans, entries=plans._entries, work_out=plans.work_out)
+    functools.update_wrapper(wrapper, function)
+    wrapper.__defaults__, wrapper.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+    wrapper.plans = plans
+    return wrapper
 
-    Args:
-        operator: whose arguments the function takes; by default the one that has its name. None: of none.
-        exceptions: kinds of arguments that are not those that the operator's declaration says.
 
-    Raises:
-        TypeError: an exception for an argument that the function does not take, or an argument of a kind that
-            signatures do not know.
-    """
-
-    def wrap(function: Function) -> Function:
-        name = function.__name__
-        kinds = kinds_of(function, name if operator == "" else operator or "", exceptions, exactly=True)
-        plans, code = CallPlans(function, kinds), code_of(kinds)
-        bare = [p.replace(annotation=p.empty, default=p.empty) for p in inspect.signature(function).parameters.values()]
-        source = _WRAPPER.format(
-            name=name, signature=str(inspect.Signature(bare))[1:-1], names=code.names, body=code.text(_FIND, 12)
-        )
-        wrapper = compiled(
-            source, f"planned {name}", plans=plans, entries=plans._entries, work_out=plans.work_out
-        )  # fmt: skip
-        functools.update_wrapper(wrapper, function)
-        wrapper.__defaults__, wrapper.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
-        wrapper.plans, plans.wrapper = plans, wrapper
-        register(f"{function.__module__}.{function.__qualname__}", plans)
-        return wrapper  # type: ignore[no-any-return]
-
-    return wrap
+planned = CallPlans.planned

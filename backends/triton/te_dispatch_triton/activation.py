@@ -19,9 +19,9 @@ from te_dispatch_triton.delivery import NO_CAST, NO_COPIES, Delivery, deliver_to
 from te_dispatch_triton.kernels import activation_tiles as kernels
 from te_dispatch_triton.launch import Config, Kernel
 from te_dispatch_triton.memory import dense, empty
-from te_dispatch_triton.prepared import prepared
 from te_dispatch_triton.quantize import cast
 from te_dispatch_triton.quantize_forms import laid_out, values
+from te_dispatch_triton.replay import replayed
 from te_dispatch_triton.targets import INTERPRETER, Target, target_of
 
 _F32 = torch.float32
@@ -64,7 +64,7 @@ class _Form(NamedTuple):
     config: Config
 
 
-@prepared()
+@replayed()
 def activation_fwd(
     x: torch.Tensor | Quantized,
     *,
@@ -84,7 +84,7 @@ def activation_fwd(
     return ActivationForward(out, _run(read, shape, dtype, device, quantizer, usage, out, None))
 
 
-@prepared()
+@replayed()
 def activation_bwd(
     dy: torch.Tensor,
     x: torch.Tensor | Quantized,

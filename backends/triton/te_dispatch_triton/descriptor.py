@@ -107,5 +107,5 @@ def mapped(launch: Callable[..., None]) -> Callable[..., None]:
             given[place : place + 1] = found
         launcher(*given)
 
-    run.parts = Maps(launcher, make, kept)  # type: ignore[attr-defined]  # for calls that are prepared
+    run.parts = Maps(launcher, make, kept)  # type: ignore[attr-defined]  # for recordings
     return run

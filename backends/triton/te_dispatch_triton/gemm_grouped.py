@@ -17,13 +17,13 @@ from te_dispatch.numerics.quantized import row_parts
 from te_dispatch.ops.checks import gemm as checks
 from te_dispatch.ops.checks import values as check
 from te_dispatch.ops.shapes import rows_of
-from te_dispatch_triton.gemm import Operand, allows_tf32
+from te_dispatch_triton.gemm import Operand
 from te_dispatch_triton.gemm_groups import run
 from te_dispatch_triton.memory import dense
-from te_dispatch_triton.prepared import prepared
+from te_dispatch_triton.replay import replayed
 
 
-@prepared(also=allows_tf32)
+@replayed()
 def grouped_gemm(
     a: Sequence[Operand],
     b: Sequence[Operand],
@@ -40,7 +40,7 @@ def grouped_gemm(
     return _known(a, b, splits, layout, out, accumulate, bias, out_dtype, bool(split_accumulator), False)
 
 
-@prepared("grouped_gemm", also=allows_tf32)
+@replayed("grouped_gemm")
 def grouped_gemm_on_device(
     a: Sequence[Operand],
     b: Sequence[Operand],
@@ -57,7 +57,7 @@ def grouped_gemm_on_device(
     return _dealt(a, b, splits, layout, out, accumulate, bias, out_dtype, bool(split_accumulator), False)
 
 
-@prepared("grouped_gemm")
+@replayed("grouped_gemm")
 def grouped_gemm_decoded(
     a: Sequence[Operand],
     b: Sequence[Operand],
@@ -74,7 +74,7 @@ def grouped_gemm_decoded(
     return _known(a, b, splits, layout, out, accumulate, bias, out_dtype, bool(split_accumulator), True)
 
 
-@prepared("grouped_gemm")
+@replayed("grouped_gemm")
 def grouped_gemm_on_device_decoded(
     a: Sequence[Operand],
     b: Sequence[Operand],

@@ -18,6 +18,7 @@ from te_dispatch_triton.gemm_product import Side, pair_of, side_of
 from te_dispatch_triton.kernels import gemm_grouped as kernels
 from te_dispatch_triton.launch import Config, Kernel
 from te_dispatch_triton.memory import address, dense, empty
+from te_dispatch_triton.tape import read
 from te_dispatch_triton.targets import INTERPRETER, target_of
 
 _FILL, _GROUPED = Kernel(kernels.fill), Kernel(kernels.grouped)
@@ -145,7 +146,7 @@ def _launch(
     problem = Problem(
         max(x.m for x in rows), max(x.n for x in rows), max(x.k for x in rows), left.along_k, right.along_k,
         left.code, right.code, left.tiles, right.tiles, scaling, left.data.dtype,
-        left.data.dtype is torch.float32 and allows_tf32(), split, False, False, decoded, "none", accumulate,
+        left.data.dtype is torch.float32 and read(allows_tf32), split, False, False, decoded, "none", accumulate,
     )  # fmt: skip
     tiles = 0
     plan = planned(device, problem)

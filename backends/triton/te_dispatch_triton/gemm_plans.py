@@ -23,11 +23,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from te_dispatch.backend_kit.caches import BoundedDict
+from te_dispatch.backend_kit import caches
 from te_dispatch_triton import configs, tuning_cache
 from te_dispatch_triton.configs import Choice
 from te_dispatch_triton.launch import Config, blocks
-from te_dispatch_triton.prepared import forget
 from te_dispatch_triton.targets import INTERPRETER, Target, target_of
 
 FAMILY = "gemm"
@@ -35,20 +34,6 @@ FAMILY = "gemm"
 CAPACITY = 4096
 #: What a tuner put in place of the tables, by kind and by what `bucket` makes of the sizes.
 FORCED: dict[Any, Choice] = {}
-#: Launches of calls whose like was seen before, made of plans (`gemm_product`).
-READY: BoundedDict[Any, Any] = BoundedDict(CAPACITY)
-
-
-class _Plans(BoundedDict[Any, Any]):
-    """Plans by (device, problem)."""
-
-    def clear(self) -> None:
-        super().clear()
-        READY.clear()
-        forget()
-
-
-PLANS = _Plans(CAPACITY)
 #: torch dtypes of codes, as descriptors give them to the units.
 UNIT_TYPES = {
     "e4m3fn": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2,
@@ -176,12 +161,15 @@ def _finish(problem: Problem) -> int:
     return int(problem.epilogue != "none")
 
 
+@caches.cached(CAPACITY)
 def planned(device: torch.device, problem: Problem) -> Plan:
     """How to launch a problem on a device."""
-    found: Plan | None = PLANS.get((device, problem))
-    if found is None:
-        found = PLANS[device, problem] = plan_of(problem, target_of(device))
-    return found
+    return plan_of(problem, target_of(device))
+
+
+def forget() -> None:
+    """Plan all products anew: configurations have changed."""
+    caches.clear("te_dispatch_triton.gemm")
 
 
 def plan_of(problem: Problem, target: Target) -> Plan:
@@ -233,4 +221,4 @@ def force(name: str, choice: Choice | None, sizes: tuple[int, int, int] | None =
         FORCED.pop(key, None)
     else:
         FORCED[key] = choice
-    PLANS.clear()
+    forget()

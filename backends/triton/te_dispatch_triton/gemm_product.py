@@ -1,9 +1,5 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""A product with whatever follows it: operands as they lie in memory, outputs, and the launch.
-
-`run` serves every call. `run_plain` is the short way of what a model does most: contiguous operands and nothing after
-the product that needs memory of its own.
-"""
+"""A product with whatever follows it: operands as they lie in memory, outputs, and the launch."""
 
 from __future__ import annotations
 
@@ -19,10 +15,10 @@ from te_dispatch.numerics.quantizers import DelayedQuantizer, Quantizer
 from te_dispatch.ops.gemm import gemm_sizes, operand_format
 from te_dispatch.ops.results import Gemm
 from te_dispatch_triton.descriptor import Descriptor
-from te_dispatch_triton.gemm_plans import READY, SCALINGS, UNIT_TYPES, Plan, Problem, planned
+from te_dispatch_triton.gemm_plans import SCALINGS, UNIT_TYPES, Plan, Problem, planned
 from te_dispatch_triton.gemm_sums import column_sums, dbias_of
 from te_dispatch_triton.kernels import gemm as kernels
-from te_dispatch_triton.launch import Config, Kernel
+from te_dispatch_triton.launch import Kernel
 from te_dispatch_triton.memory import dense, empty
 from te_dispatch_triton.quantize_forms import laid_out
 
@@ -56,94 +52,6 @@ class Side(NamedTuple):
     scale: torch.Tensor | None = None
     whole: torch.Tensor | None = None
     tiles: bool = False
-
-
-class Ready(NamedTuple):
-    """The launch of a call whose like was planned before: `Descriptor`'s arguments of what is given as one, sizes.
-
-    Attributes:
-        turns: the kernel, where it is not `PRODUCT`.
-    """
-
-    grid: tuple[int, int, int]
-    constants: tuple[Any, ...]
-    config: Config
-    a: tuple[Any, ...] | None
-    b: tuple[Any, ...] | None
-    out: tuple[Any, ...] | None
-    m: int
-    n: int
-    k: int
-    a_stride: int
-    b_stride: int
-    turns: Kernel | None = None
-
-
-def run_plain(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    a_scale: torch.Tensor | None,
-    b_scale: torch.Tensor | None,
-    operands: tuple[Operand, Operand],
-    kind: Any,
-    shape: tuple[int, ...],
-    alpha: float,
-    out: torch.Tensor | None,
-    accumulate: bool,
-    bias: torch.Tensor | None,
-    dtype: torch.dtype,
-) -> torch.Tensor:
-    """The product of contiguous a and b into a contiguous output, with a bias.
-
-    Args:
-        operands: those of the call.
-        kind: (layout, tf32, split, decoded) and whatever else tells calls apart that are launched differently.
-    """
-    target = empty("out", shape, dtype, a.device) if out is None else out
-    low = (a.data_ptr() | b.data_ptr() | target.data_ptr()) & 15
-    key = (a.shape, b.shape, kind, dtype, accumulate, a.get_device(), low)
-    found = READY.get(key)
-    if found is None:
-        found = READY[key] = _ready(operands, kind, target, accumulate, low)
-    if found.turns is not None:
-        found.turns(
-            a.device, found.grid,
-            (
-                Descriptor(a, *found.a), Descriptor(b, *found.b), Descriptor(target, *found.out), a_scale, b_scale,
-                bias if bias is None else dense(bias), float(alpha), found.m, found.n, found.k,
-            ),
-            found.constants, found.config,
-        )  # fmt: skip
-    elif found.m and found.n:
-        PRODUCT(
-            a.device, found.grid,
-            (
-                a if found.a is None else Descriptor(a, *found.a), b if found.b is None else Descriptor(b, *found.b),
-                target if found.out is None else Descriptor(target, *found.out), a_scale, b_scale, None, None,
-                bias if bias is None else dense(bias), None, None, None, None, None, None, None, None, float(alpha),
-                found.m, found.n, found.k, found.a_stride, found.b_stride,
-            ),
-            found.constants, found.config,
-        )  # fmt: skip
-    return target
-
-
-def _ready(
-    operands: tuple[Operand, Operand], kind: Any, target: torch.Tensor, accumulate: bool, low: int
-) -> Ready:  # fmt: skip
-    a, b = operands
-    layout, tf32, split, decoded = kind[:4]
-    m, n, k = gemm_sizes(a, b, layout)
-    left, right = side_of(a, "a", layout), side_of(b, "b", layout)
-    scaling = pair_of(a, b)
-    problem = problem_of(left, right, (m, n, k), scaling, tf32, split, decoded, target, accumulate)
-    plan = planned(target.device, problem) if m and n else None
-    if plan is None:
-        return Ready((1, 1, 1), (), Config(), None, None, None, m, n, k, 0, 0)
-    return Ready(
-        plan.grid, plan.constants, plan.config, *tiles_of(plan, left, right, target, (m, n, k)), m, n, k, left.stride,
-        right.stride, turns() if plan.turns else None,
-    )  # fmt: skip
 
 
 def pair_of(a: Operand, b: Operand) -> str:

@@ -26,7 +26,7 @@ from te_dispatch_triton import assembler, lanes
 from te_dispatch_triton.descriptor import Descriptor as Descriptor
 from te_dispatch_triton.descriptor import mapped
 from te_dispatch_triton.kinds import READERS, reader_of
-from te_dispatch_triton.tape import ACTIVE
+from te_dispatch_triton.tape import ACTIVE, active
 from te_dispatch_triton.targets import INTERPRETER, target_of
 from te_dispatch_triton.triton_private import hooked, launcher_of
 
@@ -175,8 +175,8 @@ def _require_right(compiled: Any) -> None:
 def _note(
     compiled: tuple[Callable[..., None], tuple[Any, ...]], grid: Grid, args: tuple[Any, ...], constants: tuple[Any, ...]
 ) -> None:
-    """Write a launch down where this thread's call is watched."""
-    tape = ACTIVE.get(threading.get_ident())
+    """Record a launch where this thread's call is."""
+    tape = active()
     if tape is not None:
         tape.launched(*compiled, grid, args, constants)
 

@@ -5,27 +5,23 @@ from __future__ import annotations
 
 import torch
 
+from te_dispatch.backend_kit.caches import cached
 from te_dispatch.ops.checks import quantize as checks
 from te_dispatch_triton import configs
 from te_dispatch_triton.kernels import amax as kernels
 from te_dispatch_triton.launch import Kernel
 from te_dispatch_triton.memory import dense, empty
-from te_dispatch_triton.prepared import prepared
+from te_dispatch_triton.replay import replayed
 from te_dispatch_triton.targets import target_of
 
 _line, _rows, _fold = Kernel(kernels.maxima_line), Kernel(kernels.maxima_rows), Kernel(kernels.fold_maxima)
-_choices: dict[tuple[str, str], configs.Choice] = {}
 #: Blocks of a line that one program still takes alone: a launch that its reader would wait for is saved nothing else.
 _ALONE = 4
 
 
+@cached()
 def _choice(device: torch.device, kernel: str) -> configs.Choice:
-    target = target_of(device)
-    key = (target.arch, kernel)
-    found = _choices.get(key)
-    if found is None:
-        found = _choices[key] = configs.choose("quantize", kernel, target)
-    return found
+    return configs.choose("quantize", kernel, target_of(device))
 
 
 def find_maxima(
@@ -64,7 +60,7 @@ def _find(x: torch.Tensor, maxima: torch.Tensor, count: int, noop_flag: torch.Te
     _line(x.device, (count, 1, 1), (x, x.numel(), maxima, noop_flag), (choice.constants["BLOCK"],), choice.config)
 
 
-@prepared()
+@replayed()
 def compute_amax(x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
     """max |x| as float32 (1,)."""
     checks.compute_amax(x, out)

@@ -3,27 +3,24 @@
 
 from __future__ import annotations
 
-import threading
-
 import torch
 
 from te_dispatch.backend_kit.memory import contiguous
 from te_dispatch.ops import alloc
-from te_dispatch_triton.tape import ACTIVE
+from te_dispatch_triton.tape import active
 
 
 def empty(role: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """`te_dispatch.ops.alloc.empty`, written down where a call is watched (`tape`)."""
-    if ACTIVE and (tape := ACTIVE.get(threading.get_ident())) is not None:
+    """`te_dispatch.ops.alloc.empty`, recorded where a call is (`tape`)."""
+    if (tape := active()) is not None:
         return tape.allocated(alloc.empty, role, shape, dtype, device)
     return alloc.empty(role, shape, dtype, device)
 
 
 def address(x: torch.Tensor) -> int:
-    """x's, for a table of addresses: numbers with it follow it where a call is watched (`tape`)."""
-    if ACTIVE and (tape := ACTIVE.get(threading.get_ident())) is not None:
-        return tape.address(x)
-    return x.data_ptr()
+    """x's, for a table of addresses: a recording of numbers with it follows it (`tape`)."""
+    tape = active()
+    return x.data_ptr() if tape is None else tape.address(x)
 
 
 def dense(x: torch.Tensor) -> torch.Tensor:

@@ -19,8 +19,8 @@ from te_dispatch_triton.kernels import norm as kernels
 from te_dispatch_triton.kernels import norm_casts
 from te_dispatch_triton.launch import Config, Kernel
 from te_dispatch_triton.memory import dense, empty
-from te_dispatch_triton.prepared import prepared
 from te_dispatch_triton.quantize_forms import laid_out
+from te_dispatch_triton.replay import replayed
 from te_dispatch_triton.targets import INTERPRETER, Target, target_of
 
 _F32 = torch.float32
@@ -56,7 +56,7 @@ class _Form(NamedTuple):
     config: Config
 
 
-@prepared()
+@replayed()
 def layernorm_fwd(
     x: torch.Tensor,
     gamma: torch.Tensor,
@@ -75,7 +75,7 @@ def layernorm_fwd(
     return _forward(x, gamma, beta, eps, zero_centered_gamma, residual, quantizer, usage, with_y, out_dtype, True)
 
 
-@prepared()
+@replayed()
 def rmsnorm_fwd(
     x: torch.Tensor,
     gamma: torch.Tensor,

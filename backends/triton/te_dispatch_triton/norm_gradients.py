@@ -16,7 +16,7 @@ from te_dispatch_triton import configs
 from te_dispatch_triton.kernels import norm_gradients as kernels
 from te_dispatch_triton.launch import Config, Kernel
 from te_dispatch_triton.memory import dense, empty
-from te_dispatch_triton.prepared import prepared
+from te_dispatch_triton.replay import replayed
 from te_dispatch_triton.targets import INTERPRETER, Target, target_of
 
 _F32 = torch.float32
@@ -38,7 +38,7 @@ class _Form(NamedTuple):
     sum_config: Config
 
 
-@prepared()
+@replayed()
 def layernorm_bwd(
     dy: torch.Tensor,
     x: torch.Tensor,
@@ -54,7 +54,7 @@ def layernorm_bwd(
     return _backward(dy, x, gamma, dense(mean), rstd, zero_centered_gamma, add)
 
 
-@prepared()
+@replayed()
 def rmsnorm_bwd(
     dy: torch.Tensor,
     x: torch.Tensor,

@@ -11,7 +11,7 @@ from te_dispatch_triton.configs import choose
 from te_dispatch_triton.kernels import rope as kernels
 from te_dispatch_triton.launch import Config, Kernel
 from te_dispatch_triton.memory import dense, empty
-from te_dispatch_triton.prepared import prepared
+from te_dispatch_triton.replay import replayed
 from te_dispatch_triton.targets import INTERPRETER, target_of
 
 _rotate = Kernel(kernels.rotate)
@@ -22,7 +22,7 @@ _SEQUENCES = 64
 _Choice = tuple[tuple[bool, int, int, int, int], Config]
 
 
-@prepared()
+@replayed()
 def rope_fwd(
     x: torch.Tensor,
     freqs: torch.Tensor,
@@ -37,7 +37,7 @@ def rope_fwd(
     return _rotated(x, freqs, layout, interleaved, cu_seqlens, offsets, False)
 
 
-@prepared()
+@replayed()
 def rope_bwd(
     dy: torch.Tensor,
     freqs: torch.Tensor,

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from te_dispatch.backend_kit.caches import cached
+from te_dispatch.backend_kit.call_plans import WRITTEN_RECORD
 from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized
 from te_dispatch.numerics.quantizers import Quantizer
 from te_dispatch.ops.checks import quantize as checks
@@ -19,9 +21,9 @@ from te_dispatch_triton.kernels.cast_columns import cast_columns
 from te_dispatch_triton.launch import Config, Kernel
 from te_dispatch_triton.maxima import compute_amax, find_maxima
 from te_dispatch_triton.memory import dense, empty
-from te_dispatch_triton.prepared import prepared
 from te_dispatch_triton.quantize_forms import laid_out
 from te_dispatch_triton.records import empty_tensor_record
+from te_dispatch_triton.replay import replayed
 from te_dispatch_triton.targets import target_of
 
 __all__ = ["cast", "compute_amax", "quantize", "quantize_dbias"]
@@ -30,7 +32,6 @@ _COPIES = ("row_data", "col_data", "row_scale_inv", "col_scale_inv", "global_sca
 _line, _tiles, _columns = Kernel(kernels.cast_line), Kernel(kernels.cast_tiles), Kernel(cast_columns)
 
 
-@prepared()
 def quantize(
     x: torch.Tensor,
     quantizer: Quantizer,
@@ -42,9 +43,30 @@ def quantize(
     rng_state: torch.Tensor | None = None,
 ) -> Quantized:
     """Every cast of `te_dispatch.ops.quantize`; the manifest keeps `rng_state` away."""
-    checks.quantize(x, quantizer, usage, out, noop_flag, amax)
     if out is None:
-        return cast(x, quantizer, usage, amax=amax)
+        return _made(x, quantizer, usage, noop_flag, amax)
+    _written(x, quantizer, usage, out, noop_flag, amax)
+    return out
+
+
+@replayed("quantize")
+def _made(
+    x: torch.Tensor, quantizer: Quantizer, usage: str, noop_flag: torch.Tensor | None, amax: torch.Tensor | None
+) -> Quantized:
+    checks.quantize(x, quantizer, usage, None, noop_flag, amax)
+    return cast(x, quantizer, usage, amax=amax)
+
+
+@replayed("quantize", out=WRITTEN_RECORD)
+def _written(
+    x: torch.Tensor,
+    quantizer: Quantizer,
+    usage: str,
+    out: Quantized,
+    noop_flag: torch.Tensor | None,
+    amax: torch.Tensor | None,
+) -> None:
+    checks.quantize(x, quantizer, usage, out, noop_flag, amax)
     target = _dense_record(out)
     written = cast(x, quantizer, usage, into=target, noop_flag=noop_flag, amax=amax)
     if written is not out:
@@ -53,7 +75,13 @@ def quantize(
             if made is not asked:
                 # Padding of scales that were laid out anew is zeros by now, and a skipped cast writes nothing.
                 asked.copy_(made if noop_flag is None else torch.where(noop_flag != 0, asked, made))
-    return out
+
+
+def plan_quantize(varying: Sequence[str], **given: Any) -> Any:
+    """Of calls without `out`."""
+    if given.pop("out") is not None or given.pop("rng_state") is not None:
+        return None
+    return _made.plans.repeat(varying, **given)  # type: ignore[attr-defined]
 
 
 def _dense_record(out: Quantized) -> Quantized:
@@ -69,7 +97,7 @@ def _dense_record(out: Quantized) -> Quantized:
     )  # fmt: skip
 
 
-@prepared()
+@replayed()
 def quantize_dbias(
     x: torch.Tensor, quantizer: Quantizer, *, usage: str, bias_dtype: torch.dtype | None = None
 ) -> QuantizeDbias:

@@ -19,7 +19,7 @@ from te_dispatch_triton.configs import choose
 from te_dispatch_triton.kernels import forms, forms_bytes, forms_partial
 from te_dispatch_triton.launch import Config, Kernel, blocks
 from te_dispatch_triton.memory import dense, empty
-from te_dispatch_triton.prepared import prepared
+from te_dispatch_triton.replay import replayed
 from te_dispatch_triton.targets import INTERPRETER, Target, target_of
 
 _U8, _F32, _I64 = torch.uint8, torch.float32, torch.int64
@@ -50,7 +50,7 @@ def _choice(kernel: str, device: torch.device, columns: int = 0) -> _Choice:
     return tuple(made.constants.values()), made.config, target
 
 
-@prepared()
+@replayed()
 def dequantize(x: Quantized, *, dtype: torch.dtype | None = None) -> torch.Tensor:
     """High-precision values of the row-wise copy, or of the other where that is all there is: one launch."""
     checks.dequantize(x, dtype)
@@ -111,7 +111,7 @@ def _steps(layout: str, scaling: str, rows: int, per_row: int) -> tuple[int, int
     return (0, 0) if scaling == "tensor" else (per_row, 1)
 
 
-@prepared()
+@replayed()
 def transpose_quantized(x: Quantized) -> Quantized:
     """Add the column-wise copy: bytes, and block_2d's scales, in one launch."""
     checks.transpose_quantized(x)
@@ -135,7 +135,7 @@ def transpose_quantized(x: Quantized) -> Quantized:
     )
 
 
-@prepared()
+@replayed()
 def relayout_scales(x: Quantized, *, scale_layout: str) -> Quantized:
     """The same values with scales in another layout: one launch for both copies."""
     checks.relayout_scales(x, scale_layout)
@@ -194,7 +194,7 @@ _PADDED: dict[str, Callable[[int, int], tuple[int, int]]] = {
 }
 
 
-@prepared()
+@replayed()
 def convert_encoding(
     x: Quantized, *, encoding: str, overflow: str = "saturate", count: torch.Tensor | None = None
 ) -> Quantized:
@@ -269,14 +269,14 @@ def _converted(x: Quantized, encoding: str, count: torch.Tensor | None) -> Quant
     )  # fmt: skip
 
 
-@prepared()
+@replayed()
 def pad_rows(x: torch.Tensor, splits: Sequence[int], padded_splits: Sequence[int]) -> torch.Tensor:
     """Append zero rows to every part: one launch for up to 128 parts."""
     checks.pad_rows(x, splits, padded_splits, False)
     return _copied_parts(x, splits, padded_splits)
 
 
-@prepared()
+@replayed()
 def unpad_rows(x: torch.Tensor, splits: Sequence[int], padded_splits: Sequence[int]) -> torch.Tensor:
     """Undo `pad_rows`."""
     checks.pad_rows(x, splits, padded_splits, True)
@@ -315,7 +315,7 @@ def _copied_parts(x: torch.Tensor, read: Sequence[int], written: Sequence[int]) 
     return out
 
 
-@prepared()
+@replayed()
 def partial_amax(
     x: torch.Tensor, amax: torch.Tensor, *, height: int, width: int, start: int, block: int
 ) -> torch.Tensor:
@@ -334,7 +334,7 @@ def partial_amax(
     return amax if target is amax else amax.copy_(target)
 
 
-@prepared()
+@replayed()
 def partial_cast(
     x: torch.Tensor,
     out: torch.Tensor,

@@ -22,10 +22,10 @@ from te_dispatch_triton.configs import choose
 from te_dispatch_triton.kernels import forms_many as kernels
 from te_dispatch_triton.launch import Config, Kernel
 from te_dispatch_triton.memory import address, dense
-from te_dispatch_triton.prepared import prepared
 from te_dispatch_triton.quantize import cast
 from te_dispatch_triton.quantize_forms import laid_out
 from te_dispatch_triton.records import empty_record, empty_tensor_record
+from te_dispatch_triton.replay import replayed
 from te_dispatch_triton.targets import target_of
 from te_dispatch_triton.training_tables import FEW, MANY, sent
 
@@ -41,7 +41,7 @@ _LEAST = 3
 _Part = tuple[int, tuple[int, ...], int, int]
 
 
-@prepared()
+@replayed()
 def split_quantize(
     x: torch.Tensor, splits: Sequence[int], quantizers: Sequence[Quantizer], *, usage: str
 ) -> list[Quantized]:
@@ -59,7 +59,7 @@ def split_quantize(
     return _cast_many(parts, x.dtype, x.device, quantizers, usage)
 
 
-@prepared()
+@replayed()
 def multi_tensor_quantize(
     xs: Sequence[torch.Tensor], quantizers: Sequence[Quantizer], *, usage: str
 ) -> list[Quantized]:

@@ -20,12 +20,11 @@ from te_dispatch_triton.kept_tables import key_of, lasting, place_of
 from te_dispatch_triton.kernels import cast_scales as kernels
 from te_dispatch_triton.launch import Config, Grid, Kernel
 from te_dispatch_triton.memory import address, dense
-from te_dispatch_triton.prepared import prepared
+from te_dispatch_triton.replay import replayed
 from te_dispatch_triton.targets import target_of
 from te_dispatch_triton.training_tables import workspace, write
 
 _update, _update_of = Kernel(kernels.update_scales), Kernel(kernels.update_scales_of)
-_choices: dict[str, configs.Choice] = {}
 #: Entries that a launch takes by value: as many as there are, up to one of these; and histories whose entries it takes.
 _SIZES, _FEW = (2, 8), 2
 _WIDEST = 1 << 31
@@ -79,7 +78,7 @@ def update_delayed_scales(
         _keep(lists, max_values, how)
 
 
-@prepared("update_delayed_scales")
+@replayed("update_delayed_scales")
 def _update_few(
     histories: Tensors, scales: Tensors, max_values: Maxima, algorithm: str, margin: int, amaxes: Tensors | None
 ) -> None:
@@ -209,12 +208,9 @@ def _words(run: Run) -> tuple[int, ...]:
     )  # fmt: skip
 
 
+@cached()
 def _choice(device: torch.device) -> configs.Choice:
-    target = target_of(device)
-    choice = _choices.get(target.arch)
-    if choice is None:
-        choice = _choices[target.arch] = configs.choose("quantize", "update", target)
-    return choice
+    return configs.choose("quantize", "update", target_of(device))
 
 
 def _back(aside: list[tuple[torch.Tensor, torch.Tensor]]) -> None:

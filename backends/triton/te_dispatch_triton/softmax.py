@@ -13,7 +13,7 @@ from te_dispatch_triton.configs import choose
 from te_dispatch_triton.kernels import softmax as kernels
 from te_dispatch_triton.launch import Config, Kernel, blocks
 from te_dispatch_triton.memory import dense, empty
-from te_dispatch_triton.prepared import prepared
+from te_dispatch_triton.replay import replayed
 from te_dispatch_triton.targets import INTERPRETER, target_of
 
 _forward, _backward = Kernel(kernels.forward), Kernel(kernels.backward)
@@ -32,7 +32,7 @@ def _choice(kernel: str, device: torch.device, columns: int) -> _Choice:
     return (target is INTERPRETER, columns <= bn, max(elements // bn, 1), bn), made.config
 
 
-@prepared()
+@replayed()
 def softmax_fwd(
     x: torch.Tensor,
     mask: torch.Tensor | None = None,
@@ -74,7 +74,7 @@ def _mask_strides(mask: torch.Tensor, shape: torch.Size) -> tuple[torch.Tensor, 
     return mask, (*(0,) * (4 - len(strides)), *strides), vectors
 
 
-@prepared()
+@replayed()
 def softmax_bwd(
     dy: torch.Tensor, y: torch.Tensor, *, scale: float = 1.0, out_dtype: torch.dtype | None = None
 ) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import torch
 
+from te_dispatch.backend_kit.caches import cached
 from te_dispatch_triton import configs
 from te_dispatch_triton.kernels.cast import sum_columns
 from te_dispatch_triton.launch import Kernel
@@ -12,7 +13,6 @@ from te_dispatch_triton.memory import empty
 from te_dispatch_triton.targets import INTERPRETER, target_of
 
 _sum = Kernel(sum_columns)
-_choices: dict[tuple[str, int], configs.Choice] = {}
 
 
 def workspace(tiles: int, columns: int, device: torch.device) -> torch.Tensor:
@@ -20,17 +20,19 @@ def workspace(tiles: int, columns: int, device: torch.device) -> torch.Tensor:
     return empty("workspace", (tiles or 1, columns), torch.float32, device)
 
 
+@cached()
+def _choice(device: torch.device, tiles: int) -> configs.Choice:
+    return configs.choose("quantize", "sums", target_of(device), tiles=tiles)
+
+
 def finish(partial: torch.Tensor, tiles: int, target: torch.Tensor) -> None:
     """target (columns,), of any float dtype: the sums of the columns of partial (tiles, columns), rounded once."""
     columns = target.shape[0]
     if columns == 0:
         return
-    chip = target_of(target.device)
-    choice = _choices.get((chip.arch, tiles))
-    if choice is None:
-        choice = _choices[chip.arch, tiles] = configs.choose("quantize", "sums", chip, tiles=tiles)
+    choice = _choice(target.device, tiles)
     width = choice.constants["BN"]
     _sum(
         target.device, (-(-columns // width), 1, 1), (partial, tiles, columns, target),
-        (chip is INTERPRETER, choice.constants["BR"], width), choice.config,
+        (target_of(target.device) is INTERPRETER, choice.constants["BR"], width), choice.config,
     )  # fmt: skip

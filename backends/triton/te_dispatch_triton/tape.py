@@ -1,15 +1,13 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""What an operator's call did, written down as Python source that does it again with other addresses.
+"""What an operator's call did, written down as Python source that does it again with other tensors.
 
-A `Tape` watches one call of an operator's host function: what `memory.empty` allocated, what was launched with which
-arguments, what came back. `Tape.source` is a function that allocates and launches the same: sizes, grids and constants
-are written out, addresses are taken anew. It takes PyTorch's entry for allocations (None: `alloc.empty` is asked), the
-stream, and the call's tensors with their addresses; it returns NotImplemented, before any launch, where memory that it
-got does not begin at a multiple of 16. It holds for every call that the host function could not tell from the watched
-one (`prepared` sees to that).
+A `Tape` records one call of an operator's host function: what `memory.empty` allocated, what was launched with which
+arguments, what it returned. `Tape.source` is Python source that allocates and launches the same: sizes, grids and
+constants are written out, addresses are read anew. Where another allocator than PyTorch's is in force, that is asked
+for memory; where it begins at no multiple of 16 bytes, NotImplemented is returned, before any launch.
 
 A call that did anything else (a PyTorch operation that computes, a launch through Triton's own path, an address within
-a number) gives no source: `Tape.spoiled` says why.
+a number) is not recorded: `Tape.failure` says why.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ from te_dispatch.ops import alloc
 from te_dispatch.ops.results import Saved
 from te_dispatch_triton.descriptor import CAPACITY, Descriptor
 
-#: Tapes by the thread whose call they watch; mostly there is none.
+#: Tapes by the thread whose call they record; mostly there is none.
 ACTIVE: dict[int, Tape] = {}
 #: Operations of PyTorch that look at memory otherwise and do nothing to it.
 _VIEWS = frozenset((
@@ -42,7 +40,7 @@ _CONSTANT = (str, float, bool, torch.dtype, torch.device)
 
 
 class Given(NamedTuple):
-    """A tensor of the call. `tensor` and `pointer`: the variables that hold it and its address."""
+    """A tensor of the call. `tensor` and `pointer`: the expressions that hold it and its address."""
 
     tensor: str
     pointer: str
@@ -50,7 +48,7 @@ class Given(NamedTuple):
 
 
 class Address(int):
-    """An address in a watched call. What is added to it, multiplied or set in it is written down with it."""
+    """An address in a recorded call. What is added to it, multiplied or set in it is recorded with it."""
 
     code: str
     #: The last operation of `code`, what it was applied to, and its other operand: operations of one kind are joined,
@@ -84,12 +82,12 @@ class Address(int):
         return Address.told(value, f"({before} {sign} {operand})", (sign, before, operand))
 
 
-class Spoiled(Exception):
-    """A call that cannot be written down."""
+class Unrecordable(Exception):
+    """Says why a call cannot be recorded."""
 
 
 class _Watch(TorchDispatchMode):
-    """Spoils a tape where PyTorch computes."""
+    """Fails a tape where PyTorch computes."""
 
     def __init__(self, tape: Tape) -> None:
         super().__init__()
@@ -98,22 +96,21 @@ class _Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.__name__.partition(".")[0]
         if name not in _VIEWS and not self.tape.allocating:
-            self.tape.spoil(f"PyTorch's {name}")
+            self.tape.fail(f"PyTorch's {name}")
         return func(*args, **(kwargs or {}))
 
 
 class Tape:
     """Attributes:
-    spoiled: why the call cannot be written down, None while it can.
+    failure: why the call cannot be recorded, None while it can.
     names: the source's constants.
     """
 
-    def __init__(self, given: Sequence[Given], others: dict[str, Any]) -> None:
+    def __init__(self, given: Sequence[Given]) -> None:
         """Args:
-        given: the call's tensors, each once.
-        others: its further arguments that may come back as they are (records), by the variable that holds them.
+        given: the call's tensors, of which no two lie at one address.
         """
-        self.spoiled: str | None = None
+        self.failure: str | None = None
         self.allocating = False
         self.names: dict[str, Any] = {
             "Quantized": Quantized,
@@ -121,19 +118,17 @@ class Tape:
             "Descriptor": Descriptor,
             "ask": alloc.empty,
         }
+        self._settings: list[str] = []
         self._fast: list[str] = []  # allocations, by PyTorch's entry and by `alloc.empty`
         self._asked: list[str] = []
         self._lines: list[str] = []  # addresses and launches
         self._tensors = {id(x.value): x for x in given}
+        self._given = frozenset(self._tensors)
         self._kept = list(given)  # an id belongs to one object only while that lives
-        self._others = {id(value): name for name, value in others.items()}
         self._read: set[str] = {x.pointer for x in given}
-        addresses = [x.value.data_ptr() for x in given if x.value.numel()]
-        if len(self._tensors) < len(given) or len(set(addresses)) < len(addresses):
-            self.spoil("two arguments that lie at one address")
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
+    def recording(self) -> Iterator[None]:
         thread = threading.get_ident()
         ACTIVE[thread] = self
         try:
@@ -142,13 +137,19 @@ class Tape:
         finally:
             del ACTIVE[thread]
 
-    def spoil(self, reason: str) -> None:
-        self.spoiled = self.spoiled or reason
+    def fail(self, reason: str) -> None:
+        self.failure = self.failure or reason
+
+    def read(self, setting: Callable[[], Any]) -> Any:
+        """The value of a setting, for which the recording holds."""
+        value = setting()
+        self._settings.append(f"{self._constant(setting)}() != {self._constant(value)}")
+        return value
 
     def allocated(
         self, empty: Callable[..., torch.Tensor], role: str, shape: Any, dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
-        """Allocate, and write it down."""
+        """Allocate, and record it."""
         self.allocating = True
         try:
             made = empty(role, shape, dtype, device)
@@ -156,7 +157,7 @@ class Tape:
             self.allocating = False
         name, told = f"a{len(self._kept)}", f"{tuple(made.shape)}"
         if made.data_ptr() & 15 or not made.is_contiguous():
-            self.spoil("an allocator of another kind")
+            self.fail("an allocator of another kind")
         self._fast.append(f"{name} = empty({told}, {contiguous_strides(made.shape)}, {self._constant(dtype)})")
         self._asked.append(f"{name} = ask({role!r}, {told}, {self._constant(dtype)}, {self._constant(device)})")
         self._tensors[id(made)] = found = Given(name, f"p{name}", made)
@@ -166,7 +167,7 @@ class Tape:
     def launched(
         self, run: Any, given: tuple[Any, ...], grid: Sequence[int], args: Sequence[Any], constants: Sequence[Any]
     ) -> None:
-        """Write a launch down.
+        """Record a launch.
 
         Args:
             run, given: what `launch.launcher_of` returned.
@@ -181,32 +182,34 @@ class Tape:
             numbers = [str(int(n)) for n in grid]
             compiled_in = [self._constant(x) for x in constants]
             self._lines.append(f"{target}({', '.join([*numbers, 'stream', *fixed, *told, *compiled_in])})")
-        except Spoiled as error:
-            self.spoil(str(error))
+        except Unrecordable as error:
+            self.fail(str(error))
 
     def address(self, x: torch.Tensor) -> int:
         """An address that may go into numbers."""
         try:
             return Address.told(x.data_ptr(), self._address(x))
-        except Spoiled as error:
-            self.spoil(str(error))
+        except Unrecordable as error:
+            self.fail(str(error))
             return x.data_ptr()
 
-    def source(self, name: str, parameters: str, result: Any) -> str | None:
-        """The function's text, None where the call was spoiled. Its globals are `names`."""
+    def source(self, result: Any) -> tuple[list[str], list[str]] | None:
+        """Conditions under which the call cannot be replayed, and the lines that do it, which read the stream as
+        ``stream`` and PyTorch's entry for allocations, or None, as ``empty``. None where the call was not recorded."""
         try:
             returned = self._result(result)
-        except Spoiled as error:
-            self.spoil(str(error))
-        if self.spoiled is not None:
+        except Unrecordable as error:
+            self.fail(str(error))
+        if self.failure is not None:
             return None
-        low = " | ".join(f"{line.partition(' ')[0]}.data_ptr()" for line in self._asked)
-        made = (
-            ["if empty is not None:", *(f"    {x}" for x in self._fast), "else:", *(f"    {x}" for x in self._asked)]
-            + [f"    if ({low}) & 15:", "        return NotImplemented"]
-        )  # fmt: skip
-        lines = [f"def {name}({parameters}):", *(made if self._asked else ()), *self._lines, f"return {returned}", ""]
-        return "\n    ".join(lines)
+        made: list[str] = []
+        if self._asked:
+            low = " | ".join(f"{line.partition(' ')[0]}.data_ptr()" for line in self._asked)
+            made = [
+                "if empty is not None:", *(f"    {x}" for x in self._fast), "else:",
+                *(f"    {x}" for x in self._asked), f"    if ({low}) & 15:", "        return NotImplemented",
+            ]  # fmt: skip
+        return self._settings, [*made, *self._lines, f"return {returned}"]
 
     def _constant(self, value: Any) -> str:
         """An expression for something that is the same in every call."""
@@ -227,7 +230,7 @@ class Tape:
         storage = x.untyped_storage().data_ptr()
         owners = [one for one in self._kept if storage and one.value.untyped_storage().data_ptr() == storage]
         if len(owners) != 1:
-            raise Spoiled("a tensor that is neither an argument nor allocated")
+            raise Unrecordable("a tensor that is neither an argument nor allocated")
         return owners[0], x.data_ptr() - owners[0].value.data_ptr()
 
     def _address(self, x: torch.Tensor) -> str:
@@ -248,23 +251,23 @@ class Tape:
             return f"({''.join(f'{self._argument(one, None, None)}, ' for one in x)})"
         if x.__class__ is int:
             if any(x == one.value.data_ptr() for one in self._kept if x):
-                raise Spoiled("an address among the numbers")
+                raise Unrecordable("an address among the numbers")
             return repr(x)
         if x.__class__ is Descriptor:
             return self._described(x, parts, mapping)
         if not isinstance(x, torch.Tensor):
-            raise Spoiled(f"a {type(x).__name__} among a launch's arguments")
+            raise Unrecordable(f"a {type(x).__name__} among a launch's arguments")
         return self._address(x)
 
     def _described(self, x: Descriptor, parts: Any, mapping: Any) -> str:
         owner, behind = self._place(x.base)
         if behind:
-            raise Spoiled("a descriptor of a part of a tensor")
+            raise Unrecordable("a descriptor of a part of a tensor")
         fixed = (x.dtype, x.shape, x.strides, x.block_shape)
         if parts is None:
             return f"Descriptor({owner.tensor}, *{self._constant(fixed)})"
         if mapping is None:
-            raise Spoiled("a descriptor at an unknown place")
+            raise Unrecordable("a descriptor at an unknown place")
         address = self._address(x.base)
         kept = self._constant(BoundedDict(CAPACITY))  # constants are told apart by identity: this place's own
         fresh = self._constant(functools.partial(_mapped, self.names[kept], parts.make, mapping[1], fixed))
@@ -273,27 +276,27 @@ class Tape:
     def _result(self, x: Any) -> str:
         if x is None or isinstance(x, (*_CONSTANT, int)):
             return self._constant(x)
-        if id(x) in self._others:
-            return self._others[id(x)]
         if isinstance(x, torch.Tensor):
             owner, behind = self._place(x)
             if x is owner.value:
                 return owner.tensor
             if behind % x.element_size() or x.dtype is not owner.value.dtype:
-                raise Spoiled("a result that reads memory otherwise")
+                raise Unrecordable("a result that reads memory otherwise")
             first = f"{owner.tensor}.storage_offset() + {behind // x.element_size()}"
             return f"{owner.tensor}.as_strided({tuple(x.shape)}, {x.stride()}, {first})"
         if x.__class__ is Quantized:
-            return f"Quantized({', '.join(self._result(getattr(x, name)) for name in _RECORD)})"
+            parts = [getattr(x, name) for name in _RECORD]
+            if all(one in self._given for one in map(id, parts) if one in self._tensors):
+                raise Unrecordable("a record that was an argument, which is returned itself")
+            return f"Quantized({', '.join(map(self._result, parts))})"
         if x.__class__ is Saved:
-            parts = (x.implementation, x.format, x.tensors, x.options)
-            return f"Saved({', '.join(map(self._result, parts))})"
+            return f"Saved({', '.join(map(self._result, (x.implementation, x.format, x.tensors, x.options)))})"
         if x.__class__ is list:
             return f"[{', '.join(map(self._result, x))}]"
         if isinstance(x, tuple):
             members = "".join(f"{self._result(member)}, " for member in x)
             return f"({members})" if x.__class__ is tuple else f"{self._constant(type(x))}({members})"
-        raise Spoiled(f"a {type(x).__name__} among the results")
+        raise Unrecordable(f"a {type(x).__name__} among the results")
 
 
 #: `Quantized`'s arguments in their order.
@@ -301,6 +304,17 @@ _RECORD = (
     "row_data", "col_data", "row_scale_inv", "col_scale_inv", "encoding", "scaling", "scale_layout", "shape", "dtype",
     "device", "global_scale_inv",
 )  # fmt: skip
+
+
+def active() -> Tape | None:
+    """The tape that records this thread's call."""
+    return ACTIVE.get(threading.get_ident()) if ACTIVE else None
+
+
+def read(setting: Callable[[], Any]) -> Any:
+    """The value of a setting that may change from call to call: a recording holds for this one."""
+    tape = active()
+    return setting() if tape is None else tape.read(setting)
 
 
 def _mapped(

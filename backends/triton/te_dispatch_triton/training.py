@@ -19,7 +19,7 @@ from te_dispatch_triton.kept_tables import Known, Tables
 from te_dispatch_triton.kernels import dropout, moe, moe_sort, optimizer
 from te_dispatch_triton.launch import Config, Kernel, blocks
 from te_dispatch_triton.memory import dense, empty
-from te_dispatch_triton.prepared import prepared
+from te_dispatch_triton.replay import replayed
 from te_dispatch_triton.targets import INTERPRETER, target_of
 from te_dispatch_triton.training_tables import CODES, Layout, Table, Tensors, contiguous, returned, sent
 from te_dispatch_triton.training_tables import tables as written
@@ -46,7 +46,7 @@ def _choice(kernel: str, device: torch.device, columns: int = 0) -> tuple[tuple[
     return tuple(made.constants.values()), made.config, target is INTERPRETER
 
 
-@prepared()
+@replayed()
 def dropout_add_fwd(
     x: torch.Tensor,
     residual: torch.Tensor | None = None,
@@ -90,7 +90,7 @@ def _threshold(p: float) -> int:
     return min(round(p * 4294967296.0), 4294967295) - 2147483648
 
 
-@prepared()
+@replayed()
 def dropout_add_bwd(dy: torch.Tensor, mask: torch.Tensor | None = None, *, dropout_p: float = 0.0) -> torch.Tensor:
     """dy * mask / (1 - p)."""
     checks.dropout_add_bwd(dy, mask, dropout_p)
@@ -218,7 +218,7 @@ def _same(lists: Any, others: Any) -> bool:
     return both and len(lists) == len(others) and all(map(is_, lists, others))
 
 
-@prepared()
+@replayed()
 def moe_permute(
     x: torch.Tensor | Quantized,
     indices: torch.Tensor,
@@ -289,7 +289,7 @@ def _spread_rows(
     return target
 
 
-@prepared()
+@replayed()
 def moe_unpermute(x: torch.Tensor, row_map: torch.Tensor, *, probs: torch.Tensor | None = None) -> torch.Tensor:
     """Gather and sum in fp32, in the order of the choices."""
     checks.moe_unpermute(x, row_map, probs)
@@ -305,7 +305,7 @@ def moe_unpermute(x: torch.Tensor, row_map: torch.Tensor, *, probs: torch.Tensor
     return out
 
 
-@prepared()
+@replayed()
 def moe_unpermute_bwd(
     dy: torch.Tensor, x: torch.Tensor, row_map: torch.Tensor, *, probs: torch.Tensor | None = None
 ) -> MoeUnpermuteBackward:

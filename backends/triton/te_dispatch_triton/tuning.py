@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from te_dispatch.backend_kit import caches
 from te_dispatch.backend_kit import tuning as tuner
 from te_dispatch_triton import tuning_cache
 from te_dispatch_triton.configs import Choice
@@ -26,10 +27,8 @@ OPERATORS = ("gemm",)
 
 def forget() -> None:
     """Read the cache again when the next plan is made, and make all plans anew."""
-    from te_dispatch_triton.gemm_plans import PLANS
-
     tuning_cache.entries.cache_clear()
-    PLANS.clear()
+    caches.clear("te_dispatch_triton.gemm")
 
 
 def tune(calls: Sequence[Mapping[str, Any]], device: int = 0, done: tuner.Done | None = None) -> list[tuner.Row]:

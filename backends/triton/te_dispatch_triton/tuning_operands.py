@@ -18,9 +18,9 @@ from te_dispatch.numerics.quantizers import (
     NVFP4Quantizer,
     Quantizer,
 )
-from te_dispatch.ops.gemm import operand_format
+from te_dispatch.ops.gemm import gemm_sizes, operand_format
 from te_dispatch_triton import gemm as gemms
-from te_dispatch_triton import gemm_plans, quantize, tuning_cache
+from te_dispatch_triton import gemm_plans, gemm_product, quantize, tuning_cache
 from te_dispatch_triton.configs import Choice
 from te_dispatch_triton.launch import CompileFailure
 from te_dispatch_triton.targets import target_of
@@ -61,11 +61,18 @@ class Scratch:
         size = sum(_bytes(x) for x in first if x is not None)
         self._sets = [first, *(self._operands() for _ in range(sets_of(size) - 1))]
         self._next = itertools.cycle(self._sets)
-        gemm_plans.PLANS.clear()
         self._run(first)
-        ((_, problem),) = gemm_plans.PLANS
-        self.problem = gemm_plans.Problem(*problem)
+        self.problem = self._problem(*first)
         self.target = target_of(self.device)
+
+    def _problem(self, a: Operand, b: Operand, bias: Any, out: torch.Tensor) -> gemm_plans.Problem:
+        layout, split = self._options["layout"], bool(self._options["split_accumulator"])
+        left, right = gemm_product.side_of(a, "a", layout), gemm_product.side_of(b, "b", layout)
+        sizes, scaling = gemm_sizes(a, b, layout), gemm_product.pair_of(a, b)
+        tf32 = a.dtype is torch.float32 and gemms.allows_tf32()
+        return gemm_product.problem_of(
+            left, right, sizes, scaling, tf32, split and scaling != "none", False, out, self._options["accumulate"]
+        )
 
     def key(self) -> str:
         """What the winner is kept as."""

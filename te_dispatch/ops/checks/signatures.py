@@ -33,8 +33,9 @@ from te_dispatch.numerics.quantizers import (
     NVFP4HadamardQuantizer,
     NVFP4Quantizer,
 )
-from te_dispatch.ops.checks.guards import PLAIN, is_plain  # noqa: F401  # PLAIN: generated code
+from te_dispatch.ops.checks.guards import PLAIN, is_plain  # PLAIN: generated code
 from te_dispatch.ops.declared import parameters as parameters_of_operator
+from te_dispatch.ops.results import Saved
 
 #: Quantizers of which checks read nothing but the encoding.
 _OF_ENCODING = frozenset(
@@ -122,6 +123,20 @@ WRITTEN_TENSORS = TENSORS._replace(strides=True)
 OPTIONAL_WRITTEN_TENSORS = WRITTEN_TENSORS._replace(
     facts="None if {x} is None else ({x}.__class__, len({x}))", tensors="*(() if {x} is None else {x}),"
 )
+#: The same, only read.
+OPTIONAL_TENSORS = OPTIONAL_WRITTEN_TENSORS._replace(strides=False)
+#: A list or tuple of tensors and `Quantized` that is always there.
+OPERANDS = Kind(
+    "{x}_facts", "*{x}_tensors,", "{x}_facts, {x}_tensors = _operands({x})", lambda xs: xs.__class__ in (list, tuple)
+)
+#: A list or tuple of quantizers that is always there.
+QUANTIZERS = OPERANDS._replace(first="{x}_facts, {x}_tensors = _quantizers({x})")
+#: Numbers of rows: a list or tuple of them, a tensor, or None.
+SPLITS = OPERANDS._replace(
+    first="{x}_facts, {x}_tensors = _splits({x})", lasting=lambda x: is_plain(x) or all(isinstance(n, int) for n in x)
+)
+#: What a forward leaves for its backward, always there.
+SAVED = OPERANDS._replace(first="{x}_facts, {x}_tensors = _saved({x})", lasting=lambda x: x.__class__ is Saved)
 #: A list or tuple of lists or tuples of numbers.
 NUMBER_LISTS = Kind(
     "_number_lists({x})", lasting=lambda xs: all(isinstance(n, _CONSTANT) for numbers in xs for n in numbers)
@@ -130,32 +145,37 @@ NUMBER_LISTS = Kind(
 NUMBERS = Kind(
     "None if {x} is None else _numbers({x})", lasting=lambda x: all(isinstance(n, _CONSTANT) for n in x), optional=True
 )
+#: A list or tuple of integers that is always there.
+INTEGER_LIST = NUMBERS._replace(facts="_numbers({x})", optional=False)
 
 
-#: By what an operator's declaration says of a parameter: the kind, and how deep in lists. A kind for those that are
+#: By what an operator's declaration says that a parameter takes, each with how deep in lists. A kind for those that are
 #: always there, for those that may be None, for those that are written, and for both.
-_DECLARED: dict[Member, tuple[Kind | None, Kind | None, Kind | None, Kind | None]] = {
-    Member(kinds.TENSOR): (TENSOR, OPTIONAL, WRITTEN, WRITTEN),
-    Member(kinds.RECORD): (RECORD, None, None, WRITTEN_RECORD),
-    Member(kinds.OPERAND): (OPERAND, OPTIONAL_OPERAND, None, None),
-    Member(kinds.QUANTIZER): (QUANTIZER, OPTIONAL_QUANTIZER, None, None),
-    Member(kinds.TENSOR, 1): (TENSORS, None, WRITTEN_TENSORS, OPTIONAL_WRITTEN_TENSORS),
-    Member(kinds.NUMBER, 2): (NUMBER_LISTS, None, None, None),
-    Member(kinds.NUMBER): (NUMBER, NUMBER, None, None),
-    Member(kinds.INTEGER): (NUMBER, OPTIONAL_NUMBER, None, None),
-    Member(kinds.INTEGERS): (None, NUMBERS, None, None),
-    Member(kinds.NUMBERS): (None, NUMBERS, None, None),
-    Member(kinds.STRING): (OPTION, OPTION, None, None),
-    Member(kinds.FLAG): (OPTION, OPTION, None, None),
-    Member(kinds.DTYPE): (OPTION, OPTION, None, None),
+_DECLARED: dict[tuple[Member, ...], tuple[Kind | None, Kind | None, Kind | None, Kind | None]] = {
+    (Member(kinds.TENSOR),): (TENSOR, OPTIONAL, WRITTEN, WRITTEN),
+    (Member(kinds.RECORD),): (RECORD, None, None, WRITTEN_RECORD),
+    (Member(kinds.OPERAND),): (OPERAND, OPTIONAL_OPERAND, None, None),
+    (Member(kinds.QUANTIZER),): (QUANTIZER, OPTIONAL_QUANTIZER, None, None),
+    (Member(kinds.SAVED),): (SAVED, None, None, None),
+    (Member(kinds.TENSOR, 1),): (TENSORS, OPTIONAL_TENSORS, WRITTEN_TENSORS, OPTIONAL_WRITTEN_TENSORS),
+    (Member(kinds.OPERAND, 1),): (OPERANDS, None, None, None),
+    (Member(kinds.QUANTIZER, 1),): (QUANTIZERS, None, None, None),
+    (Member(kinds.INTEGER, 1),): (INTEGER_LIST, None, None, None),
+    (Member(kinds.INTEGER, 1), Member(kinds.TENSOR)): (SPLITS, SPLITS, None, None),
+    (Member(kinds.NUMBER, 2),): (NUMBER_LISTS, None, None, None),
+    (Member(kinds.NUMBER),): (NUMBER, NUMBER, None, None),
+    (Member(kinds.INTEGER),): (NUMBER, OPTIONAL_NUMBER, None, None),
+    (Member(kinds.INTEGERS),): (None, NUMBERS, None, None),
+    (Member(kinds.NUMBERS),): (None, NUMBERS, None, None),
+    (Member(kinds.STRING),): (OPTION, OPTION, None, None),
+    (Member(kinds.FLAG),): (OPTION, OPTION, None, None),
+    (Member(kinds.DTYPE),): (OPTION, OPTION, None, None),
 }
 
 
 def _kind_of(parameter: Parameter) -> Kind:
     """How a check's argument is looked at, where nothing else is said."""
-    found = None
-    if len(parameter.members) == 1:
-        found = _DECLARED[parameter.members[0]][parameter.optional + 2 * parameter.written]
+    found = _DECLARED.get(parameter.members, (None,) * 4)[parameter.optional + 2 * parameter.written]
     if found is None:
         raise TypeError(f"{parameter.name}: got {parameter}, of which calls cannot be told apart")
     return found
@@ -296,7 +316,9 @@ def parts_of(x: Any) -> list[tuple[str, torch.Tensor]]:
     if is_plain(x):
         return [("", x)]
     if isinstance(x, (list, tuple)):
-        return [(f"[{i}]", one) for i, one in enumerate(x) if is_plain(one)]
+        return [(f"[{i}]{part}", tensor) for i, one in enumerate(x) for part, tensor in parts_of(one)]
+    if x.__class__ is Saved:
+        return [(f".tensors{part}", tensor) for part, tensor in parts_of(x.tensors)]
     if x.__class__ is not Quantized and not isinstance(x, DelayedQuantizer):
         return []
     tensors = (_record if x.__class__ is Quantized else _exact_quantizer)(x)[1]
@@ -361,8 +383,43 @@ def _exact_numbers(values: Any) -> Any:
 
 
 def _numbers(values: Any) -> Any:
-    return values.__class__, *((n.__class__, n) for n in values)
+    return values.__class__, *values, *map(type, values)
 
 
 def _number_lists(lists: Any) -> Any:
-    return lists.__class__, *((numbers.__class__, *numbers, *[n.__class__ for n in numbers]) for numbers in lists)
+    return lists.__class__, *map(_numbers, lists)
+
+
+def _operands(xs: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Facts and tensors of a list of tensors and records. The shape of the first is among the facts."""
+    if len(xs) == 0 or PLAIN.issuperset(map(type, xs)):
+        return (xs.__class__, len(xs), xs[0].shape if xs else None), tuple(xs)
+    facts: list[Any] = [xs.__class__, xs[0].shape]
+    tensors: list[Any] = []
+    for x in xs:
+        tags, parts = (True, (x,)) if x.__class__ in PLAIN else _record(x)
+        facts.append(tags)
+        tensors += parts
+    return tuple(facts), tuple(tensors)
+
+
+def _quantizers(qs: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Facts and tensors of a list of quantizers, with all that casts may depend on."""
+    facts, tensors = zip(*map(_exact_quantizer, qs)) if qs else ((), ())
+    return (qs.__class__, *facts), (*itertools.chain.from_iterable(tensors),)
+
+
+def _splits(x: Any) -> tuple[Any, tuple[Any, ...]]:
+    if x is None or x.__class__ in PLAIN:
+        return (x is None, () if x is None else (x,))
+    if x.__class__ is not list and x.__class__ is not tuple:
+        raise TypeError("other classes are looked at every time")
+    return _numbers(x), ()
+
+
+def _saved(x: Any) -> tuple[Any, tuple[Any, ...]]:
+    tensors = x.tensors
+    return (
+        (x.implementation, x.format, x.options, *[t is None for t in tensors]),
+        tuple([t for t in tensors if t is not None]),
+    )

@@ -13,15 +13,15 @@ from typing import Any
 import torch
 
 from te_dispatch.backend_kit import attention as kit
+from te_dispatch.backend_kit.call_plans import TENSOR
 from te_dispatch.numerics.quantizers import Quantizer
 from te_dispatch.ops.attention_spec import AttentionSpec, AttentionTensors
 from te_dispatch.ops.results import AttentionBackward, AttentionForward, Saved
-from te_dispatch_triton.argument_facts import TENSOR
 from te_dispatch_triton.attention.plans import Plan, plan
 from te_dispatch_triton.kernels import attention_backward, attention_bias, attention_forward
 from te_dispatch_triton.launch import Config, Kernel
 from te_dispatch_triton.memory import dense, empty
-from te_dispatch_triton.prepared import prepared
+from te_dispatch_triton.replay import replayed
 
 NAME, FORMAT = "triton.flash_attention", "triton.flash_attention/1"
 _FORWARD = Kernel(attention_forward.forward)
@@ -51,7 +51,7 @@ def _planned(given: Sequence[torch.Tensor], spec: AttentionSpec) -> tuple[Sequen
     return read, plan(spec.of(*read) if copied else spec)
 
 
-@prepared(q=TENSOR, k=TENSOR, v=TENSOR)
+@replayed(q=TENSOR, k=TENSOR, v=TENSOR)
 @kit.attention_forward
 def attention_fwd(
     q: torch.Tensor,
@@ -118,7 +118,7 @@ def _hidden(attn_mask: torch.Tensor | None) -> torch.Tensor | None:
     return None if attn_mask is None else attn_mask.view(torch.uint8)
 
 
-@prepared(dout=TENSOR, q=TENSOR, k=TENSOR, v=TENSOR, out=TENSOR)
+@replayed(dout=TENSOR, q=TENSOR, k=TENSOR, v=TENSOR, out=TENSOR)
 @kit.attention_backward
 def attention_bwd(
     dout: torch.Tensor,

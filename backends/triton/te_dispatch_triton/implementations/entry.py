@@ -44,9 +44,12 @@ def kernel(
     traits: frozenset[str] = frozenset(),
     saved_format: str = CANONICAL,
     rank: int = RANK,
-    plan: str | None = None,
+    plan: str | None = "",
 ) -> Implementation:
-    """An entry whose target and plan are each ``module:attribute`` within this backend."""
+    """An entry whose target and plan are each ``module:attribute`` within this backend. The plan is by default that of
+    a replayed operator (`te_dispatch_triton.replay`); None where the target is none."""
+    if plan == "":
+        plan = f"{target}.plans.repeat"
     own = [part and f"te_dispatch_triton.{part}" for part in (target, plan)]
     return Implementation(
         f"{op}@1", name or op, own[0], (*SERVED, *requires), rank, claims, traits, saved_format, plan=own[1]

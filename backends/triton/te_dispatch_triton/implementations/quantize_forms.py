@@ -19,6 +19,7 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
         (OneOf("overflow", "error"),),
         frozenset({"deterministic", "batch_invariant"}),
         name="convert_encoding_checked",
+        plan=None,
     ),
     kernel("split_quantize", "quantize_many:split_quantize", CASTS_OF_LISTS),
     kernel("multi_tensor_quantize", "quantize_many:multi_tensor_quantize", CASTS_OF_LISTS),

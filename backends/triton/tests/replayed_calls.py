@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""Every operator's calls of the cross-compile matrix, prepared and not, at addresses that neither has seen.
+"""Every operator's calls of the cross-compile matrix, replayed and not, at addresses that neither has seen.
 
-A process of its own (`test_prepared`): the host's tensors stand for an H100's, and launchers note what they are given.
+A process of its own (`test_replay`): the host's tensors stand for an H100's, and launchers note what they are given.
 Prints what differs as JSON: a list of (call, operator, what), and how many calls of each operator were compared.
 """
 
@@ -11,6 +11,7 @@ import importlib
 import json
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
 
@@ -21,7 +22,7 @@ from te_dispatch.numerics.quantizers import DelayedQuantizer
 from te_dispatch.ops import alloc
 from te_dispatch.ops.checks import values
 from te_dispatch.ops.results import Saved
-from te_dispatch_triton import descriptor, launch, prepared, targets
+from te_dispatch_triton import descriptor, launch, replay, targets
 from te_dispatch_triton.crosscompile import calls as families
 from te_dispatch_triton.crosscompile.chips import TARGETS
 from te_dispatch_triton.crosscompile.gather import families as family_names
@@ -110,11 +111,11 @@ def described(x: Any) -> Any:
 
 
 def operator_calls() -> Iterator[tuple[str, Any, dict[str, Any]]]:
-    """(name, prepared operator, arguments) of every call of the matrix."""
+    """(name, replayed operator, arguments) of every call of the matrix."""
     for family in family_names():
         for name, call in importlib.import_module(f"{families.__name__}.{family}").calls():
             found: list[tuple[Any, dict[str, Any]]] = []
-            with Spied(found):
+            with spied(found):
                 call()
             yield from ((f"{family}: {name}", operator, arguments) for operator, arguments in found)
 
@@ -131,31 +132,26 @@ def dealt_calls() -> Iterator[tuple[str, Any, dict[str, Any]]]:
         yield "grouped TN, parts", grouped_gemm, {**a, "b": [matrix(rows, 64) for rows in splits], "layout": "TN"}
 
 
-class Spied:
-    """Notes calls of prepared operators instead of learning from them."""
+@contextmanager
+def spied(found: list[Any]) -> Iterator[None]:
+    """Note the calls of replayed operators that run host functions."""
+    before = {operator: operator.plans.function for operator in OPERATORS}
+    for operator in OPERATORS:
+        operator.plans.function = noting(operator, found)
+    try:
+        yield
+    finally:
+        for operator, function in before.items():
+            operator.plans.function = function
+            operator.plans.clear()
 
-    def __init__(self, found: list[Any]) -> None:
-        self.found = found
 
-    def __enter__(self) -> None:
-        self.before = {operator: operator.__globals__["_learn"] for operator in OPERATORS}
-        for operator in OPERATORS:
-            operator.__globals__["_learn"] = self.spy(operator)
+def noting(operator: Any, found: list[Any]) -> Callable[..., Any]:
+    def note(**given: Any) -> Any:
+        found.append((operator, given))
+        return operator.__wrapped__(**given)
 
-    def __exit__(self, *error: object) -> None:
-        for operator, learn in self.before.items():
-            operator.__globals__["_learn"] = learn
-
-    def spy(self, operator: Any) -> Callable[..., Any]:
-        names = operator.__wrapped__.__code__
-        parameters = names.co_varnames[: names.co_argcount + names.co_kwonlyargcount]
-
-        def note(key: Any, index: int, arguments: tuple[Any, ...], tensors: Any) -> Any:
-            given = dict(zip(parameters, arguments, strict=True))
-            self.found.append((operator, given))
-            return operator.__wrapped__(**given)
-
-        return note
+    return note
 
 
 def run(call: Callable[..., Any], arguments: dict[str, Any], pool: Pool) -> Any:
@@ -166,29 +162,26 @@ def run(call: Callable[..., Any], arguments: dict[str, Any], pool: Pool) -> Any:
     return list(NOTED), result
 
 
-def prepare(operator: Any, arguments: dict[str, Any]) -> None:
-    """Make a call often enough for its like to be prepared."""
+def record(operator: Any, arguments: dict[str, Any]) -> None:
+    """Make a call often enough for its like to be recorded."""
     given = {name: elsewhere(x) for name, x in arguments.items()}
-    for _ in range(prepared.AFTER + 1):
+    for _ in range(2):
         alloc.set_allocator(Pool())
         operator(**given)
 
 
 def difference(operator: Any, arguments: dict[str, Any]) -> str | None:
-    """What a prepared call does otherwise than the host function; None where it does the same."""
+    """What a replayed call does otherwise than the host function; None where it does the same."""
     given, pool = {name: elsewhere(x) for name, x in arguments.items()}, Pool()
     alloc.set_allocator(pool)
     expected = run(operator.__wrapped__, given, pool)
-    plain, operator.__globals__["_function"] = operator.__globals__["_function"], None  # a prepared call needs none
-    before = dict(operator.met)
+    function, operator.plans.function = operator.plans.function, None  # a replayed call needs none
     try:
         found = run(operator, given, pool)
     except TypeError as error:
-        return f"{error}: not prepared"
+        return f"{error}: not replayed"
     finally:
-        operator.__globals__["_function"] = plain
-    if operator.met != before:
-        return "not prepared"
+        operator.plans.function = function
     if found != expected:
         return next(f"{one} instead of {two}" for one, two in zip(found, expected) if one != two)
     return None
@@ -198,15 +191,15 @@ def main() -> None:
     targets.pretend(torch.device("cpu"), TARGETS["sm_90"])
     launch.Kernel.__call__ = noted_call  # type: ignore[method-assign]
     launch._raw_stream, launch._current = (lambda index: 7), (lambda: -1)
-    prepared._LEAST = -1
+    replay._LEAST = -1
     values.readable = lambda x: False  # as of a device's tensors
     wrong, compared = [], {}
     calls = list(operator_calls())
     calls += dealt_calls()
     calls += [(name, gemm_decoded, given) for name, operator, given in calls if operator.__name__ == "gemm_codes"]
     for _, operator, arguments in calls:
-        prepare(operator, arguments)
-    for name, operator, arguments in calls:  # with the others at hand, which keys must tell apart
+        record(operator, arguments)
+    for name, operator, arguments in calls:  # with the others at hand, which signatures must tell apart
         what = difference(operator, arguments)
         compared[operator.__name__] = compared.get(operator.__name__, 0) + 1
         if what is not None:
@@ -219,7 +212,7 @@ for _family in family_names():
 OPERATORS: list[FunctionType] = list({
     id(x): x
     for name, module in list(sys.modules.items()) if name.startswith("te_dispatch_triton.")
-    for x in vars(module).values() if isinstance(x, FunctionType) and hasattr(x, "met")
+    for x in vars(module).values() if isinstance(x, FunctionType) and hasattr(x, "plans")
 }.values())  # fmt: skip
 
 if __name__ == "__main__":

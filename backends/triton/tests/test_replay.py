@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,14 +20,16 @@ torch = pytest.importorskip("torch")
 launch = pytest.importorskip("te_dispatch_triton.launch")
 knobs = pytest.importorskip("triton.knobs")
 
+from te_dispatch.backend_kit import caches  # noqa: E402
+from te_dispatch.backend_kit.call_plans import TENSOR  # noqa: E402
 from te_dispatch.core.bind import _twin  # noqa: E402
 from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized  # noqa: E402
 from te_dispatch.numerics.quantizers import CurrentQuantizer, DelayedQuantizer  # noqa: E402
 from te_dispatch.ops import alloc  # noqa: E402
-from te_dispatch.ops.checks import guards  # noqa: E402
-from te_dispatch_triton import argument_facts, prepared, probe  # noqa: E402
-from te_dispatch_triton.argument_facts import NUMBER, OPERAND, OPERANDS, QUANTIZER, TENSOR, UNREAD  # noqa: E402
+from te_dispatch.ops.checks.signatures import NUMBER, OPERAND, OPERANDS, OPTIONAL, OPTIONAL_QUANTIZER  # noqa: E402
+from te_dispatch_triton import probe, replay  # noqa: E402
 from te_dispatch_triton.memory import address, dense, empty  # noqa: E402
+from te_dispatch_triton.tape import ACTIVE, read  # noqa: E402
 
 LOOKED: list[str] = []
 NOTED: list[Any] = []
@@ -34,7 +37,7 @@ NOTED: list[Any] = []
 
 @pytest.fixture(autouse=True)
 def on_the_host(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(prepared, "_LEAST", -1)
+    monkeypatch.setattr(replay, "_LEAST", -1)
     monkeypatch.setattr(launch, "_raw_stream", lambda index: 7)
     monkeypatch.setattr(launch, "_current", lambda: -1)
     LOOKED.clear()
@@ -54,7 +57,7 @@ def launched(*args: Any) -> None:
 def planted(**kinds: Any) -> Any:
     """An operator that allocates, launches and says whenever its host function ran."""
 
-    @prepared.prepared(None, **{"x": TENSOR, "scale": NUMBER, **kinds})
+    @replay.replayed(None, **{"x": TENSOR, "scale": NUMBER, **kinds})
     def operator(x: Any, y: Any = None, *, option: Any = "a", scale: float = 1.0) -> Any:
         LOOKED.append("looked")
         out = empty("out", tuple(x.shape), x.dtype, x.device)
@@ -76,10 +79,10 @@ def matrix(*shape: int, dtype: Any = torch.float32) -> Any:
     return torch.empty(shape or (4, 8), dtype=dtype)
 
 
-def test_the_third_call_of_a_kind_is_prepared_and_takes_its_own_tensors() -> None:
+def test_the_third_call_of_a_signature_is_replayed_with_its_own_tensors() -> None:
     operator = planted()
     x, y, z = matrix(), matrix(), matrix()
-    assert times(operator, (x, {}), (y, {}), (z, {}), (x, {})) == prepared.AFTER + 1
+    assert times(operator, (x, {}), (y, {}), (z, {}), (x, {})) == 2
     alloc_order = [noted[5:7] for noted in NOTED]
     assert [first for first, _ in alloc_order] == [t.data_ptr() for t in (x, y, z, x)]
     NOTED.clear()
@@ -97,14 +100,14 @@ def test_the_third_call_of_a_kind_is_prepared_and_takes_its_own_tensors() -> Non
         (matrix().as_subclass(type("Other", (torch.Tensor,), {})), {}),
     ],
 )  # fmt: skip
-def test_whatever_differs_is_another_kind(other: Any) -> None:
+def test_whatever_differs_has_another_signature(other: Any) -> None:
     operator = planted()
     assert times(operator, *[(matrix(), {})] * 3) == 2
     assert times(operator, other) == 1
     assert times(operator, (matrix(), {})) == 0
 
 
-def test_zeros_of_either_sign_are_two_kinds() -> None:
+def test_zeros_of_either_sign_have_two_signatures() -> None:
     operator = planted()
     assert times(operator, *[(matrix(), {"scale": 0.0})] * 3) == 2
     NOTED.clear()
@@ -123,8 +126,8 @@ def test_signature_and_twin_are_those_of_the_function() -> None:
     assert len(LOOKED) == 2
 
 
-def test_what_pytorch_computes_is_never_prepared() -> None:
-    @prepared.prepared(None, x=TENSOR)
+def test_what_pytorch_computes_is_never_replayed() -> None:
+    @replay.replayed(None, x=TENSOR)
     def operator(x: Any) -> Any:
         LOOKED.append("looked")
         launched(dense(x))
@@ -134,20 +137,23 @@ def test_what_pytorch_computes_is_never_prepared() -> None:
     assert times(operator, *[(matrix(), {})] * 4) == 2
 
 
-def test_addresses_in_numbers_are_followed_or_refused() -> None:
-    @prepared.prepared(None, xs=OPERANDS, told=UNREAD)
-    def operator(xs: Any, *, told: Any) -> None:
+@pytest.mark.parametrize("count", [2, 20])
+def test_addresses_in_numbers_are_followed_or_refused(count: int) -> None:
+    @replay.replayed(None, xs=OPERANDS)
+    def operator(xs: Any) -> None:
         LOOKED.append("looked")
-        launched(tuple(word for x in xs for word in ((told(x) + 4) | 1 << 62, 2 * told(x) + 1, x.shape[0])))
+        launched(xs[1], tuple(word for x in xs for word in ((address(x) + 4) | 1 << 62, 2 * address(x) + 1, 4)))
 
-    first, second = [matrix(), matrix()], [matrix(), matrix()]
-    assert times(operator, (first, {"told": address}), (first, {"told": address})) == 2
+    first, second = ([matrix() for _ in range(count)] for _ in range(2))
+    assert times(operator, (first, {}), (first, {})) == 2
     NOTED.clear()
-    assert times(operator, (second, {"told": address})) == 0
+    assert times(operator, (second, {})) == 0
     expected = tuple(n for x in second for n in ((x.data_ptr() + 4) | 1 << 62, 2 * x.data_ptr() + 1, 4))
-    assert list(NOTED) == [(3, 2, 1, 7, "metadata", expected, "BLOCK")]
+    assert list(NOTED) == [(3, 2, 1, 7, "metadata", second[1].data_ptr(), expected, "BLOCK")]
+    second[0] = torch.empty(33)[1:].view(4, 8)  # at another alignment
+    assert times(operator, (second, {}), (second, {}), (first, {})) == 2
 
-    @prepared.prepared(None, x=TENSOR)
+    @replay.replayed(None, x=TENSOR)
     def careless(x: Any) -> None:
         LOOKED.append("looked")
         launched((x.data_ptr(),))
@@ -156,7 +162,7 @@ def test_addresses_in_numbers_are_followed_or_refused() -> None:
 
 
 def test_addresses_of_parts_are_multiplied_whole_and_empty_parts_have_none() -> None:
-    @prepared.prepared(None, x=TENSOR)
+    @replay.replayed(None, x=TENSOR)
     def operator(x: Any) -> None:
         LOOKED.append("looked")
         launched(tuple(address(part) * 16 + 5 for part in x.split_with_sizes((1, 0, 3))))
@@ -170,7 +176,7 @@ def test_addresses_of_parts_are_multiplied_whole_and_empty_parts_have_none() -> 
 
 
 def test_an_address_that_moves_along_hundreds_of_parts_is_followed() -> None:
-    @prepared.prepared(None, x=TENSOR)
+    @replay.replayed(None, x=TENSOR)
     def operator(x: Any) -> None:
         LOOKED.append("looked")
         words, at = [], address(x)
@@ -188,20 +194,19 @@ def test_an_address_that_moves_along_hundreds_of_parts_is_followed() -> None:
 
 
 def test_one_tensor_in_two_places_says_nothing_of_two() -> None:
-    operator = planted(y=TENSOR)
+    operator = planted(y=OPTIONAL)
     x, y = matrix(), matrix()
     assert times(operator, *[(x, x, {})] * 4) == 4
-    prepared.forget()
     assert times(operator, *[(x, y, {})] * 4) == 2
 
 
 def test_records_quantizers_and_what_comes_back() -> None:
-    @prepared.prepared(None, x=OPERAND, quantizer=QUANTIZER)
+    @replay.replayed(None, x=OPERAND, quantizer=OPTIONAL_QUANTIZER)
     def operator(x: Any, quantizer: Any) -> Any:
         LOOKED.append("looked")
         whole = empty("dq", (2, *x.shape), torch.float32, x.device)
         launched(x.row_data, x.row_scale_inv, getattr(quantizer, "scale", None), whole)
-        return x, x.row_data, whole.unbind(0), [whole, None]
+        return x.row_data, whole.unbind(0), [whole, None]
 
     def record(shared: bool = True, encoding: str = "e4m3fn") -> Quantized:
         scale = torch.empty(1)
@@ -215,8 +220,8 @@ def test_records_quantizers_and_what_comes_back() -> None:
     assert times(operator, *[(record(), delayed(), {})] * 2) == 2
     x, quantizer = record(), delayed()
     NOTED.clear()
-    same, codes, (first, second), (whole, nothing) = operator(x, quantizer)
-    assert len(LOOKED) == 2 and same is x and codes is x.row_data and nothing is None
+    codes, (first, second), (whole, nothing) = operator(x, quantizer)
+    assert len(LOOKED) == 2 and codes is x.row_data and nothing is None
     assert NOTED[0][5:9] == tuple(t.data_ptr() for t in (x.row_data, x.row_scale_inv, quantizer.scale, whole))
     assert (first.data_ptr(), second.data_ptr()) == (whole[0].data_ptr(), whole[1].data_ptr())
     assert first.shape == second.shape == (4, 8) and first.stride() == (8, 1)
@@ -227,31 +232,37 @@ def test_records_quantizers_and_what_comes_back() -> None:
         assert times(operator, (*others, {})) == 1
 
 
-@pytest.mark.parametrize("natively", [True, False])
-def test_lists_that_are_known_are_told_apart(natively: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(argument_facts, "_known", {})
-    if not natively:  # as where PyTorch has no comparison of its own
-        monkeypatch.setattr(guards, "TensorGuards", None)
-    listed = lambda *tensors: [*tensors, *(torch.empty(4, 8) for _ in range(3))]  # noqa: E731
-    known = [argument_facts._facts_of(listed(torch.empty(4, 8))) for _ in range(4)]
-    assert known[2] is known[3]
-    others = (
-        torch.empty(8, 4), torch.empty(8, 4).t(), torch.empty(4, 16)[:, :8], torch.empty(4, 8, dtype=torch.bfloat16),
-        torch.nn.Parameter(torch.empty(4, 8)), torch.empty(4, 8, 1),
-    )  # fmt: skip
-    for x in others:
-        for _ in range(3):
-            assert argument_facts._facts_of(listed(x)) != known[0]
-    assert argument_facts._facts_of(listed(torch.empty(4, 8))) == known[0]
+def test_a_record_that_is_returned_is_the_calls_own() -> None:
+    @replay.replayed(None, x=OPERAND)
+    def operator(x: Any) -> Any:
+        LOOKED.append("looked")
+        launched(x.row_data)
+        return x
+
+    for _ in range(4):
+        x = Quantized(
+            torch.empty(4, 8, dtype=torch.uint8), None, torch.empty(1), None, "e4m3fn", "tensor", CANONICAL_SCALES,
+            (4, 8), torch.bfloat16, torch.device("cpu"),
+        )  # fmt: skip
+        assert operator(x) is x
+    assert len(LOOKED) == 4
 
 
-def test_lists_that_are_known_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    argument_facts._tokens.clear()
-    monkeypatch.setattr(argument_facts._tokens, "capacity", 8)
-    for rows in range(1, 60):
-        for _ in range(2):
-            argument_facts._facts_of([torch.empty(rows, 2)])
-        assert len(argument_facts._tokens) <= 8 and len(argument_facts._known[1]) <= argument_facts._ALIKE
+def test_a_launch_that_was_asked_for_early_replays_once_there_is_a_recording() -> None:
+    """A module captures its operators' calls in its first step, before they are recorded."""
+    operator = planted()
+    given = {"y": None, "option": "a", "scale": 1.0}
+    assert operator.plans.repeat(("x",), x=matrix(), **given) is None
+    operator(matrix())
+    repeated = operator.plans.repeat(("x",), x=matrix(), **given)
+    LOOKED.clear()
+    for ran in (1, 1, 1):
+        x = matrix()
+        out = repeated(x)
+        assert NOTED[-1][5:7] == (x.data_ptr(), out.data_ptr()) and len(LOOKED) == ran
+    caches.clear(__name__)
+    repeated(x)
+    assert len(LOOKED) == 2
 
 
 def test_another_allocator_is_asked_and_what_it_misaligns_is_left_to_the_function() -> None:
@@ -293,7 +304,7 @@ def test_listeners_other_devices_and_changed_configurations(monkeypatch: pytest.
     with launch.recording([]):
         assert times(operator, (matrix(), {})) == 1
     assert times(operator, (matrix(), {})) == 0
-    prepared.forget()
+    caches.clear(__name__)
     assert times(operator, *[(matrix(), {})] * 3) == 2
 
 
@@ -301,7 +312,7 @@ def test_an_operator_within_another_is_watched_with_it() -> None:
     inner = planted()
     assert times(inner, *[(matrix(), {})] * 3) == 2
 
-    @prepared.prepared(None, x=TENSOR)
+    @replay.replayed(None, x=TENSOR)
     def outer(x: Any) -> Any:
         return inner(x)
 
@@ -311,30 +322,64 @@ def test_an_operator_within_another_is_watched_with_it() -> None:
     assert NOTED[-1][5] == x.data_ptr()
 
 
-def test_what_else_is_read_is_part_of_the_kind() -> None:
+def test_a_recording_holds_for_the_settings_that_it_read() -> None:
     setting = ["one"]
 
-    @prepared.prepared(None, also=lambda: setting[0], x=TENSOR)
+    def current() -> str:
+        return setting[0]
+
+    @replay.replayed(None, x=TENSOR)
     def operator(x: Any) -> None:
         LOOKED.append("looked")
-        launched(x, setting[0])
+        launched(x, read(current))
 
     assert times(operator, *[(matrix(), {})] * 3) == 2
     setting[0] = "two"
-    assert times(operator, *[(matrix(), {})] * 3) == 2 and NOTED[-1][6] == "two"
+    assert times(operator, *[(matrix(), {})] * 3) == 1 and NOTED[-1][6] == "two"
+    setting[0] = "one"
+    assert times(operator, *[(matrix(), {})] * 3) == 0 and NOTED[-1][6] == "one"
 
 
-def test_tables_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepared, "CAPACITY", 4)
-    monkeypatch.setattr(prepared, "MET", 8)
-    operator = planted()
-    for rows in range(1, 30):
-        times(operator, *[(matrix(rows, 8), {})] * 3)
-        assert len(operator.calls) <= 4 and len(operator.met) <= 8
+def test_what_cannot_be_recorded_is_tried_once() -> None:
+    recorded: list[Any] = []
+
+    @replay.replayed(None, x=TENSOR)
+    def operator(x: Any) -> Any:
+        recorded.append(bool(ACTIVE))
+        return x.sum()
+
+    for _ in range(4):
+        operator(matrix())
+    assert recorded == [False, True, False, False]
+    assert operator.plans.repeat(("x",), x=matrix())(torch.ones(4, 8)) == 32
+
+
+def test_threads_do_not_record_each_others_launches() -> None:
+    operator, other, errors = planted(), planted(), []
+    operator(matrix())
+
+    @replay.replayed(None, x=TENSOR)
+    def outer(x: Any) -> None:
+        def elsewhere() -> None:
+            try:
+                other(matrix())
+            except Exception as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        launched(x)
+
+    outer(matrix())
+    outer(matrix())
+    NOTED.clear()
+    assert times(outer, (x := matrix(), {})) == 0 and not errors
+    assert list(NOTED) == [(3, 2, 1, 7, "metadata", x.data_ptr(), "BLOCK")]
 
 
 def test_errors_are_the_functions_own_and_nothing_is_learned_from_them() -> None:
-    @prepared.prepared(None, x=TENSOR)
+    @replay.replayed(None, x=TENSOR)
     def operator(x: Any) -> None:
         LOOKED.append("looked")
         raise ValueError("x: what is wrong with it")
@@ -343,16 +388,16 @@ def test_errors_are_the_functions_own_and_nothing_is_learned_from_them() -> None
         for _ in range(3):
             with pytest.raises(ValueError, match="what is wrong"):
                 operator(wrong)
-    assert len(LOOKED) == 12 and not operator.calls
+    assert len(LOOKED) == 12 and not operator.plans.statistics().size
 
 
 @pytest.mark.slow
 @pytest.mark.compiles
 @pytest.mark.timeout(300)
-def test_every_operators_prepared_calls_do_what_its_host_function_does() -> None:
+def test_every_operators_replayed_calls_do_what_its_host_function_does() -> None:
     """All calls of the cross-compile matrix, at new addresses, launch by launch."""
     environment = {name: value for name, value in os.environ.items() if name != probe.INTERPRET}
-    command = [sys.executable, str(Path(__file__).with_name("prepared_calls.py"))]
+    command = [sys.executable, str(Path(__file__).with_name("replayed_calls.py"))]
     found = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
     told = json.loads(found.stdout)
