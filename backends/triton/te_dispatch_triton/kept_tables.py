@@ -120,7 +120,7 @@ class Tables:
         checks. None where there are none, or nothing may be kept."""
         try:
             tensors = [*chain.from_iterable(filter(None, lists))]
-            for known in self._kinds.get(key_of(lists, tensors), ()):  # type: ignore[arg-type]  # None is no key
+            for known in self._kinds.get(_key_of(lists, tensors), ()):  # type: ignore[arg-type]  # None is no key
                 if known.guard(*tensors):
                     return known, tensors
         except Exception:  # nothing known, or something that was not foreseen: checks shall say what
@@ -132,7 +132,7 @@ class Tables:
         tensors: list[Any] = [*chain.from_iterable(filter(None, lists))]
         if not layout.parts or not PLAIN.issuperset(map(type, tensors)):
             return None
-        key = key_of(lists, tensors)
+        key = _key_of(lists, tensors)
         if key is None:
             return None
         known = Known(tensors, layout)
@@ -140,7 +140,7 @@ class Tables:
         return known, tensors
 
 
-def key_of(lists: Sequence[Any], tensors: Sequence[torch.Tensor]) -> tuple[Any, ...] | None:
+def _key_of(lists: Sequence[Any], tensors: Sequence[torch.Tensor]) -> tuple[Any, ...] | None:
     """What is kept of lists is looked for under it: `place_of` all their tensors, and each list's class and length."""
     place = place_of(tensors)
     return None if place is None else (place, *[(x.__class__, 0 if x is None else len(x)) for x in lists])

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from te_dispatch.backend_kit.caches import BoundedDict, cached
+from te_dispatch.backend_kit.caches import cached
+from te_dispatch.backend_kit.call_plans import Planned, launching, planned
 from te_dispatch.core.errors import Declined
 from te_dispatch.ops.checks import quantize as checks
-from te_dispatch.ops.checks.guards import PLAIN, Guard, guard_for
 from te_dispatch_triton import configs
-from te_dispatch_triton.kept_tables import key_of, lasting, place_of
+from te_dispatch_triton.kept_tables import lasting, place_of
 from te_dispatch_triton.kernels import cast_scales as kernels
 from te_dispatch_triton.launch import Config, Grid, Kernel
 from te_dispatch_triton.memory import address, dense
@@ -28,8 +28,6 @@ _update, _update_of = Kernel(kernels.update_scales), Kernel(kernels.update_scale
 #: Entries that a launch takes by value: as many as there are, up to one of these; and histories whose entries it takes.
 _SIZES, _FEW = (2, 8), 2
 _WIDEST = 1 << 31
-#: Updates of a kind (lists that look alike) that are kept, and kinds.
-_UPDATES, _KINDS = 4, 64
 Tensors = Sequence[torch.Tensor]
 Maxima = Sequence[Sequence[float]]
 #: What a kernel is called with.
@@ -59,23 +57,9 @@ def update_delayed_scales(
     amaxes: Tensors | None = None,
 ) -> None:
     """End-of-step update of delayed scaling, in place: one launch, and where there are many histories those that write
-    a table of them, which is kept (`kept_tables`)."""
-    if histories.__class__ not in (list, tuple) or len(histories) <= _FEW:
-        _update_few(histories, scales, max_values, algorithm, margin, amaxes)
-        return
-    lists, how = (histories, scales, amaxes), (algorithm, margin.__class__, margin)
-    launches = _kept(lists, max_values, how)
-    known = launches is not None
-    aside: list[tuple[torch.Tensor, torch.Tensor]] = []  # (what does not lie dense, its copy that is worked on)
-    if launches is None:
-        checks.update_delayed_scales(histories, scales, max_values, algorithm, margin, amaxes)
-        held = [_lying_dense(xs, aside) for xs in (histories, scales, amaxes or ())]
-        launches = _listed(held, max_values, algorithm, margin, workspace)
-    for launch in launches:
-        _update_of(*launch)
-    _back(aside)
-    if not known and not aside:
-        _keep(lists, max_values, how)
+    a table of them, which stays for later updates of the same tensors."""
+    many = histories.__class__ in (list, tuple) and len(histories) > _FEW
+    (_update_many if many else _update_few)(histories, scales, max_values, algorithm, margin, amaxes)
 
 
 @replayed("update_delayed_scales")
@@ -90,81 +74,39 @@ def _update_few(
     _back(aside)
 
 
-def plan_update(
-    varying: tuple[str, ...],
-    histories: Tensors,
-    scales: Tensors,
-    max_values: Maxima,
-    algorithm: str,
-    margin: int,
-    amaxes: Tensors | None,
-) -> Callable[[], None] | None:
-    """The update of these very tensors (`te_dispatch.core.repeating`): looked at once, because they stay. Whether they
-    lie where they did is looked at every time."""
+@planned("update_delayed_scales")
+def _update_many(
+    histories: Tensors, scales: Tensors, max_values: Maxima, algorithm: str, margin: int, amaxes: Tensors | None
+) -> Planned | None:
     checks.update_delayed_scales(histories, scales, max_values, algorithm, margin, amaxes)
-    held = (*histories, *scales, *(amaxes or ()))
-    if varying or not held or not all(map(torch.Tensor.is_contiguous, held)):
+    aside: list[tuple[torch.Tensor, torch.Tensor]] = []
+    held = [_lying_dense(xs, aside) for xs in (histories, scales, amaxes or ())]
+    tensors = [*chain.from_iterable(held)]
+    place = None if aside else place_of(tensors)
+    launches = _listed(held, max_values, algorithm, margin, workspace if place is None else lasting)
+    if place is None:
+        for launch in launches:
+            _update_of(*launch)
+        _back(aside)
         return None
-    lists: list[Tensors] = [histories, scales, amaxes or ()]
-    addresses = [*map(torch.Tensor.data_ptr, held)]
-    place = None
-    if len(histories) <= _FEW:
-        kernel, launches = _update, _launches(lists, max_values, algorithm, margin)
-    else:
-        place = place_of(held)
-        if place is None:
-            return None
-        kernel, launches = _update_of, _listed(lists, max_values, algorithm, margin, lasting)
+    addresses = [*map(torch.Tensor.data_ptr, tensors)]
 
-    def update() -> None:
-        if [*map(torch.Tensor.data_ptr, held)] == addresses and (place is None or place_of(held) == place):
-            for launch in launches:
-                kernel(*launch)
-        else:
-            update_delayed_scales(histories, scales, max_values, algorithm=algorithm, margin=margin, amaxes=amaxes)
+    def update(*given: torch.Tensor) -> Any:
+        if [*map(torch.Tensor.data_ptr, given)] != addresses or place_of(given) != place:
+            return NotImplemented
+        for launch in launches:
+            _update_of(*launch)
+        return None
 
-    return update
+    return launching(update, *tensors)
 
 
-class _Update(NamedTuple):
-    """An update that was made: of which tensors, and what launches it."""
-
-    guard: Guard
-    addresses: list[int]
-    maxima: list[list[float]]
-    launches: list[Arguments]
-
-
-_updates: BoundedDict[tuple[Any, ...], list[_Update]] = BoundedDict(_KINDS)
-
-
-def _kept(lists: Sequence[Any], max_values: Any, how: tuple[Any, ...]) -> list[Arguments] | None:
-    """What launches the update of these very tensors where it is kept; then its arguments need no checks."""
-    try:
-        tensors = [*chain.from_iterable(filter(None, lists))]
-        found = _updates.get((key_of(lists, tensors), *how), ())
-        if found:
-            addresses, maxima = [*map(torch.Tensor.data_ptr, tensors)], [*map(list, max_values)]
-            for one in found:
-                if one.addresses == addresses and one.maxima == maxima and one.guard(*tensors):
-                    return one.launches
-    except Exception:  # something that was not foreseen: checks shall say what
-        pass
-    return None
-
-
-def _keep(lists: Sequence[Any], max_values: Maxima, how: tuple[Any, ...]) -> None:
-    """Keep an update that was made, of tensors that lie dense."""
-    tensors = [*chain.from_iterable(filter(None, lists))]
-    place = key_of(lists, tensors)
-    if place is None or not PLAIN.issuperset(map(type, tensors)):
-        return
-    key = (place, *how)
-    made = _Update(
-        guard_for(tensors, [True] * len(tensors)), [*map(torch.Tensor.data_ptr, tensors)], [*map(list, max_values)],
-        _listed([xs or () for xs in lists], max_values, how[0], how[-1], lasting),
-    )  # fmt: skip
-    _updates[key] = [made, *_updates.get(key, ())[: _UPDATES - 1]]
+def plan_update(varying: Sequence[str], **given: Any) -> Any:
+    """The update of these very tensors (`te_dispatch.core.repeating`): checked once, because they stay."""
+    held = (*given["histories"], *given["scales"], *(given["amaxes"] or ()))
+    if varying or not held or not all(map(torch.Tensor.is_contiguous, held)) or place_of(held) is None:
+        return None
+    return _update_many.plans.ahead(**given)  # type: ignore[attr-defined]
 
 
 def _listed(

@@ -12,7 +12,6 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -209,11 +208,9 @@ def main() -> None:
 
 for _family in family_names():
     importlib.import_module(f"{families.__name__}.{_family}")
-OPERATORS: list[FunctionType] = list({
-    id(x): x
-    for name, module in list(sys.modules.items()) if name.startswith("te_dispatch_triton.")
-    for x in vars(module).values() if isinstance(x, FunctionType) and hasattr(x, "plans")
-}.values())  # fmt: skip
+_FOUND = [x for name, module in list(sys.modules.items()) if name.startswith("te_dispatch_triton.")
+          for x in vars(module).values() if isinstance(getattr(x, "plans", None), replay.Replays)]  # fmt: skip
+OPERATORS: list[Any] = list({id(x): x for x in _FOUND}.values())
 
 if __name__ == "__main__":
     main()

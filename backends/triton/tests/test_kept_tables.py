@@ -30,7 +30,7 @@ def stream(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     monkeypatch.setattr(launch, "_raw_stream", lambda index: current[0])
     for tables in (training._ADAM, training._NORMS, training._SCALES, training._SCALES_IN_PLACE):
         monkeypatch.setattr(tables, "_kinds", kept_tables.BoundedDict(kept_tables._KINDS))
-    monkeypatch.setattr(scales, "_updates", {})
+    scales._update_many.plans.clear()
     yield current
     alloc.set_allocator(None)
 
@@ -326,6 +326,25 @@ def test_many_histories_are_updated_from_a_table(written: list[int], stream: lis
     stream[0] = 8
     written.clear()
     assert updated(again) and updated(repeated)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_planned_update_of_few_histories_is_the_operators(count: int) -> None:
+    portable = pytest.importorskip("te_dispatch_torch.state")
+    given = histories(count)
+    repeated = scales.plan_update((), **given, algorithm="max", margin=0)
+    for moved in (False, False, True):
+        if moved:
+            given["histories"][0].data = given["histories"][0].clone()
+        copies = {name: [x.clone() for x in xs] if name != "max_values" else xs for name, xs in given.items()}
+        repeated()
+        portable.update_delayed_scales(**copies)
+        for name in ("histories", "scales", "amaxes"):
+            assert all(map(torch.equal, given[name], copies[name])), name
+        given["amaxes"][0][:] = 3.0
+    assert scales.plan_update(("scales",), **given, algorithm="max", margin=0) is None
+    given["histories"][0] = torch.rand(3, 6).t()
+    assert scales.plan_update((), **given, algorithm="max", margin=0) is None
 
 
 @pytest.mark.parametrize("count", [1, 5])

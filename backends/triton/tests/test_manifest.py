@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import operator
 import subprocess
 import sys
 from typing import Any
@@ -44,17 +45,28 @@ def test_every_entry_asks_for_a_chip_and_a_triton_that_serves_it() -> None:
 @pytest.mark.compiles
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=lambda i: f"{i.operator}-{i.name}")
 def test_signature_and_facts(implementation: Any) -> None:
-    operator = OPERATORS[implementation.operator]
-    assert implementation.operator_version == operator.version
+    declared = OPERATORS[implementation.operator]
+    assert implementation.operator_version == declared.version
     module, _, attribute = implementation.target.partition(":")
     mine = inspect.signature(getattr(importlib.import_module(module), attribute)).parameters.values()
-    theirs = operator.signature.parameters.values()
+    theirs = declared.signature.parameters.values()
     assert [(p.name, p.kind, p.default) for p in mine] == [(p.name, p.kind, p.default) for p in theirs]
     read = {fact for condition in implementation.requires for fact in condition.reads()}
-    known = set(operator.facts)
-    if operator.backward:
-        known |= set(OPERATORS[operator.companion].facts)
+    known = set(declared.facts)
+    if declared.backward:
+        known |= set(OPERATORS[declared.companion].facts)
     assert not {f for f in read if not f.startswith(DEVICE_PREFIX)} - known
+
+
+@pytest.mark.compiles
+@pytest.mark.parametrize("implementation", [i for i in IMPLEMENTATIONS if i.plan], ids=lambda i: i.name)
+def test_plans_take_the_arguments_of_the_operator(implementation: Any) -> None:
+    module, _, path = implementation.plan.partition(":")
+    plan = operator.attrgetter(path)(importlib.import_module(module))
+    names = list(OPERATORS[implementation.operator].signature.parameters)
+    inspect.signature(plan).bind((), **dict.fromkeys(names))
+    replays = getattr(plan, "__self__", None)
+    assert replays is None or list(replays.kinds) == names
 
 
 @pytest.mark.parametrize("vendor", list(ARCHS))
