@@ -26,6 +26,7 @@ from te_dispatch.core.bind import _twin  # noqa: E402
 from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized  # noqa: E402
 from te_dispatch.numerics.quantizers import CurrentQuantizer, DelayedQuantizer  # noqa: E402
 from te_dispatch.ops import alloc  # noqa: E402
+from te_dispatch.ops.checks import guards  # noqa: E402
 from te_dispatch.ops.checks.signatures import NUMBER, OPERAND, OPERANDS, OPTIONAL, OPTIONAL_QUANTIZER  # noqa: E402
 from te_dispatch_triton import probe, replay  # noqa: E402
 from te_dispatch_triton.memory import address, dense, empty  # noqa: E402
@@ -89,6 +90,9 @@ def test_the_third_call_of_a_signature_is_replayed_with_its_own_tensors() -> Non
     out = operator(z)
     assert list(NOTED) == [(3, 2, 1, 7, "metadata", z.data_ptr(), out.data_ptr(), 1.0, "a", 4, None, "BLOCK")]
     assert (out.shape, out.dtype) == (z.shape, z.dtype)
+    plans = operator.plans
+    assert (plans.hits, plans.misses) == (3, 2)
+    assert len(plans.launches(*plans.signature((z, None, "a", 1.0)))) == 1
 
 
 @pytest.mark.parametrize(
@@ -260,6 +264,7 @@ def test_a_launch_that_was_asked_for_early_replays_once_there_is_a_recording() -
         x = matrix()
         out = repeated(x)
         assert NOTED[-1][5:7] == (x.data_ptr(), out.data_ptr()) and len(LOOKED) == ran
+    assert operator.plans.hits == 0  # without a lookup
     caches.clear(__name__)
     repeated(x)
     assert len(LOOKED) == 2
@@ -308,18 +313,27 @@ def test_listeners_other_devices_and_changed_configurations(monkeypatch: pytest.
     assert times(operator, *[(matrix(), {})] * 3) == 2
 
 
-def test_an_operator_within_another_is_watched_with_it() -> None:
+@pytest.mark.parametrize("natively", [True, False])
+@pytest.mark.parametrize("before", [0, 1, 2, 3])
+def test_an_operator_within_another_is_recorded_with_it(
+    before: int, natively: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not natively:  # PyTorch's own comparison finds nothing while a mode of dispatch is entered
+        monkeypatch.setattr(guards, "TensorGuards", None)
     inner = planted()
-    assert times(inner, *[(matrix(), {})] * 3) == 2
+    for _ in range(before):
+        inner(matrix())
 
     @replay.replayed(None, x=TENSOR)
     def outer(x: Any) -> Any:
-        return inner(x)
+        LOOKED.append("looked")
+        return inner(x), inner(x)
 
     for _ in range(2):
         outer(matrix())
+    NOTED.clear()
     assert times(outer, (x := matrix(), {})) == 0
-    assert NOTED[-1][5] == x.data_ptr()
+    assert [noted[5] for noted in NOTED] == [x.data_ptr()] * 2
 
 
 def test_a_recording_holds_for_the_settings_that_it_read() -> None:
