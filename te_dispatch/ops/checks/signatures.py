@@ -15,6 +15,7 @@ import inspect
 import itertools
 import linecache
 from collections.abc import Callable, Mapping, Sequence
+from math import copysign
 from typing import Any, NamedTuple
 
 import torch
@@ -368,10 +369,10 @@ def _exact_quantizer(q: Any) -> tuple[Any, tuple[Any, ...]]:
         return (kind, q.encoding, q.common, amax is None), (q.scale,) if amax is None else (q.scale, amax)
     if kind is CurrentQuantizer:
         epsilon = q.epsilon
-        return (kind, q.encoding, q.common, q.power_of_two, epsilon.__class__, epsilon or repr(epsilon)), ()
+        return (kind, q.encoding, q.common, q.power_of_two, epsilon.__class__, epsilon, copysign(1.0, epsilon)), ()
     if kind is BlockQuantizer:
         epsilon = q.epsilon
-        how = q.two_d, q.scale_layout, q.power_of_two, epsilon.__class__, epsilon or repr(epsilon)
+        how = q.two_d, q.scale_layout, q.power_of_two, epsilon.__class__, epsilon, copysign(1.0, epsilon)
         return (kind, q.encoding, q.common, *how), ()
     if kind in _OF_ENCODING:
         return (kind, *vars(q).values()), ()
