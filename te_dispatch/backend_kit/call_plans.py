@@ -253,23 +253,17 @@ class CallPlans:
         return None if launch is None else self._repeated([launch], (), arguments)
 
     def _repeated(self, launches: Sequence[Launch], varying: Sequence[str], arguments: dict[str, Any]) -> Launch:
-        fixed: list[torch.Tensor] = []
-        given: list[str] = []
-        for name in self.kinds:
-            for part, tensor in parts_of(arguments[name]):
-                if name in varying:
-                    given.append(f"{name}{part}")
-                else:
-                    given.append(f"f{len(fixed)}")
-                    fixed.append(tensor)
+        parts = [(name, part, tensor) for name in self.kinds for part, tensor in parts_of(arguments[name])]
+        fixed: dict[str, Any] = {f"f{i}": x for i, (name, _, x) in enumerate(parts) if name not in varying}
+        given = ", ".join(f"{name}{part}" if name in varying else f"f{i}" for i, (name, part, _) in enumerate(parts))
+        if len(fixed) == len(parts):  # hundreds, perhaps
+            fixed, given = {"fixed": tuple(fixed.values())}, "*fixed"
+        named = fixed | {f"launch{i}": launch for i, launch in enumerate(launches)}
         source = _REPEATED.format(
-            fixed="".join(f", f{i}" for i in range(len(fixed))),
-            launches="".join(f", launch{i}" for i in range(len(launches))),
+            named=", ".join(named),
             varying=", ".join(varying),
-            tries="\n            ".join(_TRY.format(i=i, given=", ".join(given)) for i in range(len(launches))),
+            tries="\n            ".join(_TRY.format(i=i, given=given) for i in range(len(launches))),
         )
-        named: dict[str, Any] = {f"f{i}": tensor for i, tensor in enumerate(fixed)}
-        named |= {f"launch{i}": launch for i, launch in enumerate(launches)}
         stay = {name: value for name, value in arguments.items() if name not in varying}
 
         def otherwise(*values: Any) -> Any:
@@ -285,7 +279,7 @@ result = launch{i}({given})
             if result is not NotImplemented:
                 return result"""
 _REPEATED = """
-def make(plans, generation, otherwise{launches}{fixed}):
+def make(plans, generation, otherwise, {named}):
     def repeated({varying}):
         if plans.generation == generation:
             {tries}

@@ -27,7 +27,7 @@ from te_dispatch.numerics.quantizers import (
     NVFP4Quantizer,
     Quantizer,
 )
-from te_dispatch.ops.checks.signatures import SAVED
+from te_dispatch.ops.checks.signatures import NUMBER_LISTS, SAVED
 from te_dispatch.ops.results import Saved
 
 ONE, TWO = torch.ones(1), torch.full((1,), 2.0)
@@ -385,6 +385,24 @@ def test_lists_of_quantizers_are_told_apart() -> None:
     repeated = split.plans.repeat(("quantizers",), x=X, splits=[1, 3], quantizers=again, usage="row")
     again = [delayed(), delayed()]
     assert [id(x) for x in repeated(again)] == [id(X), *(id(q.scale) for q in again)]
+
+
+def test_lists_of_numbers_are_told_apart() -> None:
+    runs = []
+
+    @planned(None, lists=NUMBER_LISTS)
+    def update(lists: Any) -> Any:
+        runs.append(lists)
+        return launching(lambda: str(lists))
+
+    calls: list[Any] = [
+        [[1.0], [2.0]], [[1.0, 2.0], []], [[], [1.0, 2.0]], [[1.0, 2.0]], [(1.0,), (2.0,)], [[1.0], (2.0,)],
+        [(1.0,), [2.0]], ([1.0], [2.0]), [[1], [2.0]], [[1.0], [2]], [[True], [2.0]], [[1], [2]], [[2.0], [1.0]], [],
+        [[]], [[2.0, 1.0, 1.0]], [[1.0, 1.0], [1.0]],
+    ]  # fmt: skip
+    for _ in range(2):
+        assert [update(lists) for lists in calls] == [*map(str, calls)]
+    assert runs == calls
 
 
 def test_what_a_forward_saved_is_told_apart() -> None:

@@ -59,7 +59,7 @@ def update_delayed_scales(
     """End-of-step update of delayed scaling, in place: one launch, and where there are many histories those that write
     a table of them, which stays for later updates of the same tensors."""
     many = histories.__class__ in (list, tuple) and len(histories) > _FEW
-    (_update_many if many else _update_few)(histories, scales, max_values, algorithm, margin, amaxes)
+    (_update_there if many else _update_few)(histories, scales, max_values, algorithm, margin, amaxes)
 
 
 @replayed("update_delayed_scales")
@@ -75,27 +75,32 @@ def _update_few(
 
 
 @planned("update_delayed_scales")
-def _update_many(
+def _update_there(
     histories: Tensors, scales: Tensors, max_values: Maxima, algorithm: str, margin: int, amaxes: Tensors | None
 ) -> Planned | None:
+    """The update with a launch for tensors that lie where these do."""
     checks.update_delayed_scales(histories, scales, max_values, algorithm, margin, amaxes)
     aside: list[tuple[torch.Tensor, torch.Tensor]] = []
     held = [_lying_dense(xs, aside) for xs in (histories, scales, amaxes or ())]
     tensors = [*chain.from_iterable(held)]
-    place = None if aside else place_of(tensors)
-    launches = _listed(held, max_values, algorithm, margin, workspace if place is None else lasting)
-    if place is None:
+    if len(histories) <= _FEW:
+        kernel, place, launches = _update, None, _launches(held, max_values, algorithm, margin)
+    else:
+        place = None if aside else place_of(tensors)
+        memory = workspace if place is None else lasting
+        kernel, launches = _update_of, _listed(held, max_values, algorithm, margin, memory)
+    if aside or (kernel is _update_of and place is None):
         for launch in launches:
-            _update_of(*launch)
+            kernel(*launch)
         _back(aside)
         return None
     addresses = [*map(torch.Tensor.data_ptr, tensors)]
 
     def update(*given: torch.Tensor) -> Any:
-        if [*map(torch.Tensor.data_ptr, given)] != addresses or place_of(given) != place:
+        if [*map(torch.Tensor.data_ptr, given)] != addresses or (place is not None and place_of(given) != place):
             return NotImplemented
         for launch in launches:
-            _update_of(*launch)
+            kernel(*launch)
         return None
 
     return launching(update, *tensors)
@@ -104,9 +109,11 @@ def _update_many(
 def plan_update(varying: Sequence[str], **given: Any) -> Any:
     """The update of these very tensors (`te_dispatch.core.repeating`): checked once, because they stay."""
     held = (*given["histories"], *given["scales"], *(given["amaxes"] or ()))
-    if varying or not held or not all(map(torch.Tensor.is_contiguous, held)) or place_of(held) is None:
+    if varying or not held or not all(map(torch.Tensor.is_contiguous, held)):
         return None
-    return _update_many.plans.ahead(**given)  # type: ignore[attr-defined]
+    if len(given["histories"]) > _FEW and place_of(held) is None:
+        return None
+    return _update_there.plans.ahead(**given)  # type: ignore[attr-defined]
 
 
 def _listed(

@@ -30,7 +30,7 @@ def stream(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     monkeypatch.setattr(launch, "_raw_stream", lambda index: current[0])
     for tables in (training._ADAM, training._NORMS, training._SCALES, training._SCALES_IN_PLACE):
         monkeypatch.setattr(tables, "_kinds", kept_tables.BoundedDict(kept_tables._KINDS))
-    scales._update_many.plans.clear()
+    scales._update_there.plans.clear()
     yield current
     alloc.set_allocator(None)
 

@@ -384,11 +384,18 @@ def _exact_numbers(values: Any) -> Any:
 
 
 def _numbers(values: Any) -> Any:
-    return values.__class__, *values, *map(type, values)
+    return values.__class__, *values, *_classes(values)
 
 
 def _number_lists(lists: Any) -> Any:
-    return lists.__class__, *map(_numbers, lists)
+    numbers = [*itertools.chain.from_iterable(lists)]
+    return lists.__class__, *map(len, lists), *numbers, *_classes(lists), *_classes(numbers)
+
+
+def _classes(values: Any) -> Any:
+    """The class of each value, or the one that they all have: 1, 1.0 and True are equal."""
+    found = {*map(type, values)}
+    return found if len(found) == 1 else map(type, values)
 
 
 def _operands(xs: Any) -> tuple[Any, tuple[Any, ...]]:
