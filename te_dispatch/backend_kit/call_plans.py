@@ -222,7 +222,7 @@ class CallPlans:
         """
         entry = guard_for(tensors, [True] * len(tensors)), launch
         try:
-            kept = [entry for entry in self._entries[facts] if entry[1] is not instead]
+            kept = [one for one in self._entries[facts] if one[1] is not instead]
         except KeyError:
             kept = []
         # A new list: another thread may be going through the old one.

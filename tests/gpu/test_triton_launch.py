@@ -48,7 +48,7 @@ def test_tensors_beyond_32_bits_of_elements(room: Any) -> None:
 
 def test_work_goes_on_the_current_stream() -> None:
     dy, stream = torch.randn(4096, 4096, device=DEVICE), torch.cuda.Stream()
-    for _ in range(3):  # what compiles or loads, and the call that is watched to prepare later ones, takes its time
+    for _ in range(3):  # what compiles or loads, and the call that is recorded, takes its time
         halved(torch.full_like(dy, 2.0))
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
