@@ -15,7 +15,6 @@ import inspect
 import itertools
 import linecache
 from collections.abc import Callable, Mapping, Sequence
-from math import copysign
 from typing import Any, NamedTuple
 
 import torch
@@ -24,24 +23,23 @@ from torch.compiler import is_dynamo_compiling  # noqa: F401  # called by genera
 from te_dispatch.core import parameters as kinds
 from te_dispatch.core.parameters import Member, Parameter
 from te_dispatch.numerics.quantized import Quantized
-from te_dispatch.numerics.quantizers import (
-    BlockQuantizer,
-    CurrentQuantizer,
-    DelayedQuantizer,
-    MXFP8Quantizer,
-    MXFP8TileQuantizer,
-    NVFP4FourOverSixQuantizer,
-    NVFP4HadamardQuantizer,
-    NVFP4Quantizer,
+from te_dispatch.numerics.quantizers import DelayedQuantizer
+from te_dispatch.ops.checks.argument_facts import (  # noqa: F401  # generated code calls them
+    read_exact_numbers,
+    read_exact_quantizer,
+    read_number_lists,
+    read_numbers,
+    read_operands,
+    read_quantizer,
+    read_quantizers,
+    read_record,
+    read_saved,
+    read_splits,
 )
-from te_dispatch.ops.checks.guards import PLAIN, is_plain  # PLAIN: generated code
+from te_dispatch.ops.checks.guards import PLAIN, is_plain  # noqa: F401  # PLAIN: generated code
 from te_dispatch.ops.declared import parameters as parameters_of_operator
 from te_dispatch.ops.results import Saved
 
-#: Quantizers of which checks read nothing but the encoding.
-_OF_ENCODING = frozenset(
-    (MXFP8Quantizer, MXFP8TileQuantizer, NVFP4Quantizer, NVFP4HadamardQuantizer, NVFP4FourOverSixQuantizer)
-)
 #: Options whose values never change.
 _CONSTANT = (str, int, float, torch.dtype, torch.device)
 _NOTHING: tuple[None, tuple[()]] = (None, ())
@@ -83,7 +81,7 @@ CONTENTS = OPTIONAL._replace(lasting=lambda x: is_plain(x) and not x.is_cpu)
 OPERAND = Kind(
     "{x}_facts",
     "*{x}_tensors,",
-    "{x}_facts, {x}_tensors = (True, ({x},)) if {x}.__class__ in PLAIN else _record({x})",
+    "{x}_facts, {x}_tensors = (True, ({x},)) if {x}.__class__ in PLAIN else read_record({x})",
     lambda x: is_plain(x) or x.__class__ is Quantized,
 )
 #: The same, leading: with the shape of a tensor among the facts. (That of a record always is.)
@@ -92,7 +90,7 @@ _LEADS = {TENSOR: LEADING, OPERAND: LEADING_OPERAND}
 #: What an operand is looked at as where it is a plain tensor.
 _AS_TENSOR = {OPERAND.first: TENSOR, LEADING_OPERAND.first: LEADING}
 #: A `Quantized` that is always there.
-RECORD = OPERAND._replace(first="{x}_facts, {x}_tensors = _record({x})", lasting=lambda x: x.__class__ is Quantized)
+RECORD = OPERAND._replace(first="{x}_facts, {x}_tensors = read_record({x})", lasting=lambda x: x.__class__ is Quantized)
 
 #: A tensor, a `Quantized` or None.
 OPTIONAL_OPERAND = OPERAND._replace(
@@ -101,10 +99,10 @@ OPTIONAL_OPERAND = OPERAND._replace(
 #: A `Quantized` or None that is written to.
 WRITTEN_RECORD = OPTIONAL_OPERAND._replace(lasting=RECORD.lasting, strides=True)
 #: A quantizer that is always there.
-QUANTIZER = OPERAND._replace(first="{x}_facts, {x}_tensors = _quantizer({x})", lasting=lambda x: True)
+QUANTIZER = OPERAND._replace(first="{x}_facts, {x}_tensors = read_quantizer({x})", lasting=lambda x: True)
 #: A quantizer or None.
 OPTIONAL_QUANTIZER = QUANTIZER._replace(
-    first="{x}_facts, {x}_tensors = _NOTHING if {x} is None else _quantizer({x})", optional=True
+    first="{x}_facts, {x}_tensors = _NOTHING if {x} is None else read_quantizer({x})", optional=True
 )
 #: The same, given as often as not.
 OFTEN_QUANTIZER = OPTIONAL_QUANTIZER._replace(optional=False)
@@ -128,26 +126,32 @@ OPTIONAL_WRITTEN_TENSORS = WRITTEN_TENSORS._replace(
 OPTIONAL_TENSORS = OPTIONAL_WRITTEN_TENSORS._replace(strides=False)
 #: A list or tuple of tensors and `Quantized` that is always there.
 OPERANDS = Kind(
-    "{x}_facts", "*{x}_tensors,", "{x}_facts, {x}_tensors = _operands({x})", lambda xs: xs.__class__ in (list, tuple)
+    "{x}_facts",
+    "*{x}_tensors,",
+    "{x}_facts, {x}_tensors = read_operands({x})",
+    lambda xs: xs.__class__ in (list, tuple),
 )
 #: A list or tuple of quantizers that is always there.
-QUANTIZERS = OPERANDS._replace(first="{x}_facts, {x}_tensors = _quantizers({x})")
+QUANTIZERS = OPERANDS._replace(first="{x}_facts, {x}_tensors = read_quantizers({x})")
 #: Numbers of rows: a list or tuple of them, a tensor, or None.
 SPLITS = OPERANDS._replace(
-    first="{x}_facts, {x}_tensors = _splits({x})", lasting=lambda x: is_plain(x) or all(isinstance(n, int) for n in x)
+    first="{x}_facts, {x}_tensors = read_splits({x})",
+    lasting=lambda x: is_plain(x) or all(isinstance(n, int) for n in x),
 )
 #: What a forward leaves for its backward, always there.
-SAVED = OPERANDS._replace(first="{x}_facts, {x}_tensors = _saved({x})", lasting=lambda x: x.__class__ is Saved)
+SAVED = OPERANDS._replace(first="{x}_facts, {x}_tensors = read_saved({x})", lasting=lambda x: x.__class__ is Saved)
 #: A list or tuple of lists or tuples of numbers.
 NUMBER_LISTS = Kind(
-    "_number_lists({x})", lasting=lambda xs: all(isinstance(n, _CONSTANT) for numbers in xs for n in numbers)
+    "read_number_lists({x})", lasting=lambda xs: all(isinstance(n, _CONSTANT) for numbers in xs for n in numbers)
 )
 #: A tuple of numbers, or None.
 NUMBERS = Kind(
-    "None if {x} is None else _numbers({x})", lasting=lambda x: all(isinstance(n, _CONSTANT) for n in x), optional=True
+    "None if {x} is None else read_numbers({x})",
+    lasting=lambda x: all(isinstance(n, _CONSTANT) for n in x),
+    optional=True,
 )
 #: A list or tuple of integers that is always there.
-INTEGER_LIST = NUMBERS._replace(facts="_numbers({x})", optional=False)
+INTEGER_LIST = NUMBERS._replace(facts="read_numbers({x})", optional=False)
 
 
 #: By what an operator's declaration says that a parameter takes, each with how deep in lists. A kind for those that are
@@ -185,10 +189,13 @@ def _kind_of(parameter: Parameter) -> Kind:
 def exact(kind: Kind) -> Kind:
     """The same kind, for a function that may read all of an argument but contents: strides, every option of a
     quantizer, the sign of a zero."""
-    facts = {NUMBER.facts: "{x}.__class__, {x} or {x} is not None and repr({x})", NUMBERS.facts: "_exact_numbers({x})"}
+    facts = {
+        NUMBER.facts: "{x}.__class__, {x} or {x} is not None and repr({x})",
+        NUMBERS.facts: "read_exact_numbers({x})",
+    }
     return kind._replace(
         facts=facts.get(kind.facts, kind.facts),
-        first=kind.first.replace("_quantizer(", "_exact_quantizer("),
+        first=kind.first.replace("read_quantizer(", "read_exact_quantizer("),
         strides=bool(kind.tensors),
     )
 
@@ -309,7 +316,7 @@ def tensors_of(x: Any) -> Sequence[Any]:
     """The tensors of a tensor, a list or a record."""
     if is_plain(x):
         return (x,)
-    return x if isinstance(x, (list, tuple)) else _record(x)[1]
+    return x if isinstance(x, (list, tuple)) else read_record(x)[1]
 
 
 def parts_of(x: Any) -> list[tuple[str, torch.Tensor]]:
@@ -322,112 +329,6 @@ def parts_of(x: Any) -> list[tuple[str, torch.Tensor]]:
         return [(f".tensors{part}", tensor) for part, tensor in parts_of(x.tensors)]
     if x.__class__ is not Quantized and not isinstance(x, DelayedQuantizer):
         return []
-    tensors = (_record if x.__class__ is Quantized else _exact_quantizer)(x)[1]
+    tensors = (read_record if x.__class__ is Quantized else read_exact_quantizer)(x)[1]
     names = Quantized.__slots__ if x.__class__ is Quantized else ("scale", "amax")
     return [(next(f".{name}" for name in names if getattr(x, name) is tensor), tensor) for tensor in tensors]
-
-
-def _record(r: Any) -> tuple[Any, tuple[Any, ...]]:
-    """Facts and tensors of a `Quantized`: those that belong to a copy that is there."""
-    if r.__class__ is not Quantized:
-        raise TypeError("other classes are looked at every time")
-    row, column, scale, whole = r.row_data, r.col_data, r.row_scale_inv, r.global_scale_inv
-    tensors: tuple[Any, ...]
-    if column is None:
-        copies, tensors = "row", (row, scale)
-    elif row is None:
-        copies, tensors = "column", (column, r.col_scale_inv)
-    elif r.col_scale_inv is scale:
-        copies, tensors = "both, one scale", (row, column, scale)
-    else:
-        copies, tensors = "both", (row, column, scale, r.col_scale_inv)
-    if whole is not None:
-        copies, tensors = copies + ", global scale", (*tensors, whole)
-    return (copies, r.encoding, r.scaling, r.scale_layout, r.shape, r.dtype, r.device), tensors
-
-
-def _quantizer(q: Any) -> tuple[Any, tuple[Any, ...]]:
-    """Facts and tensors of a quantizer."""
-    kind = q.__class__
-    if kind is DelayedQuantizer:
-        amax = q.amax
-        return (kind, q.encoding, amax is None), (q.scale,) if amax is None else (q.scale, amax)
-    if kind is CurrentQuantizer:
-        return (kind, q.encoding, q.epsilon.__class__, q.epsilon), ()
-    if kind is BlockQuantizer:
-        return (kind, q.encoding, q.epsilon.__class__, q.epsilon, q.two_d, q.scale_layout), ()
-    if kind in _OF_ENCODING:
-        return (kind, q.encoding), ()
-    raise TypeError("other classes are looked at every time")
-
-
-def _exact_quantizer(q: Any) -> tuple[Any, tuple[Any, ...]]:
-    """The same, with all that a cast may depend on."""
-    kind = q.__class__
-    if kind is DelayedQuantizer:
-        amax = q.amax
-        return (kind, q.encoding, q.common, amax is None), (q.scale,) if amax is None else (q.scale, amax)
-    if kind is CurrentQuantizer:
-        epsilon = q.epsilon
-        return (kind, q.encoding, q.common, q.power_of_two, epsilon.__class__, epsilon, copysign(1.0, epsilon)), ()
-    if kind is BlockQuantizer:
-        epsilon = q.epsilon
-        how = q.two_d, q.scale_layout, q.power_of_two, epsilon.__class__, epsilon, copysign(1.0, epsilon)
-        return (kind, q.encoding, q.common, *how), ()
-    if kind in _OF_ENCODING:
-        return (kind, *vars(q).values()), ()
-    raise TypeError("other classes are looked at every time")
-
-
-def _exact_numbers(values: Any) -> Any:
-    return None if values is None else (_numbers(values), repr(values))
-
-
-def _numbers(values: Any) -> Any:
-    return values.__class__, *values, *_classes(values)
-
-
-def _number_lists(lists: Any) -> Any:
-    numbers = [*itertools.chain.from_iterable(lists)]
-    return lists.__class__, *map(len, lists), *numbers, *_classes(lists), *_classes(numbers)
-
-
-def _classes(values: Any) -> Any:
-    """The class of each value, or the one that they all have: 1, 1.0 and True are equal."""
-    found = {*map(type, values)}
-    return found if len(found) == 1 else map(type, values)
-
-
-def _operands(xs: Any) -> tuple[Any, tuple[Any, ...]]:
-    """Facts and tensors of a list of tensors and records. The shape of the first is among the facts."""
-    if len(xs) == 0 or PLAIN.issuperset(map(type, xs)):
-        return (xs.__class__, len(xs), xs[0].shape if xs else None), tuple(xs)
-    facts: list[Any] = [xs.__class__, xs[0].shape]
-    tensors: list[Any] = []
-    for x in xs:
-        tags, parts = (True, (x,)) if x.__class__ in PLAIN else _record(x)
-        facts.append(tags)
-        tensors += parts
-    return tuple(facts), tuple(tensors)
-
-
-def _quantizers(qs: Any) -> tuple[Any, tuple[Any, ...]]:
-    """Facts and tensors of a list of quantizers, with all that casts may depend on."""
-    facts, tensors = zip(*map(_exact_quantizer, qs)) if qs else ((), ())
-    return (qs.__class__, *facts), (*itertools.chain.from_iterable(tensors),)
-
-
-def _splits(x: Any) -> tuple[Any, tuple[Any, ...]]:
-    if x is None or x.__class__ in PLAIN:
-        return (x is None, () if x is None else (x,))
-    if x.__class__ is not list and x.__class__ is not tuple:
-        raise TypeError("other classes are looked at every time")
-    return _numbers(x), ()
-
-
-def _saved(x: Any) -> tuple[Any, tuple[Any, ...]]:
-    tensors = x.tensors
-    return (
-        (x.implementation, x.format, x.options, *[t is None for t in tensors]),
-        tuple([t for t in tensors if t is not None]),
-    )
