@@ -14,10 +14,10 @@ from __future__ import annotations
 import torch
 
 from te_dispatch.backend_kit.call_plans import OFTEN
+from te_dispatch.backend_kit.gemm import gemm_with_epilogue
 from te_dispatch.backend_kit.products import allows_tf32
 from te_dispatch.numerics.quantized import Quantized
-from te_dispatch.numerics.quantizers import Quantizer
-from te_dispatch.ops.checks import gemm as checks
+from te_dispatch.ops.gemm import Epilogue
 from te_dispatch.ops.results import Gemm
 from te_dispatch_triton.gemm_plans import candidates, force
 from te_dispatch_triton.gemm_product import run
@@ -30,87 +30,27 @@ Operand = torch.Tensor | Quantized
 
 
 @replayed(bias=OFTEN)
-def gemm(
-    a: Operand,
-    b: Operand,
-    *,
-    layout: str,
-    alpha: float = 1.0,
-    out: torch.Tensor | None = None,
-    accumulate: bool = False,
-    bias: torch.Tensor | None = None,
-    epilogue: str | None = None,
-    aux: torch.Tensor | Quantized | None = None,
-    aux_quantizer: Quantizer | None = None,
-    out_dtype: torch.dtype | None = None,
-    out_quantizer: Quantizer | None = None,
-    split_accumulator: bool | None = None,
-) -> Gemm:
+@gemm_with_epilogue
+def gemm(a: torch.Tensor, b: torch.Tensor, layout: str, epilogue: Epilogue, split_accumulator: bool | None) -> Gemm:
     """fp32, bf16 and fp16 operands."""
-    shape = checks.gemm(
-        a, b, layout, out, accumulate, bias, epilogue, aux, aux_quantizer, out_dtype, out_quantizer, alpha
-    )  # fmt: skip
     tf32 = a.dtype is torch.float32 and read(allows_tf32)
-    return run(
-        a, b, layout, tf32, False, False, shape, alpha, out, accumulate, bias, epilogue, aux, aux_quantizer,
-        out_dtype or (a.dtype if out is None else out.dtype), out_quantizer,
-    )  # fmt: skip
+    return run(a, b, layout, epilogue, tf32=tf32)
 
 
 @replayed("gemm", bias=OFTEN)
-def gemm_codes(
-    a: Operand,
-    b: Operand,
-    *,
-    layout: str,
-    alpha: float = 1.0,
-    out: torch.Tensor | None = None,
-    accumulate: bool = False,
-    bias: torch.Tensor | None = None,
-    epilogue: str | None = None,
-    aux: torch.Tensor | Quantized | None = None,
-    aux_quantizer: Quantizer | None = None,
-    out_dtype: torch.dtype | None = None,
-    out_quantizer: Quantizer | None = None,
-    split_accumulator: bool | None = None,
-) -> Gemm:
+@gemm_with_epilogue
+def gemm_codes(a: Quantized, b: Quantized, layout: str, epilogue: Epilogue, split_accumulator: bool | None) -> Gemm:
     """Quantized operands on the chip's units, through their copies contracted along the last dimension. With one scale
     per tensor the other copy serves too, decoded. `split_accumulator`: `None` accumulates fast; partial sums of blocks
     are always promoted.
     """
-    shape = checks.gemm(
-        a, b, layout, out, accumulate, bias, epilogue, aux, aux_quantizer, out_dtype, out_quantizer, alpha
-    )  # fmt: skip
-    return run(
-        a, b, layout, False, bool(split_accumulator), False, shape, alpha, out, accumulate, bias, epilogue, aux,
-        aux_quantizer, out_dtype or (a.dtype if out is None else out.dtype), out_quantizer,
-    )  # fmt: skip
+    return run(a, b, layout, epilogue, split=bool(split_accumulator))
 
 
 @replayed("gemm", bias=OFTEN)
-def gemm_decoded(
-    a: Operand,
-    b: Operand,
-    *,
-    layout: str,
-    alpha: float = 1.0,
-    out: torch.Tensor | None = None,
-    accumulate: bool = False,
-    bias: torch.Tensor | None = None,
-    epilogue: str | None = None,
-    aux: torch.Tensor | Quantized | None = None,
-    aux_quantizer: Quantizer | None = None,
-    out_dtype: torch.dtype | None = None,
-    out_quantizer: Quantizer | None = None,
-    split_accumulator: bool | None = None,
-) -> Gemm:
+@gemm_with_epilogue
+def gemm_decoded(a: Quantized, b: Quantized, layout: str, epilogue: Epilogue, split_accumulator: bool | None) -> Gemm:
     """Quantized operands of any encoding and scaling on any chip: decoded by the kernel, multiplied in 16 bits (which
     hold the codes exactly) and summed in fp32, as `split_accumulator` would.
     """
-    shape = checks.gemm(
-        a, b, layout, out, accumulate, bias, epilogue, aux, aux_quantizer, out_dtype, out_quantizer, alpha
-    )  # fmt: skip
-    return run(
-        a, b, layout, False, False, True, shape, alpha, out, accumulate, bias, epilogue, aux, aux_quantizer,
-        out_dtype or (a.dtype if out is None else out.dtype), out_quantizer,
-    )  # fmt: skip
+    return run(a, b, layout, epilogue, decoded=True)

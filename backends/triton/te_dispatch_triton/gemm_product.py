@@ -12,7 +12,7 @@ from te_dispatch.backend_kit.memory import contiguous_out
 from te_dispatch.core.errors import Declined
 from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized
 from te_dispatch.numerics.quantizers import DelayedQuantizer, Quantizer
-from te_dispatch.ops.gemm import gemm_sizes, operand_format
+from te_dispatch.ops.gemm import Epilogue, gemm_sizes, operand_format
 from te_dispatch.ops.results import Gemm
 from te_dispatch_triton.descriptor import Descriptor
 from te_dispatch_triton.gemm_plans import SCALINGS, UNIT_TYPES, Plan, Problem, planned
@@ -111,65 +111,51 @@ def _canonical_scale(x: Quantized, row: bool) -> torch.Tensor:
 
 
 def run(
-    a: Operand,
-    b: Operand,
-    layout: str,
-    tf32: bool,
-    split: bool,
-    decoded: bool,
-    shape: tuple[int, ...],
-    alpha: float,
-    out: torch.Tensor | None,
-    accumulate: bool,
-    bias: torch.Tensor | None,
-    epilogue: str | None,
-    aux: Operand | None,
-    aux_quantizer: Quantizer | None,
-    dtype: torch.dtype,
-    out_quantizer: Quantizer | None,
+    a: Operand, b: Operand, layout: str, e: Epilogue, *, tf32: bool = False, split: bool = False, decoded: bool = False
 ) -> Gemm:
-    """The product and what follows it. `dtype`: of the output, nominal where that is cast."""
+    """The product and what follows it."""
     m, n, k = gemm_sizes(a, b, layout)
     left, right, scaling = side_of(a, "a", layout), side_of(b, "b", layout), pair_of(a, b)
     device = left.data.device
-    if scaling == "nv" and epilogue in ("bgrad_a", "bgrad_b"):
+    if scaling == "nv" and e.kind in ("bgrad_a", "bgrad_b"):
         raise Declined("epilogue: sums over an nvfp4 operand have no kernel")
-    out_code, out_common = _cast_of(out_quantizer, "out_quantizer", m * n)
-    aux_code, aux_common = _cast_of(aux_quantizer, "aux_quantizer", m * n)
+    out_code, out_common = _cast_of(e.out_quantizer, "out_quantizer", m * n)
+    aux_code, aux_common = _cast_of(e.aux_quantizer, "aux_quantizer", m * n)
     record = None
-    if out_quantizer is not None:
-        record = _record("out", shape, out_quantizer, dtype, device)
+    if e.out_quantizer is not None:
+        record = _record("out", e.shape, e.out_quantizer, e.dtype, device)
         target = record.row_data
-    elif out is None:
-        target = empty("out", shape, dtype, device)
+    elif e.out is None:
+        target = empty("out", e.shape, e.dtype, device)
     else:
-        target = contiguous_out(out, accumulate, empty=empty)
+        target = contiguous_out(e.out, e.accumulate, empty=empty)
     aux_out, aux_scale, aux_data = None, None, None
-    if epilogue == "gelu":
-        if aux_quantizer is None:
-            aux_out = aux_data = empty("aux", shape, dtype, device)
+    if e.kind == "gelu":
+        if e.aux_quantizer is None:
+            aux_out = aux_data = empty("aux", e.shape, e.dtype, device)
         else:
-            aux_out = _record("aux", shape, aux_quantizer, dtype, device)
-            aux_data, aux_scale = aux_out.row_data, aux_quantizer.scale
-    elif epilogue == "dgelu":
-        aux_data, aux_scale, aux_code = _given_aux(aux)
+            aux_out = _record("aux", e.shape, e.aux_quantizer, e.dtype, device)
+            aux_data, aux_scale = aux_out.row_data, e.aux_quantizer.scale
+    elif e.kind == "dgelu":
+        aux_data, aux_scale, aux_code = _given_aux(e.aux)
     found = planned(
         device,
         problem_of(
-            left, right, (m, n, k), scaling, tf32, split, decoded, target, accumulate,
-            epilogue if epilogue in ("gelu", "dgelu") else "none", out_code, out_common, aux_code, aux_common,
+            left, right, (m, n, k), scaling, tf32, split, decoded, target, e.accumulate,
+            e.kind if e.kind in ("gelu", "dgelu") else "none", out_code, out_common, aux_code, aux_common,
         ),
     )  # fmt: skip
     sums = dbias = None
-    if epilogue == "dgelu":
-        dbias = empty("dbias", (n,), dtype, device)
+    if e.kind == "dgelu":
+        dbias = empty("dbias", (n,), e.dtype, device)
         sums = empty("workspace", (-(-m // found.block_m), n), torch.float32, device)
+    bias = None if e.bias is None else dense(e.bias)
     if m and n and found.turns:
         turns()(
             device, found.grid,
             (
                 *_given(found, left, right, target, (m, n, k)), left.scale, right.scale,
-                bias if bias is None else dense(bias), float(alpha), m, n, k,
+                bias, float(e.alpha), m, n, k,
             ),
             found.constants, found.config,
         )  # fmt: skip
@@ -178,19 +164,20 @@ def run(
             device, found.grid,
             (
                 *_given(found, left, right, target, (m, n, k)), left.scale, right.scale, left.whole, right.whole,
-                bias if bias is None else dense(bias), aux_data, aux_scale,
-                *_state(aux_quantizer, aux_out), *_cast_state(out_quantizer, record), sums, float(alpha), m, n, k,
+                bias, aux_data, aux_scale,
+                *_state(e.aux_quantizer, aux_out), *_cast_state(e.out_quantizer, record), sums, float(e.alpha), m, n, k,
                 left.stride, right.stride,
             ),
             found.constants, found.config,
         )  # fmt: skip
     if sums is not None:
         column_sums(sums, dbias)
-    elif epilogue == "bgrad_a" or epilogue == "bgrad_b":
-        dbias = dbias_of(left if epilogue == "bgrad_a" else right, k, m if epilogue == "bgrad_a" else n, scaling, dtype)
-    if record is None and out is not None and target is not out:
-        out.copy_(target)
-    return Gemm(record if record is not None else target if out is None else out, aux_out, dbias)
+    elif e.kind in ("bgrad_a", "bgrad_b"):
+        side, size = (left, m) if e.kind == "bgrad_a" else (right, n)
+        dbias = dbias_of(side, k, size, scaling, e.dtype)
+    if record is None and e.out is not None and target is not e.out:
+        e.out.copy_(target)
+    return Gemm(record if record is not None else target if e.out is None else e.out, aux_out, dbias)
 
 
 def problem_of(
