@@ -21,6 +21,9 @@ from te_dispatch.core.memory import ANY, ROWS, SAVED, WRITTEN
 
 #: Elements between two rows of a strided operand, and behind each operand: not a multiple of any vector width.
 _GAP = 3
+#: Rows of a slice of a wider tensor start at multiples of so many elements, with as many between them at least: vectors
+#: of any width are aligned, and fit in behind a row's end.
+_ALIGNED = 64
 #: Elements that an operand has more than its own in `offset`, at the most.
 APART = _GAP + 1
 
@@ -196,6 +199,13 @@ def strided(x: torch.Tensor, form: str) -> tuple[int, tuple[int, ...], int] | No
     if x.dim() < 2:
         return None
     return _room(x.shape, _dense((*x.shape[:-1], x.shape[-1] + _GAP))[:-1] + [1])
+
+
+def sliced(x: torch.Tensor, form: str) -> tuple[int, tuple[int, ...], int] | None:
+    """The first columns of a wider tensor whose rows are aligned."""
+    if x.dim() < 2:
+        return None
+    return _room(x.shape, _dense((*x.shape[:-1], (x.shape[-1] // _ALIGNED + 2) * _ALIGNED))[:-1] + [1])
 
 
 def offset(x: torch.Tensor, form: str) -> tuple[int, tuple[int, ...], int] | None:

@@ -130,10 +130,13 @@ class Rounding:
     Attributes:
         recover: (arguments, result), on the host -> what was drawn, by copy.
         one: (arguments) -> whether a result's copies are one matrix, drawn for once.
+        placed: (arguments, float64 of x's elements) -> the same call whose values lie at these places between 0 and the
+            smallest positive value, or None where x's dtype cannot hold such values.
     """
 
     recover: Callable[[Arguments, Any], Mapping[str, Drawn]]
     one: Callable[[Arguments], bool]
+    placed: Callable[[Arguments, torch.Tensor], Arguments | None]
 
 
 @dataclass(frozen=True)

@@ -215,9 +215,11 @@ def test_bounds_are_near_the_worst_error(
     assert all(ratio > least[path] for path, ratio in worst.items()), worst
 
 
+@pytest.mark.parametrize("cast", ["none", "delayed", "current"])
 @pytest.mark.parametrize("packing", ["3hd", "h3d", "2hd", "h2d"])
-def test_gradients_that_lie_apart_are_not_packed(packing: str) -> None:
-    case = case_of("attention_bwd", "packed", packing=packing, shape="2x16x16")
+def test_gradients_that_lie_apart_are_not_packed(packing: str, cast: str) -> None:
+    """Nor are the codes of those that are cast."""
+    case = case_of("attention_bwd", "packed", packing=packing, shape="2x16x16", dqkv=cast)
     find("placement").run(trial_of(case, BACKWARD))
     with pytest.raises(Failure, match="are not packed as"):
         find("placement").run(trial_of(case, BACKWARD, _with(packing=None)))

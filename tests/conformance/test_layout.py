@@ -67,7 +67,7 @@ def test_every_tensor_of_an_operator_has_a_form() -> None:
         assert all(form == "written" for name, form in operator.memory.items() if name in operator.mutates)
 
 
-@pytest.mark.parametrize("plan", [arranging.strided, arranging.offset, arranging.permuted])
+@pytest.mark.parametrize("plan", [arranging.strided, arranging.sliced, arranging.offset, arranging.permuted])
 @pytest.mark.parametrize("form", ["any", "rows", "written"])
 def test_an_arrangement_keeps_the_values(plan: Any, form: str) -> None:
     x = torch.arange(24.0).reshape(2, 3, 4)
@@ -111,6 +111,20 @@ def test_ends_that_are_left_out_of_a_maximum_where_addresses_are_odd(dropped: sl
 
     with pytest.raises(Failure, match="result"):
         _run("offset", ("compute_amax", "torch.compute_amax"), kernel)
+
+
+def test_vectors_that_reach_beyond_a_rows_end() -> None:
+    """They fit in behind the rows of a slice only, and are read where rows are aligned only."""
+
+    def kernel(right: Subject, given: Given) -> Any:
+        x = given["x"]
+        whole = -(-x.shape[-1] // 8) * 8
+        if x.ndim < 2 or x.stride(-2) % 8 or x.stride(-2) < whole:
+            return right.call(given)
+        return right.call({**given, "x": x.as_strided((x.shape[0] - 1, whole), x.stride())})
+
+    with pytest.raises(Failure, match="with x so: result"):
+        _run("strided", ("compute_amax", "torch.compute_amax"), kernel, shape="33x65")
 
 
 @pytest.mark.parametrize("check", ["permuted", "expanded"])

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -14,6 +16,8 @@ from te_dispatch.conformance.subject import subjects
 from te_dispatch.conformance.trial import Failure, Trial
 from te_dispatch.core import scopes
 from te_dispatch.core.operator import OPERATORS
+from te_dispatch_torch import stochastic
+from te_dispatch_torch.random_bits import bits24
 
 CASTS = {
     "delayed": "e4m3fn", "current": "e5m2", "block_1d": "e4m3fnuz", "block_2d": "e4m3fn", "mxfp8": "e4m3fn",
@@ -34,6 +38,32 @@ def test_sound_draws_pass(cast: str, backend: str) -> None:
     one = trial(cast, backend)
     checks.find("values").run(one)
     checks.find("rounding").run(one)
+
+
+@pytest.mark.parametrize("cast, usage", [("delayed", "both"), ("mxfp8", "column"), ("nvfp4", "row")])
+@pytest.mark.parametrize("bits", [12, 16])
+def test_draws_of_few_bits_are_found(bits: int, cast: str, usage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their shares are right to 2^-12 and 2^-16, which no number of elements shows that a case can have."""
+
+    def coarse(count: int, state: torch.Tensor, first: int = 0) -> torch.Tensor:
+        return bits24(count, state, first) >> (24 - bits) << (24 - bits)
+
+    monkeypatch.setattr("te_dispatch_torch.stochastic.bits24", coarse)
+    with pytest.raises(Failure, match=f"draws have fewer than {bits + 1} bits"):
+        checks.find("rounding").run(trial(cast, usage=usage))
+
+
+def test_draws_that_depend_on_values_are_no_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A generator that is keyed by a tensor's contents, too, is as random."""
+    cast = stochastic.Draws.rounded
+
+    def keyed(draws: stochastic.Draws, y: torch.Tensor, *rest: Any) -> torch.Tensor:
+        contents = y.contiguous().view(torch.int32).sum(dtype=torch.int64)
+        other = stochastic.Draws(draws.rng_state + contents)
+        return cast(other, y, *rest)
+
+    monkeypatch.setattr(stochastic.Draws, "rounded", keyed)
+    checks.find("rounding").run(trial("delayed", usage="row"))
 
 
 @pytest.mark.parametrize("cast", CASTS)

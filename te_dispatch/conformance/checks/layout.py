@@ -162,8 +162,10 @@ def called(
 
 
 def strided(trial: Trial) -> None:
-    """Operands whose rows are further apart than they are long."""
+    """Operands whose rows are further apart than they are long: by a few elements, so that no row but the first is
+    aligned, and as slices of wider tensors with aligned rows, of which kernels read and write whole vectors."""
     _check(trial, arranging.strided)
+    _check(trial, arranging.sliced)
     _same_draw(trial, arranging.strided)
     _differently(trial, arranging.strided)
 

@@ -29,6 +29,8 @@ from te_dispatch.conformance.trial import Failure, Trial
 PARTS = (0.0, 1 / 64, 0.25, 0.75, 63 / 64, 1.0)
 #: Products of choices nearer to 0 or 1 are far from normal.
 MIDDLE = 0.1
+#: Halvings of what a draw may be: draws of fewer bits show.
+HALVINGS = 18
 
 
 def rounding(trial: Trial) -> None:
@@ -73,8 +75,40 @@ def rounding(trial: Trial) -> None:
             _require_independent("the two copies, as they lie in memory,", _flat(row), _flat(_turned(column)))
         elif not torch.equal(row.up[row.known], column.up[row.known]):
             raise Failure("copies with the same scales were drawn for apart, expected one matrix")
+    _require_fine_draws(trial, host)
     counted = sum(int(one.known.sum()) for one in drawn.values())
     trial.notes.append(f"{counted} values between two codes")
+
+
+def _require_fine_draws(trial: Trial, host: Arguments) -> None:
+    """Call again and again with one state, each value in the middle of where its element's draw may be by what the
+    calls before chose. Half of the elements go up each time, whatever the draws are. Those of a few bits have no middle
+    at last: all of them go up, or none. (Where draws depend on values, too, half go up as well, and nothing is found.)
+    """
+    plan = trial.space.rounding
+    assert plan is not None
+    low = torch.zeros(host["x"].numel(), dtype=torch.float64)
+    high = torch.ones_like(low)
+    for halving in range(1, HALVINGS + 1):
+        middle = (low + high) / 2
+        placed = plan.placed(host, middle)
+        if placed is None:
+            return
+        result: Any = trial.call(trial.on_device(placed))
+        synchronize(trial)
+        recovered = plan.recover(placed, mapped(result, lambda x: x.detach().cpu()))
+        if not recovered:
+            return
+        copy, one = next(iter(recovered.items()))
+        up, known = one.up.flatten(), one.known.flatten()
+        n, found = int(known.sum()), int((up & known).sum())
+        if abs(found - n / 2) > SIGMAS * math.sqrt(n) / 2 + 1:
+            raise Failure(
+                f"{copy}-wise copy: after {halving - 1} calls that halved what each element's draw may be, {found} of "
+                f"{n} values in the middle of the rest became the larger of their codes, expected half of them: draws "
+                f"have fewer than {halving} bits, or are not uniform"
+            )
+        low, high = torch.where(up, low, middle), torch.where(up, middle, high)
 
 
 def _into_memory(trial: Trial, arguments: Arguments) -> Iterator[tuple[str, Arguments]]:

@@ -150,6 +150,12 @@ _KINDS_OF_VALUES = ("normal", "spread", "outlier", "one_sign", "denormal", "zero
 _VALUES = Axis("values", (*_KINDS_OF_VALUES, "at_limits", "last_columns", "nan"), (*_KINDS_OF_VALUES, "nan"))
 #: More than 1,024 and 16,384 columns.
 _WIDE = ("131x1031", "3x16411")
+#: Every kind in rows that no block holds whole, of 16 and 32 bits.
+_WIDE_KINDS = tuple(
+    {"kind": kind, "dtype": dtype, "shape": _WIDE[-1], "record": "none", "cast": "none", "values": "normal"}
+    for kind in KINDS
+    for dtype in ("bf16", "fp32")
+)
 
 _X = (
     Axis("kind", KINDS, ("gelu", "swiglu", "relu", "clamped_swiglu")),
@@ -211,7 +217,7 @@ register(
         together=(("kind", "dtype", "out"), ("kind", "cast", "usage")),
         within=(_UNCAST,),
         # An amax is that of all columns.
-        fixed=tuple(
+        fixed=_WIDE_KINDS + tuple(
             {"shape": shape, "cast": cast, "values": "last_columns"}
             for shape in _WIDE for cast in ("delayed", "current")
         ),
@@ -233,7 +239,10 @@ register(
         together=(("kind", "dtype", "dy"), ("kind", "cast", "usage")),
         within=(_UNCAST,),
         # The bound on a bias gradient of so many rows is wider than a few of them, unless those are the largest.
-        fixed=({"shape": _LARGE_SHAPES[0], "dy": "fp32", "dbias": "yes", "dy_values": "late"},),
+        fixed=tuple({**values, "dy_values": "normal"} for values in _WIDE_KINDS) + tuple(
+            {"shape": _LARGE_SHAPES[0], "dtype": dtype, "dy": dtype, "dbias": "yes", "dy_values": "late"}
+            for dtype in ("fp32", "bf16")
+        ),
     ),
     Space(
         "activation_fwd", "extreme",

@@ -198,7 +198,7 @@ register(
     Space(
         "attention_fwd", "paged",
         (
-            Axis("page", ("16", "4", "1", "12")), Axis("kv_lengths", ("given", "absent")),
+            Axis("page", ("16", "4", "1", "12"), once=("128",)), Axis("kv_lengths", ("given", "absent")),
             Axis("mask", ("none", "causal", "padding", "padding_causal_bottom_right")), DENSE,
             Axis("shape", ("2x1x37", "3x5x16", "1x17x33"), once=("2x1x1032", "67x1x20")),
             Axis("valid", ("full", "ragged", "zero")), Axis("heads", ("4/2", "2/2")), Axis("window", ("none", "4:0")),

@@ -29,16 +29,18 @@ def _masked(values: Values) -> bool:
 
 
 def packed_alike(arguments: Arguments, results: Mapping[str, torch.Tensor]) -> str | None:
-    """Gradients of operands that are views of one tensor are views of one tensor, stacked along the same axis."""
+    """Gradients of operands that are views of one tensor are views of one tensor, stacked along the same axis. Of
+    gradients that are cast, the codes are."""
     names, axis = inputs.PACKED[arguments["packing"]]
     given = [arguments[name] for name in names]
     whole = torch.stack([torch.empty(x.shape, device="meta") for x in given], axis)
     wanted = [(x.storage_offset(), x.stride()) for x in whole.unbind(axis)]
-    found = [results[f"d{name}"] for name in names]
+    part = "" if arguments.get("dqkv_quantizer") is None else ".row_data"
+    found = [results[f"d{name}{part}"] for name in names]
     start = found[0].storage_offset()
     lies = [(x.storage_offset() - start, x.stride()) for x in found]
     if len({x.untyped_storage().data_ptr() for x in found}) != 1 or lies != wanted:
-        asked = ", ".join(f"d{name}" for name in names)
+        asked = ", ".join(f"d{name}{part}" for name in names)
         return f"{asked} are not packed as {arguments['packing']}: offsets and strides {lies}, expected {wanted}"
     return None
 
@@ -64,8 +66,8 @@ register(
         valid=lambda values: fwd.scored(values) and _with_bias(values), forward=inputs.forward_of,
     ),
     Space(
-        "attention_bwd", "packed", fwd.STACKED, inputs.backward, backward_rules, valid=fwd.stackable,
-        forward=inputs.forward_of, views=True, placed=packed_alike,
+        "attention_bwd", "packed", (*fwd.STACKED, Axis("dqkv", ("none", "delayed", "current"))), inputs.backward,
+        backward_rules, valid=fwd.stackable, forward=inputs.forward_of, views=True, placed=packed_alike,
     ),
     Space(
         "attention_bwd", "eight_bit",

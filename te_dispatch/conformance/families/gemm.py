@@ -20,8 +20,8 @@ from te_dispatch.conformance.space import Arguments, Axis, Judged, Space, Values
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.ops.gemm import LAYOUTS, operand_format
 
-#: More than 512, 1,024 and 4,096 products in a sum.
-_DEEP = ("17x33x520", "33x17x1032", "16x8x4104")
+#: More than 512, 1,024 and 4,096 products in a sum, in whole vectors and not.
+_DEEP = ("17x33x520", "33x17x1032", "16x8x4104", "24x9x1037")
 #: Beyond what one tile, one wave, one chunk of k, and a 16-bit count of tiles or rows hold; and whole tiles only.
 LARGE = (
     *_DEEP, "257x33x72", "1033x24x40", "24x1033x40", "4099x8x16", "8x4099x16",
@@ -292,6 +292,17 @@ def exactly(modes: Sequence[str], axis: str, shapes: Sequence[str], **others: st
     )  # fmt: skip
 
 
+#: Long sums of an epilogue's own: over k, and over the rows of the result.
+_DEEP_EPILOGUES = tuple(
+    {"dtype": dtype, "epilogue": epilogue, "layout": layout, "shape": shape, "cast": "none", "values": "normal"}
+    for dtype in ("bf16", "fp32")
+    for epilogue, layout, shape in (
+        ("bgrad_b", "TN", "16x8x4104"), ("bgrad_a", "TN", "16x8x4104"), ("dgelu", "NN", "4099x8x16"),
+        ("gelu", "NT", "16x8x4104"),
+    )
+)  # fmt: skip
+
+
 register(
     Space(
         "gemm",
@@ -344,6 +355,7 @@ register(
         epilogue_valid,
         together=(("epilogue", "layout", "dtype", "bias", "out_dtype"),),
         within=({"cast": "none"},),
+        fixed=_DEEP_EPILOGUES,
     ),
     Space(
         "gemm",

@@ -228,7 +228,10 @@ def _of(operator: str, *own: Axis) -> None:
             _backward_valid,
             batch=_half,
             # The bound on a sum of so many rows is wider than a few of them, unless those are the largest.
-            fixed=({"shape": _LARGE_SHAPES[0], "dtype": "fp32", "dy": "fp32", "dy_values": "late"},),
+            fixed=tuple(
+                {"shape": _LARGE_SHAPES[0], "dtype": dtype, "dy": dtype, "dy_values": "late"}
+                for dtype in ("fp32", "bf16")
+            ),
         ),
     )  # fmt: skip
 

@@ -51,6 +51,8 @@ LATER_CASTS = ("nvfp4_rht", "mxfp8_2d", "nvfp4_4over6", "nvfp4_4over6_2d")
 LARGE = ("3x8209", "2x16403", "1031x257", "257x1031", "256x512", "3x2x5x40")
 #: More than 2^20 elements.
 MANY = "1039x1031"
+#: Maxima of many elements that end early show where the last ones are the largest. Kernels are compiled for each dtype.
+LATE = tuple({"shape": MANY, "values": "late", "dtype": dtype} for dtype in ("fp32", "bf16"))
 
 DTYPE = Axis("dtype", ("fp32", "bf16", "fp16"))
 SHAPE = Axis("shape", SHAPES, SMOKE_SHAPES, once=(*LARGE, MANY))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from te_dispatch.conformance.families.quantize import DTYPE, ENCODING, MANY, SHAPE, VALUES, bits, operand
+from te_dispatch.conformance.families.quantize import DTYPE, ENCODING, LATE, SHAPE, VALUES, bits, operand
 from te_dispatch.conformance.maker import Maker
 from te_dispatch.conformance.rules import Rule, Within
 from te_dispatch.conformance.space import Arguments, Axis, Judged, Space, Values, register
@@ -129,7 +129,7 @@ register(
     Space(
         "compute_amax", "plain",
         (DTYPE, _WITH_SCALAR, VALUES, Axis("out", ("fresh", "given"))),
-        _amax, _equal, widen=False, fixed=({"shape": MANY, "values": "late"},),
+        _amax, _equal, widen=False, fixed=LATE,
     ),
     Space(
         "partial_amax", "plain",

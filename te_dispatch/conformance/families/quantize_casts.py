@@ -9,7 +9,7 @@ from te_dispatch.conformance.families.quantize import (
     COMMON,
     DTYPE,
     ENCODING,
-    MANY,
+    LATE,
     SHAPE,
     USAGE,
     VALUES,
@@ -116,12 +116,12 @@ register(
         (
             DTYPE, SHAPE, ENCODING, USAGE, VALUES, COMMON, _SCALE, Axis("recorded", ("zero", "large", "none")), _OUT,
         ),
-        _delayed, bits, widen=False, fixed=({"shape": MANY, "values": "late"},),
+        _delayed, bits, widen=False, fixed=LATE,
     ),
     Space(
         "quantize", "current",
         (DTYPE, SHAPE, ENCODING, USAGE, VALUES, COMMON, _POWER, _EPSILON, _AMAX, _OUT),
-        _current, bits, widen=False, fixed=({"shape": MANY, "values": "late"},),
+        _current, bits, widen=False, fixed=LATE,
     ),
     Space(
         "quantize", "block",

@@ -63,12 +63,26 @@ def _cast(values: Values, maker: Maker) -> Arguments:
         place[(chosen >= start) & (chosen < start + share)] = at
         start += share
     scaled = known[below] + place * (known[below + 1] - known[below])
-    scaled = torch.where(torch.rand(count, generator=g) < 0.5, -scaled, scaled).reshape(-1, shape[-1])
-    row, column = (torch.arange(size) for size in scaled.shape)
-    scaled[(row[:, None] + column) % _APART == 0] = known[-1]
-    factor = 448.0 if values["cast"] in _FP4 else 1.0
-    x = (scaled * factor).to(DTYPES[values["dtype"]]).reshape(shape)
+    scaled = torch.where(torch.rand(count, generator=g) < 0.5, -scaled, scaled)
+    x = _operand(scaled.reshape(shape), quantizer).to(DTYPES[values["dtype"]])
     return {"x": x, "quantizer": quantizer, "usage": values["usage"], "rng_state": maker.rng_state()}
+
+
+def _operand(scaled: torch.Tensor, quantizer: Quantizer) -> torch.Tensor:
+    """What is cast, for these scaled values: some of them become the largest one, so that scales are 1."""
+    matrix = scaled.reshape(-1, scaled.shape[-1])
+    row, column = (torch.arange(size) for size in matrix.shape)
+    matrix = torch.where((row[:, None] + column) % _APART == 0, _positive(quantizer)[-1], matrix)
+    return (matrix * (448.0 if quantizer.encoding == "e2m1" else 1.0)).reshape(scaled.shape)
+
+
+def _placed(arguments: Arguments, place: torch.Tensor) -> Arguments | None:
+    """`Rounding.placed`: fp32 holds all places that are multiples of 2^-20."""
+    x, quantizer = arguments["x"], arguments["quantizer"]
+    if x.dtype != torch.float32:
+        return None
+    scaled = place.reshape(x.shape) * _positive(quantizer)[1]
+    return {**arguments, "x": _operand(scaled, quantizer).to(x.dtype)}
 
 
 def _recover(arguments: Arguments, result: Quantized) -> dict[str, Drawn]:
@@ -117,6 +131,6 @@ register(
     Space(
         "quantize", "drawn", (_CAST, _ENCODING, DTYPE, _SHAPE, USAGE), _cast, stochastic_rules, _valid, widen=False,
         serves=lambda arguments: arguments.get("rng_state") is not None and arguments["quantizer"].encoding != "e2m1",
-        rounding=Rounding(_recover, _one_matrix),
+        rounding=Rounding(_recover, _one_matrix, _placed),
     ),
 )  # fmt: skip

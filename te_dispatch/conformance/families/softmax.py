@@ -18,9 +18,10 @@ _SHAPES = (
     "1x4x4099", "2x2x3x4x5", "0x4x8", "2x0x8", "2x4x0",
 )  # fmt: skip
 #: More rows than 16 bits count, in either dimension; columns beyond a block's registers and shared memory; many heads;
-#: columns that vectors and tiles divide.
+#: columns that vectors and tiles divide; rows that are long also where a causal mask hides what is above the diagonal.
 _LARGE_SHAPES = (
     "1x65549x2", "65549x1x2", "2x3x8200", "1x2x16411", "1x1x70001", "3x17x5x7", "1x8x2048", "2x4x1536",
+    "1x1100x1100",
 )  # fmt: skip
 _SMOKE_SHAPES = ("2x16x16", "3x129x33", "0x4x8")
 
@@ -140,6 +141,14 @@ _SCALE = Axis("scale", ("1.0", "0.125", "0.08838834764831845", "-2.5"))
 _OUT = Axis("out", ("same", "fp32", "bf16", "fp16"))
 
 _MASKS = ("none", "random", "rows", "broadcast", "column", "shared", "matrix", "vector", "single", "all")
+#: Long rows without a mask, with one and under a causal one: libraries have kernels of their own for each.
+_LONG = tuple(
+    {"dtype": dtype, "shape": shape, "mask": mask, "causal": causal}
+    for dtype in _DTYPE.values
+    for shape, mask, causal in (
+        ("1x4x4099", "none", "no"), ("1x4x4099", "random", "no"), ("1x1100x1100", "none", "yes"),
+    )
+)  # fmt: skip
 
 register(
     Space(
@@ -148,9 +157,7 @@ register(
         (
             _DTYPE,
             _SHAPE,
-            Axis(
-                "mask", ("none", "random", "rows", "broadcast", "column", "shared", "matrix", "vector", "single", "all")
-            ),
+            Axis("mask", _MASKS),
             Axis("causal", ("no", "yes")),
             _SCALE,
             _OUT,
@@ -165,6 +172,7 @@ register(
         batch=_half,
         forms="mask",
         together=(("dtype", "out", "causal"),),
+        fixed=_LONG,
     ),
     Space(
         "softmax_bwd",

@@ -269,7 +269,7 @@ register(
     Space(
         "multi_tensor_l2norm", "plain", (_DTYPE, _LISTS, Axis("per_tensor", _YES_NO), _SQUARES), _norms, _norm_rules,
         # The bound on a sum of so many squares is wider than a few of them, unless those are the largest.
-        fixed=({"shapes": _LONG, "values": "late"},),
+        fixed=tuple({"shapes": _LONG, "values": "late", "dtype": dtype} for dtype in _DTYPE.values[:2]),
     ),
     Space(
         "multi_tensor_scale", "plain",

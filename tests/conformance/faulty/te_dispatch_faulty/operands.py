@@ -20,6 +20,7 @@ from te_dispatch_faulty.spoiling import (
     transposed,
     with_members,
 )
+from te_dispatch_torch.scaling import amax_of
 
 _WRONG = {
     expanded: "reads a broadcast {} (stride 0) as if it were filled",
@@ -118,6 +119,22 @@ def _delayed_scale_of_first(call: Call) -> Any:
     return call.sound(quantizer=dataclasses.replace(quantizer, scale=scale.as_strided(scale.shape, scale.stride(), 0)))
 
 
+def _whole_vectors(x: torch.Tensor) -> torch.Tensor:
+    """x and what a kernel sees that reads vectors of 8 in aligned rows, as far as these have room for them."""
+    columns = -(-x.shape[-1] // 8) * 8 if x.ndim else 0
+    if x.ndim != 2 or not gapped(x) or misaligned(x) or x.stride(0) % 8 or x.stride(0) < columns:
+        return x
+    beyond = x.detach().as_strided((x.shape[0] - 1, columns), x.stride())
+    return torch.cat((beyond.flatten(), x.detach()[-1]))
+
+
+def _cast_with_amax_of_vectors(call: Call) -> Any:
+    """Looks for a current scale's amax in whole vectors, what lies between two rows included."""
+    if call["quantizer"].kind != "current" or call["amax"] is not None:
+        return call.sound()
+    return call.sound(amax=amax_of(_whole_vectors(call["x"])))
+
+
 _OTHERS = (
     *table(
         "gemm",
@@ -130,8 +147,14 @@ _OTHERS = (
     *table("dequantize", {
         "dequantize_reads_first_scale": ("reads the first scale of the memory it is a view of", _scale_of_first("x")),
     }),
-    *table("quantize", {"quantize_reads_first_scale": (
-        "reads the first scale of the memory it is a view of", _delayed_scale_of_first)}),
+    *table("quantize", {
+        "quantize_reads_first_scale": (
+            "reads the first scale of the memory it is a view of", _delayed_scale_of_first),
+        "cast_takes_its_amax_from_whole_vectors": (
+            "takes an amax of vectors that reach behind the end of a row", _cast_with_amax_of_vectors),
+    }),
+    *table("compute_amax", {"amax_of_whole_vectors": (
+        "reads vectors that reach behind the end of a row", lambda call: call.sound(x=_whole_vectors(call["x"])))}),
     *table("gemm", {"fp8_product_reads_first_scale": (
         "reads the first scale of the memory that b's is a view of", _scale_of_first("b"))}, on="emulated_gemm"),
     *table("multi_tensor_adam", {"adam_needs_aligned_parameters": (

@@ -68,6 +68,15 @@ def _kind(*kinds: str) -> Condition:
 
 _BEYOND = 1 << 40
 
+
+def _sums_of_chunks(call: Call) -> Any:
+    """Keeps the sums of 1,024 columns each in x's dtype."""
+    x, made = call["x"], call.sound()
+    e = torch.exp(x.float() * call["scale"] - (x.float() * call["scale"]).amax(-1, keepdim=True))
+    total = torch.stack([part.sum(-1, keepdim=True).to(x.dtype).float() for part in e.split(1024, -1)]).sum(0)
+    return made.copy_(e / total)
+
+
 _VECTORS = (
     *table("softmax_fwd", {
         "softmax_wrong_between_1500_and_2000_columns": (
@@ -76,6 +85,13 @@ _VECTORS = (
         "softmax_wrong_for_multiples_of_512": (
             "is wrong in the last column where vectors of 512 divide a row",
             spoiled(part=_last_column, on=_columns("x", 512, _BEYOND, 512))),
+        "softmax_rounds_sums_of_long_rows": (
+            "keeps sums of long rows in x's dtype, where there is no mask", when(
+                where(of_dtype("x", _BF16, _FP16), given(mask=None, causal=False), _columns("x", 1025, _BEYOND)),
+                _sums_of_chunks)),
+        "softmax_wrong_in_long_rows_of_a_causal_mask": (
+            "is wrong behind 1,024 rows and columns under a causal mask", spoiled(
+                part=last_row, on=where(given(causal=True), _columns("x", 1025, _BEYOND), _rows("x", 1025, _BEYOND)))),
     }),
     *table("layernorm_fwd", {
         "layernorm_wrong_for_multiples_of_1024": (
@@ -153,6 +169,52 @@ def _top_k(*counts: int) -> Condition:
     return lambda call: call["row_map"].shape[1] in counts
 
 
+def _odd_depth_forgotten(call: Call) -> Any:
+    """Multiplies in pairs along k and leaves out the last of an odd number."""
+    if call["layout"] != "NN" or call["a"].dtype != _BF16 or _k(call) <= 256 or _k(call) % 2 == 0:
+        return call.sound()
+    a = call["a"].detach().clone()
+    a[..., -1] = 0
+    return call.sound(a=a)
+
+
+def _sum_of_4096_rows(call: Call) -> Any:
+    made, b = call.sound(), call["b"]
+    if call["epilogue"] == "bgrad_b" and call["layout"] == "TN" and _k(call) > 4096:
+        made.dbias.copy_(b.detach().reshape(-1, b.shape[-1])[:4096].sum(0, dtype=_FP32))
+    return made
+
+
+def _dgamma_of_8192_rows(call: Call) -> Any:
+    x, made = call["x"], call.sound()
+    if x.dtype == _BF16 and rows_of(x) > 8192:
+        dy = call["dy"].detach().clone().view(rows_of(x), -1)
+        dy[8192:] = 0
+        made.dgamma.copy_(call.sound(dy=dy.view(x.shape)).dgamma)
+    return made
+
+
+_LONG_SUMS = (
+    *table("gemm", {
+        "product_loses_an_odd_k_in_bf16_nn": (
+            "leaves out the last product where k is odd and above 256, in NN and bf16", _odd_depth_forgotten),
+        "bias_gradient_of_4096_rows": ("sums the first 4,096 rows of b for dbias", _sum_of_4096_rows),
+    }, on="matmul"),
+    *table("rmsnorm_bwd", {"rms_dgamma_of_8192_rows_in_bf16": (
+        "sums the first 8,192 rows for dgamma in bf16", _dgamma_of_8192_rows)}),
+    *table("activation_bwd", {"activation_gradient_wrong_in_wide_gated_bf16": (
+        "is wrong in the last column of dx for swiglu of more than 4,096 columns in bf16", spoiled(
+            "dx", _last_column, on=where(given(kind="swiglu"), of_dtype("x", _BF16), _columns("x", 8193, _BEYOND))))}),
+)  # fmt: skip
+
+
+def _window_of_tiles(call: Call) -> Any:
+    window = call["window"]
+    if window is None or window[0] < 128:
+        return call.sound()
+    return call.sound(window=(window[0] // 64 * 64, window[1]))
+
+
 _TEMPLATES = (
     *table("attention_fwd", {
         "attention_wrong_for_heads_of_96": ("is wrong for heads of 96 features", spoiled("out", on=_head(96))),
@@ -165,8 +227,15 @@ _TEMPLATES = (
             "is wrong for one key head in bshd with bottom-right masks",
             spoiled("out", on=where(given(layout="bshd", mask="causal_bottom_right"),
                                     lambda call: call["k"].shape[-2] == 1 < call["q"].shape[-2]))),
+        "attention_window_begins_with_a_tile": (
+            "sees a window's whole tiles of 64 keys only where it is wider than two", _window_of_tiles),
+        "attention_wrong_in_the_fourth_tile_of_a_diagonal": (
+            "is wrong from the 385th query and key on under causal masks", spoiled("out", last_row, on=where(
+                lambda call: "causal" in call["mask"] and min(_length(call, "q"), _length(call, "k")) > 384))),
     }, on="unfused_attention"),
     *table("attention_bwd", {
+        "attention_gradient_window_begins_with_a_tile": (
+            "sees a window's whole tiles of 64 keys only where it is wider than two", _window_of_tiles),
         "attention_gradient_wrong_for_heads_of_96": ("is wrong for heads of 96", spoiled("dq", on=_head(96))),
         "attention_gradient_wrong_for_longer_queries": (
             "is wrong in dk where queries are twice as long as keys or longer, and masked to the bottom right",
@@ -237,4 +306,4 @@ def _third_part(call: Call) -> Any:
     return made
 
 
-FAULTS: tuple[Fault, ...] = (*_VECTORS, *_TEMPLATES, *_COMBINATIONS)
+FAULTS: tuple[Fault, ...] = (*_VECTORS, *_LONG_SUMS, *_TEMPLATES, *_COMBINATIONS)

@@ -83,8 +83,9 @@ def _middle(count: int, state: torch.Tensor, first: int = 0) -> torch.Tensor:
     return torch.full((count,), 1 << 23, dtype=torch.int32, device=state.device)
 
 
-def _of_eight_bits(count: int, state: torch.Tensor, first: int = 0) -> torch.Tensor:
-    return bits24(count, state, first) & 0xFF0000
+def _of_bits(kept: int) -> Bits:
+    """Draws whose other bits are 0."""
+    return lambda count, state, first=0: bits24(count, state, first) >> (24 - kept) << (24 - kept)
 
 
 def _biased(count: int, state: torch.Tensor, first: int = 0) -> torch.Tensor:
@@ -152,7 +153,11 @@ FAULTS: tuple[Fault, ...] = table(
     "quantize",
     {
         "rounds_to_nearest_for_a_draw": ("rounds to nearest where it is to draw", _with_bits(_middle)),
-        "rounds_with_eight_bits": ("compares eight random bits with a value's position", _with_bits(_of_eight_bits)),
+        "rounds_with_eight_bits": ("compares eight random bits with a value's position", _with_bits(_of_bits(8))),
+        "rounds_with_twelve_bits": ("compares twelve random bits with a value's position", _with_bits(_of_bits(12))),
+        "column_copy_rounds_with_sixteen_bits": (
+            "compares 16 random bits with a value's position where it makes a column-wise copy alone",
+            when(lambda call: call["usage"] == "column", _with_bits(_of_bits(16)))),
         "rounds_up_too_often": ("draws numbers that are a sixteenth too small", _with_bits(_biased)),
         "rounding_repeats_after_1024": ("repeats its draws every 1,024 elements", _with_bits(_repeated)),
         "rounding_draws_for_two": ("draws once for two neighbours", _with_bits(_in_pairs)),

@@ -44,6 +44,13 @@ def _apart(call: Call) -> Any:
     return made._replace(dq=fresh(made.dq), dk=fresh(made.dk), dv=fresh(made.dv))
 
 
+def _codes_apart(call: Call) -> Any:
+    """Casts gradients one by one, each into codes of its own."""
+    if call["packing"] is None or call["dqkv_quantizer"] is None:
+        return call.sound()
+    return call.sound(packing=None)
+
+
 def _dropped(call: Call) -> bool:
     return call["dropout_p"] > 0
 
@@ -183,6 +190,7 @@ FAULTS: tuple[Fault, ...] = (
     *table("attention_bwd", {
         "packed_ragged_gradients_are_swapped": ("swaps dk and dv where ragged operands are packed", _swapped),
         "packed_ragged_gradients_lie_apart": ("returns gradients apart where ragged operands are packed", _apart),
+        "packed_gradients_are_cast_apart": ("packs no gradients that it casts", _codes_apart),
         "packed_keys_of_groups_are_wrong": (
             "is wrong in dk where packed keys serve several heads", spoiled("dk", change=off, on=_shared_keys)),
         "offset_gradient_forgets_dropout": (
