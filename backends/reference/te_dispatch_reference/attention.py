@@ -175,13 +175,17 @@ def _packed(
         ]
         return alone + (_stacked(rounded[first:], axis, device) if count else [])
     made = [
-        casts.quantized(g.astype(np.float32), g.shape, quantizer, "row", x.dtype, device)
-        for g, x in zip(grads, operands, strict=True)
+        casts.quantized(
+            g.astype(np.float32), g.shape, quantizer, "row", x.dtype, device, intermediate=count > 0 and place >= first
+        )
+        for place, (g, x) in enumerate(zip(grads, operands, strict=True))
     ]
     if count:
         codes = [record.row_data for record in made[first:] if record.row_data is not None]
         for record, data in zip(made[first:], _stacked(codes, axis, device), strict=True):
+            assert record.row_scale_inv is not None
             record.row_data = data
+            record.row_scale_inv = host.write_tensor("row_scale_inv", record.row_scale_inv, device)
     return made
 
 
