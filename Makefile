@@ -16,6 +16,8 @@ certify = conformance --backend $(or $(BACKEND),$(1)) --level $(LEVEL) --shard $
 # kernels are compiled when they are called: without a GPU they are interpreted (TRITON_INTERPRET=1), and compiled for
 # chips that are not here (`make crosscompile`).
 PORTABLE = -e ./backends/reference -e ./backends/torch -e ./backends/triton
+# Executes the Triton backend's code for AMD's chips in tests (docs/rocm.md).
+EMULATOR = -e ./tools/gfx_emulator
 STAMP = $(VENV)/.installed
 # Frameworks that import Transformer Engine by name have an environment of their own, for their many dependencies.
 VENV_INTEGRATIONS ?= .venv-integrations
@@ -79,10 +81,11 @@ cuda: $(call cuda_stamp,$(ALL_ARCHS))
 conformance: $(STAMP)
 	$(BIN)/te-dispatch $(call certify,torch)
 
-$(STAMP): pyproject.toml backends/reference/pyproject.toml backends/torch/pyproject.toml backends/triton/pyproject.toml
+$(STAMP): pyproject.toml backends/reference/pyproject.toml backends/torch/pyproject.toml backends/triton/pyproject.toml \
+		tools/gfx_emulator/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --upgrade pip
-	$(BIN)/python -m pip install -e ".[dev]" $(PORTABLE)
+	$(BIN)/python -m pip install -e ".[dev]" $(PORTABLE) $(EMULATOR)
 	$(BIN)/python -c "import triton" 2>/dev/null || $(BIN)/python -m pip install --no-deps "triton>=3.6" || \
 		echo "no triton for this machine: backends/triton is unavailable"
 	touch $(STAMP)

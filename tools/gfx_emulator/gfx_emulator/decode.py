@@ -1,0 +1,112 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Machine code to instructions, by the tables of AMD's machine-readable manuals that ``tinygrad`` carries.
+
+This is the one module that imports ``tinygrad``; what it decodes is turned into `Instruction`, whose fields are
+integers as they are encoded.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from gfx_emulator.errors import NotImplementedInstruction
+
+#: Fields of any format, by the names that tinygrad's formats have.
+_FIELDS = (
+    "abid", "abs", "acc", "acc_cd", "addr", "bank_mask", "bc", "blgp", "cbsz", "clmp", "data", "data0", "data1", "dpp",
+    "dst_sel", "dst_unused", "gds", "glc", "idxen", "imm", "lds", "literal", "neg", "neg_hi", "nt", "offen", "offset",
+    "offset0", "offset1", "omod", "opsel", "opsel_hi", "opsel_hi2", "row_mask", "s0", "s1", "saddr", "sbase", "sc0",
+    "sc1", "scale_src0", "scale_src1", "sd", "sdata", "sdst", "simm16", "soffset", "soffset_en", "src0", "src0_abs",
+    "src0_neg", "src0_sel", "src0_sext", "src1", "src1_abs", "src1_neg", "src1_sel", "src1_sext", "src2", "srsrc",
+    "ssrc0", "ssrc1", "sve", "vaddr", "vdata", "vdst", "vsrc0", "vsrc1",
+)  # fmt: skip
+_ENCODING = re.compile(r"_E(32|64)$")
+_LITERAL = 255
+#: The upper half of V_MFMA_LD_SCALE_B32's first word.
+_LOAD_SCALE = bytes.fromhex("acd3")
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One machine instruction.
+
+    Attributes:
+        offset: bytes from the start of the kernel's code.
+        name: the manual's mnemonic without its encoding: ``V_ADD_F32``.
+        form: the encoding: ``VOP2``, ``VOP2_DPP16``, ``DS``, ...
+        fields: encoded values; operands are numbers of the 9-bit operand space (256 and up: vector registers).
+    """
+
+    offset: int
+    size: int
+    name: str
+    form: str
+    fields: dict[str, int]
+
+    def __getitem__(self, field: str) -> int:
+        return self.fields[field]
+
+    def get(self, field: str, default: int = 0) -> int:
+        return self.fields.get(field, default)
+
+    def __str__(self) -> str:
+        shown = ", ".join(f"{key}={value}" for key, value in self.fields.items() if value)
+        return f"{self.name} at +0x{self.offset:x} ({self.form}: {shown})"
+
+
+def missing() -> str | None:
+    """Why nothing can be decoded here, None if it can."""
+    if importlib.util.find_spec("tinygrad") is None:
+        return "the package tinygrad, whose tables decode AMD's instructions, is not installed (it needs Python 3.11)"
+    return None
+
+
+def decode(text: bytes, start: int = 0) -> Iterator[Instruction]:
+    """The instructions of a kernel's code from an offset on.
+
+    Raises:
+        NotImplementedInstruction: at bytes that the tables do not know.
+        RuntimeError: without tinygrad.
+    """
+    reason = missing()
+    if reason is not None:
+        raise RuntimeError(reason)
+    place = start
+    while place < len(text):
+        size, name, form, fields = _decoded(text[place : place + 16])
+        if size == 0:
+            raise NotImplementedInstruction(
+                f"+0x{place:x}: no CDNA instruction begins with {text[place : place + 8].hex()}"
+            )
+        yield Instruction(place, size, name, form, fields)
+        place += size
+
+
+@functools.lru_cache(maxsize=65536)
+def _decoded(data: bytes) -> tuple[int, str, str, dict[str, int]]:
+    from tinygrad.renderer.amd import decode_inst
+
+    # The tables find the pair of a scale and its product by the second instruction alone: only where the first one is a
+    # scale may they see both.
+    seen = data if data[2:4] == _LOAD_SCALE else data[:8]
+    try:
+        found: Any = decode_inst(seen, "cdna")
+    except (ValueError, AssertionError):
+        return 0, "", "", {}
+    fields: dict[str, int] = {}
+    for name in _FIELDS:
+        if hasattr(type(found), name):
+            value = getattr(found, name)
+            fields[name] = int(getattr(value, "offset", value))
+    size = int(found.size())
+    form = type(found).__name__.removesuffix("_LIT")
+    operands = (fields.get(name) for name in ("src0", "src1", "src2", "ssrc0", "ssrc1"))
+    if "literal" not in fields and _LITERAL in operands:
+        fields["literal"] = int.from_bytes(data[size : size + 4], "little")
+        size += 4
+    return size, _ENCODING.sub("", found.op.name), form, fields

@@ -1,0 +1,142 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Floating-point arithmetic with one rounding, NaN as the chips give it, and conversions.
+
+Everything here takes and gives NumPy arrays that broadcast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from gfx_emulator.arrays import Array
+
+#: What an invalid operation gives; x86 gives the negative one.
+NAN_32, NAN_16 = 0x7FC00000, 0x7E00
+_SMALLEST_NORMAL_32 = np.float32(2.0**-126)
+
+
+def fused_odd(a: Array, b: Array, c: Array) -> Array:
+    """a * b + c as float64, rounded to odd: rounding it once more, to fp32 or fp16, gives the fused result exactly.
+
+    Operands hold fp32 or fp16 values, so that the product is exact in float64. Round to odd takes the neighbour with
+    an odd last bit whenever the sum is not exact (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums:
+    proved algorithms using rounding to odd", 2008).
+    """
+    product = a.astype(np.float64) * b
+    addend = c.astype(np.float64)
+    total = product + addend
+    # The exact error of the sum (Knuth's TwoSum).
+    other = total - product
+    error = (product - (total - other)) + (addend - other)
+    inexact = (error != 0) & np.isfinite(total)
+    if not inexact.any():
+        return total
+    bits = np.ascontiguousarray(np.broadcast_to(total, inexact.shape)).view(np.int64)
+    towards = np.where((error > 0) == (total > 0), 1, -1)
+    return np.where(inexact & (bits & 1 == 0), bits + towards, bits).view(np.float64)
+
+
+def fused_32(a: Array, b: Array, c: Array) -> Array:
+    """Fused multiply-add of float32."""
+    total = a.astype(np.float64) * b + c
+    bits = np.ascontiguousarray(total).view(np.int64)
+    # A second rounding can only go wrong where the first one ended on a tie of fp32, or below its normal range.
+    risky = (bits & 0x1FFFFFFF == 0x10000000) | (np.abs(total) < 2.0**-125)
+    if not risky.any():
+        return total.astype(np.float32)
+    return fused_odd(a, b, c).astype(np.float32)
+
+
+def fused_64(a: Array, b: Array, c: Array) -> Array:
+    """Fused multiply-add of float64, by rational arithmetic where it could matter."""
+    from fractions import Fraction
+
+    shape = np.broadcast_shapes(a.shape, b.shape, c.shape)
+    plain = np.broadcast_to(a * b + c, shape).copy()
+    operands = [np.broadcast_to(one, shape) for one in (a, b, c)]
+    finite = np.isfinite(operands[0]) & np.isfinite(operands[1]) & np.isfinite(operands[2])
+    for place in zip(*np.nonzero(finite)):
+        exact = Fraction(float(operands[0][place])) * Fraction(float(operands[1][place])) + Fraction(
+            float(operands[2][place])
+        )
+        if exact:
+            try:
+                plain[place] = float(exact)
+            except OverflowError:
+                plain[place] = np.inf if exact > 0 else -np.inf
+    return plain
+
+
+def with_nans(value: Array, sources: Sequence[Array]) -> Array:
+    """A float32 or float64 result whose NaN are the chips': the first operand that is NaN, quieted, or, where none is,
+    the positive default."""
+    wrong = np.isnan(value)
+    if not wrong.any():
+        return value
+    unsigned = np.dtype(f"u{value.dtype.itemsize}").type
+    quiet_bit, default = (1 << 22, NAN_32) if value.dtype.itemsize == 4 else (1 << 51, 0x7FF8000000000000)
+    bits = np.full(wrong.shape, default, unsigned)
+    for source in reversed(sources):
+        if source.dtype == value.dtype:
+            bits = np.where(np.isnan(source), source.view(unsigned) | unsigned(quiet_bit), bits)
+    return np.where(wrong, bits, np.ascontiguousarray(value).view(unsigned)).view(value.dtype)
+
+
+def flushed(value: Array) -> Array:
+    """float32 with subnormal numbers as zeros of their sign."""
+    small = np.abs(value) < _SMALLEST_NORMAL_32
+    return np.where(small, np.copysign(np.float32(0), value), value)
+
+
+def half(value: Array) -> Array:
+    """float32 or float64 to fp16's bits (uint16), rounded to nearest even; NaN keep the top of their payload."""
+    bits = value.astype(np.float16).view(np.uint16)
+    wrong = np.isnan(value)
+    if not wrong.any():
+        return np.asarray(bits)
+    source = value.astype(np.float32).view(np.uint32)
+    payload = (
+        (source >> np.uint32(13) & np.uint32(0x3FF)) | np.uint32(0x7E00) | (source >> np.uint32(16) & np.uint32(0x8000))
+    )
+    return np.where(wrong, payload.astype(np.uint16), bits)
+
+
+def bf16(value: Array) -> Array:
+    """float32 to bfloat16's bits (uint16), rounded to nearest even; NaN are quieted."""
+    bits = value.view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))) >> np.uint32(16)
+    quiet = bits >> np.uint32(16) | np.uint32(0x40)
+    return np.where(np.isnan(value), quiet, rounded).astype(np.uint16)
+
+
+def from_bf16(bits: Array) -> Array:
+    """bfloat16's bits to float32."""
+    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def minimum(first: Array, second: Array, largest: bool, ieee: bool) -> Array:
+    """V_MIN and V_MAX of float16, float32 or float64: the number where the other operand is NaN, -0 below +0; signaling
+    NaN are quieted and win where IEEE mode is on."""
+    size = first.dtype.itemsize
+    signed = np.dtype(f"i{size}").type
+    a, b = (np.ascontiguousarray(one).view(signed) for one in (first, second))
+    top = signed(np.iinfo(signed).max)
+    a_key, b_key = (x ^ ((x >> signed(8 * size - 1)) & top) for x in (a, b))
+    chosen = np.where((a_key >= b_key) if largest else (a_key <= b_key), a, b)
+    a_nan, b_nan = np.isnan(first), np.isnan(second)
+    if a_nan.any() or b_nan.any():
+        quiet = signed({2: 1 << 9, 4: 1 << 22, 8: 1 << 51}[size])
+        chosen = np.where(b_nan, a, chosen)
+        chosen = np.where(a_nan, b, chosen)
+        if ieee:
+            chosen = np.where(a_nan & b_nan, b | quiet, chosen)
+            chosen = np.where(b_nan & (b & quiet == 0), b | quiet, chosen)
+            chosen = np.where(a_nan & (a & quiet == 0), a | quiet, chosen)
+    return np.asarray(chosen).view(first.dtype)
+
+
+def exponent(value: Array) -> Array:
+    """The biased exponent of float32: int32."""
+    return (value.view(np.uint32) >> np.uint32(23) & np.uint32(0xFF)).astype(np.int32)

@@ -1,0 +1,130 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""The local data share of the workgroups of a batch, with detection of races.
+
+For every byte the wave that wrote it and the wave that read it since the workgroup's last barrier are kept. An access
+by
+another wave, one of the two being a write, is a race: on hardware its outcome depends on which wave is faster. Atomics
+among themselves are none, and neither is writing the value that is there already; who reads what two waves wrote is
+not looked into.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gfx_emulator.arrays import Array
+
+_NOBODY, _SAME, _ATOMIC, _MANY = 0, 253, 254, 255
+_WHO = {_SAME: "several waves", _ATOMIC: "an atomic", _MANY: "several waves"}
+#: Marks are waves' numbers plus one.
+MAXIMUM_WAVES = _SAME - 1
+
+
+class Race(Exception):
+    """Raised with the place of the access and what it collides with."""
+
+    def __init__(self, place: int, told: str) -> None:
+        super().__init__(told)
+        self.place, self.told = place, told
+
+
+class Lds:
+    """Local memory of G workgroups, `size` bytes each.
+
+    Addresses are flat: workgroup times `stride` plus the offset; callers check offsets against `size`.
+    """
+
+    def __init__(self, workgroups: int, size: int) -> None:
+        self.size = size
+        self.stride = (size + 15) // 16 * 16
+        self._data = np.zeros(workgroups * self.stride, np.uint8)
+        self._writer = np.zeros_like(self._data)
+        self._reader = np.zeros_like(self._data)
+
+    def barrier(self, workgroup: int) -> None:
+        """All waves of a workgroup have met."""
+        part = slice(workgroup * self.stride, (workgroup + 1) * self.stride)
+        self._writer[part] = _NOBODY
+        self._reader[part] = _NOBODY
+
+    def load(self, addresses: Array, size: int, waves: Array) -> Array:
+        """uint8 ``[n, size]`` at flat addresses (int64 ``[n]``), read by waves (uint8 ``[n]``, numbers in the
+        workgroup)."""
+        word, places, mark = self._access(addresses, size, waves)
+        writer = self._writer.view(f"u{word}")[places]
+        self._refuse((writer != _NOBODY) & (writer != mark), writer, waves, (_SAME,), "reads what", "wrote")
+        readers = self._reader.view(f"u{word}")
+        before = readers[places]
+        if ((before == _NOBODY) | (before == mark)).all():
+            readers[places] = mark
+        else:
+            single, own = _bytes(before), waves[:, None] + 1
+            readers[places] = (
+                np.where((single == _NOBODY) | (single == own), own, _MANY).astype(np.uint8).view(f"u{word}")
+            )
+        data: Array = np.ascontiguousarray(self._data.view(f"u{word}")[places])
+        return data.view(np.uint8)
+
+    def store(self, addresses: Array, data: Array, waves: Array) -> None:
+        """Write uint8 ``[n, size]``; of writes to the same byte the last one stays."""
+        word, places, mark = self._access(addresses, data.shape[1], waves)
+        values = np.ascontiguousarray(data).view(f"u{word}")
+        memory = self._data.view(f"u{word}")
+        writers, readers = self._writer.view(f"u{word}"), self._reader.view(f"u{word}")
+        different = memory[places] != values
+        writer, reader = writers[places], readers[places]
+        foreign = (writer != _NOBODY) & (writer != mark)
+        self._refuse(different & foreign, writer, waves, (), "writes what", "wrote")
+        self._refuse(different & (reader != _NOBODY) & (reader != mark), reader, waves, (), "writes what", "read")
+        memory[places] = values
+        writers[places] = np.where(foreign & ~different, _repeat(_SAME, word), mark)
+
+    def atomic(self, addresses: Array, size: int, waves: Array) -> None:
+        """Look for races of read-modify-writes, which `peek` and `put` make."""
+        word, places, mark = self._access(addresses, size, waves)
+        for kept, verb in ((self._writer, "wrote"), (self._reader, "read")):
+            seen = kept.view(f"u{word}")[places]
+            self._refuse((seen != _NOBODY) & (seen != mark), seen, waves, (_ATOMIC,), "modifies what", verb)
+        self._writer.view(f"u{word}")[places] = _repeat(_ATOMIC, word)
+
+    def peek(self, addresses: Array, size: int) -> Array:
+        """Read without looking for races."""
+        return np.asarray(self._data[addresses[:, None] + np.arange(size)])
+
+    def put(self, addresses: Array, data: Array) -> None:
+        """Write without looking for races."""
+        self._data[addresses[:, None] + np.arange(data.shape[1])] = data
+
+    def _access(self, addresses: Array, size: int, waves: Array) -> tuple[int, Array, Array]:
+        """(bytes of a word, words' places ``[n, k]``, the waves' marks in every byte of a word ``[n, 1]``)."""
+        word = next(w for w in (4, 2, 1) if size % w == 0 and not (addresses % w).any())
+        places = (addresses // word)[:, None] + np.arange(size // word)
+        marks = (waves.astype(np.uint32) + 1) * _repeat(1, word)
+        return word, places, marks.astype(f"u{word}")[:, None]
+
+    def _refuse(
+        self, suspects: Array, seen: Array, waves: Array, allowed: tuple[int, ...], verb: str, other: str
+    ) -> None:
+        """Raise if a byte of a suspect has a mark that is neither one's own nor allowed: words whose bytes were
+        accessed one by one have several."""
+        if not suspects.any():
+            return
+        marks, own = _bytes(seen), waves[:, None] + 1
+        wrong = (marks != _NOBODY) & (marks != own)
+        for mark in allowed:
+            wrong &= marks != mark
+        wrong &= np.repeat(suspects, seen.dtype.itemsize, axis=1)
+        if wrong.any():
+            place, byte = (int(found[0]) for found in np.nonzero(wrong))
+            mark = int(marks[place, byte])
+            who = _WHO.get(mark, f"wave {mark - 1}")
+            raise Race(place, f"wave {int(waves[place])} {verb} {who} {other} since the last barrier")
+
+
+def _bytes(words: Array) -> Array:
+    """``[n, k]`` words as uint8 ``[n, k * bytes]``."""
+    return np.ascontiguousarray(words).view(np.uint8)
+
+
+def _repeat(byte: int, word: int) -> int:
+    return int.from_bytes(bytes([byte]) * word, "little")
