@@ -27,6 +27,8 @@ _FIELDS = (
 )  # fmt: skip
 _ENCODING = re.compile(r"_E(32|64)$")
 _LITERAL = 255
+#: (lowest bit, bits) of the fields that matrix instructions have where other packed ones have modifiers.
+_MATRIX_FIELDS = {"cbsz": (8, 3), "abid": (11, 4), "acc_cd": (15, 1), "acc": (59, 2), "blgp": (61, 3)}
 #: The upper half of V_MFMA_LD_SCALE_B32's first word.
 _LOAD_SCALE = bytes.fromhex("acd3")
 
@@ -103,6 +105,11 @@ def _decoded(data: bytes) -> tuple[int, str, str, dict[str, int]]:
         if hasattr(type(found), name):
             value = getattr(found, name)
             fields[name] = int(getattr(value, "offset", value))
+    if found.op.name.startswith("V_MFMA") and "cbsz" not in fields:
+        # The tables have some matrix instructions in the general packed format, of which they are a form.
+        word = int.from_bytes(data[:8], "little")
+        fields = {name: fields[name] for name in ("src0", "src1", "src2", "vdst")}
+        fields |= {name: word >> low & (1 << bits) - 1 for name, (low, bits) in _MATRIX_FIELDS.items()}
     size = int(found.size())
     form = type(found).__name__.removesuffix("_LIT")
     operands = (fields.get(name) for name in ("src0", "src1", "src2", "ssrc0", "ssrc1"))

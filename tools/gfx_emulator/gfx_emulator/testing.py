@@ -97,7 +97,8 @@ class Compiled:
         from triton.compiler import ASTSource
 
         source = ASTSource(function, dict(signature), {(list(signature).index(k),): v for k, v in constants.items()})
-        binary: Any = triton.compile(source, target=GPUTarget("hip", arch, 64), options={"num_warps": warps})
+        options = {"num_warps": warps, "enable_fp_fusion": False}
+        binary: Any = triton.compile(source, target=GPUTarget("hip", arch, 64), options=options)
         self.assembly: str = binary.asm["amdgcn"]
         self.kernel = code_object.load(binary.asm["hsaco"])[binary.metadata.name]
         self.warps, self.shared = warps, int(binary.metadata.shared)

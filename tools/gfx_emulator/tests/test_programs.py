@@ -286,6 +286,27 @@ def test_local_memory_outside_is_refused() -> None:
         testing.run(kernel, [words(), words()])
 
 
+def test_address_and_offset_of_local_memory_add_up_in_32_bits() -> None:
+    """Compilers make negative addresses, which the instruction's offset brings back."""
+    out = words()
+    testing.run(
+        testing.assembled(
+            PROLOGUE
+            + """
+  v_add_u32 v3, 0xfffffff0, v1
+  ds_write_b32 v3, v0 offset:16
+  ds_add_u32 v3, v0 offset:16
+  ds_read_b32 v2, v1
+  s_waitcnt lgkmcnt(0)
+"""
+            + STORE,
+            lds=256,
+        ),
+        [out, words()],
+    )
+    assert out.tolist() == [2 * lane for lane in range(64)]
+
+
 def test_barrier_that_waves_skip_counts_those_that_ended() -> None:
     out = words(128)
     testing.run(

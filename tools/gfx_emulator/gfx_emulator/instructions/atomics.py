@@ -16,8 +16,8 @@ from gfx_emulator import floats
 from gfx_emulator.arrays import Array
 from gfx_emulator.decode import Instruction
 from gfx_emulator.instructions.addresses import Lanes
+from gfx_emulator.instructions.lds_access import byte_offsets
 from gfx_emulator.instructions.vector_memory import BufferAddresses, data_register, global_addresses, lds_places
-from gfx_emulator.operands import VGPR
 from gfx_emulator.registers import Active
 from gfx_emulator.registry import Builder, Context, Execute, add
 
@@ -158,8 +158,7 @@ def _local(dtype: type, function: _Modify) -> Builder:
 
         def execute(active: Active) -> None:
             lanes, lds = Lanes(active, active.active_lanes()), active.batch.lds
-            offsets = lanes.of(active.v(instruction["addr"] - VGPR)).astype(np.int64) + constant
-            places = lds_places(instruction, lanes, offsets, size)
+            places = lds_places(instruction, lanes, byte_offsets(lanes, instruction, constant), size)
             lanes.guarded(instruction, places, lds.atomic, size, lanes.wave())
             data = lanes.words(data_register(active, instruction, "data0"), size // 4)
             found = _modify(places, data, dtype, function, lambda at: lds.peek(at, size), lds.put)

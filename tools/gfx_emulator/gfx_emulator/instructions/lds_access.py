@@ -30,9 +30,10 @@ def _offset(instruction: Instruction) -> int:
     return instruction["offset1"] << 8 | instruction["offset0"]
 
 
-def _offsets(lanes: Lanes, instruction: Instruction, constant: int) -> Array:
-    found: Array = lanes.of(lanes.active.v(instruction["addr"] - VGPR)).astype(np.int64) + constant
-    return found
+def byte_offsets(lanes: Lanes, instruction: Instruction, constant: int) -> Array:
+    """Byte offsets in LDS; the sum of register and constant has 32 bits, and compilers make use of that."""
+    found: Array = lanes.of(lanes.active.v(instruction["addr"] - VGPR)) + np.uint32(constant)
+    return found.astype(np.int64)
 
 
 def _refuse_gds(instruction: Instruction) -> None:
@@ -42,7 +43,7 @@ def _refuse_gds(instruction: Instruction) -> None:
 
 def load(instruction: Instruction, lanes: Lanes, constant: int, size: int) -> Array:
     """uint8 ``[k, size]`` at the lanes' addresses."""
-    offsets = _offsets(lanes, instruction, constant)
+    offsets = byte_offsets(lanes, instruction, constant)
     places = lds_places(instruction, lanes, offsets, size)
     data: Array = lanes.guarded(instruction, places, lanes.active.batch.lds.load, size, lanes.wave())
     return data
@@ -92,7 +93,9 @@ def _write(instruction: Instruction, context: Context) -> Execute:
         lanes = Lanes(active, active.active_lanes())
         data = lanes.words(data_register(active, instruction, "data0"), (size + 3) // 4)
         first = 2 if upper else 0
-        store_lds(instruction, lanes, _offsets(lanes, instruction, _offset(instruction)), data[:, first : first + size])
+        store_lds(
+            instruction, lanes, byte_offsets(lanes, instruction, _offset(instruction)), data[:, first : first + size]
+        )
 
     return execute
 
@@ -105,7 +108,7 @@ def _write_pair(instruction: Instruction, context: Context) -> Execute:
         lanes = Lanes(active, active.active_lanes())
         for field, offset in (("data0", "offset0"), ("data1", "offset1")):
             data = lanes.words(data_register(active, instruction, field), size // 4)
-            store_lds(instruction, lanes, _offsets(lanes, instruction, step * instruction[offset]), data)
+            store_lds(instruction, lanes, byte_offsets(lanes, instruction, step * instruction[offset]), data)
 
     return execute
 
@@ -128,7 +131,7 @@ def _read_transposed(instruction: Instruction, context: Context) -> Execute:
         lanes = Lanes(active, active.active_lanes())
         loaded = load(instruction, lanes, _offset(instruction), 8)
         # [group of 16 lanes, row, lane of the row, element of the lane, byte] to one column per lane.
-        matrix = loaded.reshape(-1, in_lane, lanes_of_row * in_lane, width)
+        matrix = loaded.reshape(len(loaded) // 16, in_lane, lanes_of_row * in_lane, width)
         lanes.put_bytes(data_register(active, instruction, "vdst"), matrix.transpose(0, 2, 1, 3).reshape(-1, 8))
 
     return execute

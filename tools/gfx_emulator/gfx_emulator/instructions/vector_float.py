@@ -244,7 +244,11 @@ def _div_rescale(quotient: Array) -> Array:
 
 @implements("V_DIV_FIXUP_F32")
 def _div_fixup(instruction: Instruction, context: Context) -> Execute:
-    """Puts in the special cases of a division: operand 0 is the quotient, 1 the denominator, 2 the numerator."""
+    """Puts in the special cases of a division: operand 0 is the quotient, 1 the denominator, 2 the numerator.
+
+    A quotient that is Inf or NaN although neither operand is has overflowed. The manual's pseudocode asks this of the
+    denominator, of which it cannot be true where it asks.
+    """
     reads, target = sources(instruction, _F32 * 3), Target(instruction, "f32")
 
     def execute(active: Active) -> None:
@@ -253,14 +257,18 @@ def _div_fixup(instruction: Instruction, context: Context) -> Execute:
         quiet = np.uint32(1 << 22)
         infinite_d, infinite_n = np.isinf(denominator), np.isinf(numerator)
         zero_d, zero_n = denominator == 0, numerator == 0
+        overflowed = floats.exponent(quotient) == 255
         far = floats.exponent(numerator) - floats.exponent(denominator) < -150
+        magnitude = np.select(
+            [zero_d | infinite_n, infinite_d | zero_n | far, overflowed],
+            [np.float32(np.inf), np.float32(0), np.float32(np.inf)],
+            np.abs(quotient),
+        )
         bits = np.select(
             [np.isnan(numerator), np.isnan(denominator), (zero_d & zero_n) | (infinite_d & infinite_n)],
             [numerator.view(np.uint32) | quiet, denominator.view(np.uint32) | quiet, np.uint32(0xFFC00000)],
-            _signed(np.select(
-                [zero_d | infinite_n, infinite_d | zero_n | far], [np.float32(np.inf), np.float32(0)], np.abs(quotient)
-            ), sign).view(np.uint32),
-        )  # fmt: skip
+            _signed(magnitude, sign).view(np.uint32),
+        )
         target.write(active, bits.astype(np.uint32).view(np.float32))
 
     return execute

@@ -128,20 +128,21 @@ def _flat_store(instruction: Instruction, context: Context) -> Execute:
 def _buffer_load(instruction: Instruction, context: Context) -> Execute:
     addresses, (kind, half) = BufferAddresses(instruction), _place(instruction.name)
     size, to_lds = _SIZES[kind], bool(instruction["lds"])
+    step = min(size, 4)
 
     def execute(active: Active) -> None:
         places, left = addresses.of(active)
         lanes = Lanes(active, active.active_lanes())
         flat, rest = lanes.of(places), lanes.of(left)
         # What is out of range reads as zero, register by register.
-        data = np.zeros((len(flat), max(size, 4) // min(size, 4), min(size, 4)), np.uint8)
+        data = np.zeros((len(flat), size // step, step), np.uint8)
         whole = rest >= size
         inside = Lanes(active, active.active_lanes())
         inside.row, inside.lane = lanes.row[whole], lanes.lane[whole]
         loaded = inside.guarded(instruction, flat[whole], active.batch.memory.load, size)
-        data[whole] = loaded.reshape(len(loaded), -1, min(size, 4))
+        data[whole] = loaded.reshape(len(loaded), size // step, step)
         _load_partial(active, instruction, lanes, flat, rest, data)
-        bytes_ = data.reshape(len(flat), -1)
+        bytes_ = data.reshape(len(flat), size)
         if to_lds:
             _to_lds(active, instruction, lanes, extended(bytes_, kind), instruction["offset"])
             return
