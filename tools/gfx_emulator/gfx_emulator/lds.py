@@ -14,8 +14,7 @@ import numpy as np
 
 from gfx_emulator.arrays import Array
 
-_NOBODY, _SAME, _ATOMIC, _MANY = 0, 253, 254, 255
-_WHO = {_SAME: "several waves", _ATOMIC: "an atomic", _MANY: "several waves"}
+_NOBODY, _SAME, _MANY = 0, 254, 255
 #: Marks are waves' numbers plus one.
 MAXIMUM_WAVES = _SAME - 1
 
@@ -40,28 +39,22 @@ class Lds:
         self._data = np.zeros(workgroups * self.stride, np.uint8)
         self._writer = np.zeros_like(self._data)
         self._reader = np.zeros_like(self._data)
+        self._modifier = np.zeros_like(self._data)
 
     def barrier(self, workgroup: int) -> None:
         """All waves of a workgroup have met."""
         part = slice(workgroup * self.stride, (workgroup + 1) * self.stride)
         self._writer[part] = _NOBODY
         self._reader[part] = _NOBODY
+        self._modifier[part] = _NOBODY
 
     def load(self, addresses: Array, size: int, waves: Array) -> Array:
         """uint8 ``[n, size]`` at flat addresses (int64 ``[n]``), read by waves (uint8 ``[n]``, numbers in the
         workgroup)."""
         word, places, mark = self._access(addresses, size, waves)
-        writer = self._writer.view(f"u{word}")[places]
-        self._refuse((writer != _NOBODY) & (writer != mark), writer, waves, (_SAME,), "reads what", "wrote")
-        readers = self._reader.view(f"u{word}")
-        before = readers[places]
-        if ((before == _NOBODY) | (before == mark)).all():
-            readers[places] = mark
-        else:
-            single, own = _bytes(before), waves[:, None] + 1
-            readers[places] = (
-                np.where((single == _NOBODY) | (single == own), own, _MANY).astype(np.uint8).view(f"u{word}")
-            )
+        self._look(self._writer, word, places, mark, waves, "reads what", "wrote", allowed=(_SAME,))
+        self._look(self._modifier, word, places, mark, waves, "reads what", "modified by an atomic")
+        self._join(self._reader, word, places, mark, waves)
         data: Array = np.ascontiguousarray(self._data.view(f"u{word}")[places])
         return data.view(np.uint8)
 
@@ -70,22 +63,27 @@ class Lds:
         word, places, mark = self._access(addresses, data.shape[1], waves)
         values = np.ascontiguousarray(data).view(f"u{word}")
         memory = self._data.view(f"u{word}")
-        writers, readers = self._writer.view(f"u{word}"), self._reader.view(f"u{word}")
         different = memory[places] != values
-        writer, reader = writers[places], readers[places]
+        for kept, other in ((self._writer, "wrote"), (self._reader, "read"), (self._modifier, "modified by an atomic")):
+            self._look(kept, word, places, mark, waves, "writes what", other, among=different)
+        writers = self._writer.view(f"u{word}")
+        writer = writers[places]
         foreign = (writer != _NOBODY) & (writer != mark)
-        self._refuse(different & foreign, writer, waves, (), "writes what", "wrote")
-        self._refuse(different & (reader != _NOBODY) & (reader != mark), reader, waves, (), "writes what", "read")
         memory[places] = values
-        writers[places] = np.where(foreign & ~different, _repeat(_SAME, word), mark)
+        wanted = np.where(foreign & ~different, _repeat(_SAME, word), mark)
+        writers[places] = wanted
+        # Waves that write the same place in this one access.
+        clash = writers[places] != wanted
+        if clash.any():
+            self._look(self._writer, word, places, mark, waves, "writes what", "wrote", among=memory[places] != values)
+            writers[places[clash]] = _repeat(_SAME, word)
 
     def atomic(self, addresses: Array, size: int, waves: Array) -> None:
         """Look for races of read-modify-writes, which `peek` and `put` make."""
         word, places, mark = self._access(addresses, size, waves)
-        for kept, verb in ((self._writer, "wrote"), (self._reader, "read")):
-            seen = kept.view(f"u{word}")[places]
-            self._refuse((seen != _NOBODY) & (seen != mark), seen, waves, (_ATOMIC,), "modifies what", verb)
-        self._writer.view(f"u{word}")[places] = _repeat(_ATOMIC, word)
+        for kept, other in ((self._writer, "wrote"), (self._reader, "read")):
+            self._look(kept, word, places, mark, waves, "modifies what", other)
+        self._join(self._modifier, word, places, mark, waves)
 
     def peek(self, addresses: Array, size: int) -> Array:
         """Read without looking for races."""
@@ -102,22 +100,49 @@ class Lds:
         marks = (waves.astype(np.uint32) + 1) * _repeat(1, word)
         return word, places, marks.astype(f"u{word}")[:, None]
 
-    def _refuse(
-        self, suspects: Array, seen: Array, waves: Array, allowed: tuple[int, ...], verb: str, other: str
-    ) -> None:
-        """Raise if a byte of a suspect has a mark that is neither one's own nor allowed: words whose bytes were
-        accessed one by one have several."""
+    def _join(self, kept: Array, word: int, places: Array, mark: Array, waves: Array) -> None:
+        """Add the waves to those that read or modified the bytes."""
+        marks = kept.view(f"u{word}")
+        before = marks[places]
+        wanted = np.broadcast_to(mark, places.shape)
+        if not ((before == _NOBODY) | (before == mark)).all():
+            single, own = _bytes(before), waves[:, None] + 1
+            joined = np.where((single == _NOBODY) | (single == own), own, _MANY).astype(np.uint8)
+            wanted = joined.view(f"u{word}")
+        marks[places] = wanted
+        # Waves at the same place in this one access.
+        after = marks[places]
+        clash = after != wanted
+        if clash.any():
+            several = np.where(
+                _bytes(after[clash][:, None]) != _bytes(wanted[clash][:, None]), _MANY, _bytes(after[clash][:, None])
+            )
+            marks[places[clash]] = several.astype(np.uint8).view(f"u{word}")[:, 0]
+
+    def _look(
+        self, kept: Array, word: int, places: Array, mark: Array, waves: Array, verb: str, other: str,
+        allowed: tuple[int, ...] = (), among: Array | None = None,
+    ) -> None:  # fmt: skip
+        """Raise if a byte has a mark that is neither one's own nor allowed.
+
+        Args:
+            among: of which words; None for all.
+        """
+        seen = kept.view(f"u{word}")[places]
+        suspects = (seen != _NOBODY) & (seen != mark)
+        if among is not None:
+            suspects &= among
         if not suspects.any():
             return
+        # Words whose bytes were accessed one by one have several marks.
         marks, own = _bytes(seen), waves[:, None] + 1
-        wrong = (marks != _NOBODY) & (marks != own)
-        for mark in allowed:
-            wrong &= marks != mark
-        wrong &= np.repeat(suspects, seen.dtype.itemsize, axis=1)
+        wrong = (marks != _NOBODY) & (marks != own) & np.repeat(suspects, word, axis=1)
+        for one in allowed:
+            wrong &= marks != one
         if wrong.any():
             place, byte = (int(found[0]) for found in np.nonzero(wrong))
-            mark = int(marks[place, byte])
-            who = _WHO.get(mark, f"wave {mark - 1}")
+            found_mark = int(marks[place, byte])
+            who = "several waves" if found_mark in (_SAME, _MANY) else f"wave {found_mark - 1}"
             raise Race(place, f"wave {int(waves[place])} {verb} {who} {other} since the last barrier")
 
 
