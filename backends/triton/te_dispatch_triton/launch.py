@@ -225,8 +225,15 @@ def constant_names(kernel: Kernel) -> list[str]:
 @contextmanager
 def recording(into: list[Launch]) -> Iterator[None]:
     """Launches are noted instead of done; results are then uninitialized."""
+    with diverted(into.append):
+        yield
+
+
+@contextmanager
+def diverted(to: Callable[[Launch], None]) -> Iterator[None]:
+    """Launches are given to a function, in order, instead of being done."""
     global _recorder
-    previous, _recorder = _recorder, into.append
+    previous, _recorder = _recorder, to
     try:
         yield
     finally:

@@ -72,7 +72,7 @@ class Limits:
         waves: that are executed together, at least a workgroup's.
     """
 
-    instructions: int = 50_000_000
+    instructions: int = 5_000_000
     waves: int = 128
 
 
@@ -105,6 +105,7 @@ def launch(
         raise EmulatorError(
             f"kernel {kernel.name}: {len(segment)} bytes of arguments, it has {kernel.descriptor.kernarg_bytes}"
         )
+    _fill_hidden(kernel, segment, _three(grid), size, dynamic_lds)
     address = memory.register(segment, name="kernel arguments")
     packet = memory.register(_packet(_three(grid), size, kernel, dynamic_lds, address), name="dispatch packet")
     try:
@@ -118,6 +119,20 @@ def launch(
     finally:
         memory.release(address)
         memory.release(packet)
+
+
+def _fill_hidden(
+    kernel: Kernel, segment: Array, grid: tuple[int, int, int], size: tuple[int, int, int], dynamic_lds: int
+) -> None:
+    """Arguments that the compiler added (LLVM, "AMDHSA Code Object V5 Kernel Argument Metadata"); those that are not
+    known here stay zero, so that memory accessed through them is outside."""
+    known = {"hidden_grid_dims": 3, "hidden_dynamic_lds_size": dynamic_lds}
+    for axis, name in enumerate("xyz"):
+        known |= {f"hidden_block_count_{name}": grid[axis], f"hidden_group_size_{name}": size[axis]}
+    for one in kernel.arguments:
+        if one.kind in known:
+            raw = known[one.kind].to_bytes(one.size, "little")
+            segment[one.offset : one.offset + one.size] = np.frombuffer(raw, np.uint8)
 
 
 def _packet(

@@ -18,6 +18,16 @@ from gfx_emulator.code_object import Kernel
 from gfx_emulator.memory import Memory
 
 ARCHS = ("gfx942", "gfx950")
+#: Loads the addresses of two buffers and makes v1 the byte offset of a work-item's word.
+PROLOGUE = """
+  s_load_dwordx4 s[4:7], s[0:1], 0x0
+  v_lshlrev_b32 v1, 2, v0
+  s_waitcnt lgkmcnt(0)
+"""
+STORE = """
+  global_store_dword v1, v2, s[4:5]
+  s_endpgm
+"""
 _GLOBAL = """
 .amdgcn_target "amdgcn-amd-amdhsa--{arch}"
 .amdhsa_code_object_version 5

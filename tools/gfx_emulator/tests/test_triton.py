@@ -65,6 +65,12 @@ def count_and_add(x, total, count, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def sizes(out):
+    place = tl.program_id(0) + tl.num_programs(0) * (tl.program_id(1) + tl.num_programs(1) * tl.program_id(2))
+    tl.store(out + place, 100 * tl.num_programs(0) + 10 * tl.num_programs(1) + tl.num_programs(2))
+
+
+@triton.jit
 def matmul(a, b, c, m, n, k, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, B_BY_COLUMNS: tl.constexpr):
     rows, columns = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BN + tl.arange(0, BN)
     inner = tl.arange(0, BK)
@@ -184,6 +190,13 @@ def test_atomics(arch: str) -> None:
     types = {"x": "*i32", "total": "*i32", "count": "*i32"}
     compiled(count_and_add, arch, types, BLOCK=512)((8,), [x, total, count])
     assert (total[0], count[0]) == (x.sum(), x.max())
+
+
+def test_programs_know_how_many_they_are(arch: str) -> None:
+    """By arguments that the compiler added."""
+    out = np.zeros(24, np.int32)
+    compiled(sizes, arch, {"out": "*i32"})((4, 3, 2), [out])
+    assert out.tolist() == [432] * 24
 
 
 PRODUCTS = [

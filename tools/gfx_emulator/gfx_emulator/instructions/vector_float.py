@@ -128,7 +128,8 @@ def _median(instruction: Instruction, context: Context) -> Execute:
         def pick(x: Array, y: Array, largest: bool) -> Array:
             return floats.minimum(x, y, largest, context.ieee)
 
-        middle = pick(pick(a, b, False), pick(pick(a, b, True), c, False), True)
+        largest = pick(pick(a, b, True), c, True)
+        middle = np.where(largest == a, pick(b, c, True), np.where(largest == b, pick(a, c, True), pick(a, b, True)))
         with_nan = pick(pick(a, b, False), c, False)
         wrong = np.isnan(a) | np.isnan(b) | np.isnan(c)
         target.write(active, np.where(wrong, with_nan, middle))

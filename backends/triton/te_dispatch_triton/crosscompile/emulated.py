@@ -1,0 +1,87 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Operators' kernels compiled for an AMD chip and executed by `gfx_emulator`, a tool for tests, on CPU tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from gfx_emulator import Kernel, Memory, arguments, code_object, machine, testing
+from te_dispatch_triton import launch, targets
+from te_dispatch_triton.crosscompile.chips import TARGETS
+from te_dispatch_triton.crosscompile.matrix import compile_for, specialization_of, type_of
+from te_dispatch_triton.launch import Launch
+from te_dispatch_triton.targets import Target
+
+CPU = torch.device("cpu")
+
+
+def missing() -> str | None:
+    """Why nothing can be executed here, None if it can."""
+    return testing.missing()
+
+
+class Emulator:
+    """Does launches for a chip.
+
+    Attributes:
+        launches: names of the kernels that it executed, in order.
+        reachable: tensors that kernels reach through addresses in memory, not as arguments.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.launches: list[str] = []
+        self.reachable: list[torch.Tensor] = []
+        self._compiled: dict[Any, tuple[Kernel, int, int]] = {}
+
+    def __call__(self, given: Launch) -> None:
+        key = (given.kernel.name, given.config, specialization_of(given, self.target))
+        if key not in self._compiled:
+            binary = compile_for(given, self.target)
+            kernel = code_object.load(binary.asm["hsaco"])[binary.metadata.name]
+            self._compiled[key] = kernel, int(binary.metadata.shared), int(binary.metadata.num_warps)
+        kernel, shared, warps = self._compiled[key]
+        memory, values = Memory(), []
+        tensors = [*(one for one in given.args if isinstance(one, torch.Tensor)), *self.reachable]
+        for storage in {one.untyped_storage().data_ptr(): one.untyped_storage() for one in tensors}.values():
+            _register(memory, storage)
+        for parameter, value in zip(given.kernel.function.params, given.args):
+            if type_of(value, specialized=not parameter.do_not_specialize) != "constexpr":
+                values += _values(value)
+        shown = [one for one in kernel.arguments if not one.kind.startswith("hidden_")]
+        # After a kernel's own arguments Triton has pointers to scratch memory, which none here uses.
+        values += [0] * (len(shown) - len(values))
+        machine.launch(kernel, memory, given.grid, (64 * warps,), arguments.packed(kernel, values), dynamic_lds=shared)
+        self.launches.append(given.kernel.name)
+
+
+def _register(memory: Memory, storage: torch.UntypedStorage) -> None:
+    if storage.nbytes():
+        raw = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+        memory.register(raw, address=storage.data_ptr(), name=f"{storage.nbytes()} bytes")
+
+
+def _values(value: Any) -> Sequence[Any]:
+    """An argument as the kernel reads it."""
+    if isinstance(value, torch.Tensor):
+        return [value.data_ptr()]
+    if isinstance(value, tuple):
+        return [np.int64(one) for one in value]
+    return [np.float32(value) if isinstance(value, float) else value]
+
+
+@contextmanager
+def emulated(arch: str) -> Iterator[Emulator]:
+    """CPU tensors are on an emulated chip: host code chooses for it, its kernels are compiled for it and executed."""
+    emulator = Emulator(TARGETS[arch])
+    targets.pretend(CPU, TARGETS[arch])
+    try:
+        with launch.diverted(emulator):
+            yield emulator
+    finally:
+        targets.pretend(CPU, None)

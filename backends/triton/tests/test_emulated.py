@@ -1,0 +1,167 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Operators on AMD's chips: the kernels' machine code, executed by `gfx_emulator` on CPU tensors."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from te_dispatch.conformance.bounds import norm as bounds
+from te_dispatch.conformance.bounds.known import Known, within
+from te_dispatch.conformance.rules import judge
+from te_dispatch.numerics.encodings import FP8_ENCODINGS
+from te_dispatch.numerics.quantized import Quantized
+from te_dispatch.numerics.quantizers import (
+    BlockQuantizer,
+    CurrentQuantizer,
+    DelayedQuantizer,
+    MXFP8Quantizer,
+    NVFP4Quantizer,
+    Quantizer,
+)
+from te_dispatch_torch import activation as portable_activation
+from te_dispatch_torch import quantize as portable
+
+pytestmark = [pytest.mark.compiles]
+COPIES = ("row_data", "col_data", "row_scale_inv", "col_scale_inv", "global_scale_inv")
+
+
+@pytest.fixture(params=["gfx942", "gfx950"])
+def emulator(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """A chip; its name is the test's parameter."""
+    if importlib.util.find_spec("gfx_emulator") is None:
+        pytest.skip("tools/gfx_emulator is not installed")
+    from te_dispatch_triton.crosscompile import emulated
+
+    reason = emulated.missing()
+    if reason is not None:
+        pytest.skip(reason)
+    with emulated.emulated(request.param) as found:
+        yield found
+
+
+def numbers(*shape: int, seed: int = 0, scale: float = 3.0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16() * scale
+
+
+def near(actual: torch.Tensor, known: Known) -> None:
+    expected = known.value.float().reshape(actual.shape)
+    finding = judge("result", within(known, expected, actual), actual, expected)
+    assert finding.passed, finding.message
+
+
+def assert_same(a: Quantized, b: Quantized) -> None:
+    for name in COPIES:
+        left, right = getattr(a, name), getattr(b, name)
+        assert (left is None) == (right is None), name
+        assert left is None or torch.equal(left, right), name
+
+
+@pytest.mark.parametrize("encoding", FP8_ENCODINGS)
+@pytest.mark.sampled(4)
+def test_every_16_bit_value_is_cast_to_the_portable_bytes(emulator: Any, encoding: str) -> None:
+    x = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).reshape(256, 256)
+    made, expected = (
+        module.quantize(x, DelayedQuantizer(encoding, scale=torch.full((1,), 0.5), amax=torch.zeros(1)), usage="both")
+        for module in (_quantize(), portable)
+    )
+    assert_same(made, expected)
+    assert emulator.launches == ["cast_columns"]
+
+
+def _quantize() -> Any:
+    from te_dispatch_triton import quantize
+
+    return quantize
+
+
+CASTS: dict[str, Any] = {
+    "current": CurrentQuantizer, "current e5m2fnuz": lambda: CurrentQuantizer("e5m2fnuz"), "block_1d": BlockQuantizer,
+    "block_2d": lambda: BlockQuantizer(two_d=True), "mxfp8": MXFP8Quantizer, "nvfp4": NVFP4Quantizer,
+    "nvfp4 2d": lambda: NVFP4Quantizer(two_d=True),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(64, 256), (37, 300)], ids=str)
+@pytest.mark.parametrize("name", CASTS)
+def test_casts_have_the_portable_bytes(emulator: Any, name: str, shape: tuple[int, int]) -> None:
+    if name in ("mxfp8", "nvfp4", "nvfp4 2d") and shape[0] % 32:
+        shape = (96, 160)
+    x, quantizer = numbers(*shape), CASTS[name]()
+    assert isinstance(quantizer, Quantizer)
+    assert_same(_quantize().quantize(x, quantizer, usage="both"), portable.quantize(x, quantizer, usage="both"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("columns", [300, 5001])
+def test_norms(emulator: Any, columns: int) -> None:
+    """Rows that fit one program and rows that do not, forward and backward, within the kit's bounds."""
+    from te_dispatch_triton import norm, norm_gradients
+
+    x, residual = numbers(7, columns) + 5, numbers(7, columns, seed=1)
+    gamma, beta = numbers(columns, seed=2).float(), numbers(columns, seed=3).float()
+    result = norm.layernorm_fwd(x, gamma, beta, residual=residual, out_dtype=torch.float32)
+    summed = x + residual
+    assert torch.equal(result.residual_out, summed)
+    known = bounds.forward(Known.exactly(summed), gamma, beta, 1e-5, False, True)
+    for name in ("y", "mean", "rstd"):
+        near(getattr(result, name), getattr(known, name))
+    dy = numbers(7, columns, seed=4)
+    gradients = norm_gradients.layernorm_bwd(dy, summed, gamma, result.mean, result.rstd, add=residual)
+    expected = bounds.backward(dy, summed, gamma, result.mean, result.rstd, False, residual)
+    for name in ("dx", "dgamma", "dbeta"):
+        near(getattr(gradients, name), getattr(expected, name))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gelu", "relu", "silu", "swiglu"])
+def test_activations(emulator: Any, kind: str) -> None:
+    """Within three units of the last place of bfloat16 of the portable implementation."""
+    from te_dispatch_triton import activation
+
+    x = numbers(33, 512)
+    dy = numbers(33, 256 if kind == "swiglu" else 512, seed=1)
+    made, expected = (module.activation_fwd(x, kind=kind).out for module in (activation, portable_activation))
+    torch.testing.assert_close(made, expected, rtol=3 * 2.0**-8, atol=2.0**-10)
+    made, expected = (module.activation_bwd(dy, x, kind=kind).dx for module in (activation, portable_activation))
+    torch.testing.assert_close(made, expected, rtol=3 * 2.0**-8, atol=2.0**-8)
+
+
+@pytest.mark.parametrize(
+    "layout", ["NT", pytest.param("NN", marks=pytest.mark.slow), pytest.param("TN", marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.slow)], ids=str)
+def test_products_of_integers_are_exact(emulator: Any, dtype: torch.dtype, layout: str) -> None:
+    from te_dispatch_triton.gemm import gemm
+
+    m, n, k = 70, 40, 96
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randint(-4, 5, shape, generator=generator).to(dtype) for shape in ((m, k), (n, k)))
+    exact = a.double() @ b.double().t()
+    first = a.t().contiguous() if layout == "TN" else a
+    second = b if layout == "NT" else b.t().contiguous()
+    out = torch.zeros(m, n)
+    gemm(first, second, layout=layout, out=out)
+    assert torch.equal(out.double(), exact)
+    assert emulator.launches == ["gemm"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("encoding", ["e4m3fn", "e4m3fnuz"])
+def test_products_of_codes_are_exact(emulator: Any, encoding: str) -> None:
+    """Integers of few bits, of which a code holds every one and fp32 the sums: on FP8 units or decoded to 16 bits."""
+    from te_dispatch_triton.gemm import gemm_codes
+
+    m, n, k = 64, 48, 128
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randint(-4, 5, shape, generator=generator).bfloat16() for shape in ((m, k), (n, k)))
+    one = DelayedQuantizer(encoding, scale=torch.ones(1), amax=torch.zeros(1))
+    codes = [portable.quantize(x, one, usage="row") for x in (a, b)]
+    out = torch.zeros(m, n)
+    gemm_codes(*codes, layout="NT", out=out)
+    assert torch.equal(out.double(), a.double() @ b.double().t())
