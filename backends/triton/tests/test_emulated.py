@@ -132,6 +132,43 @@ def test_activations(emulator: Any, kind: str) -> None:
     torch.testing.assert_close(made, expected, rtol=3 * 2.0**-8, atol=2.0**-8)
 
 
+@pytest.mark.slow
+def test_attention(emulator: Any) -> None:
+    """Causal, forward and backward, against PyTorch in float64 on the same bfloat16 operands."""
+    from te_dispatch_triton.attention.operators import attention_bwd, attention_fwd
+
+    rows, heads, features = 96, 2, 64
+    q, k, v, dout = (numbers(rows, 1, heads, features, seed=seed, scale=1.0) for seed in range(4))
+    made = attention_fwd(q, k, v)
+    exact = [x.double().permute(1, 2, 0, 3).requires_grad_() for x in (q, k, v)]
+    out = torch.nn.functional.scaled_dot_product_attention(*exact, is_causal=True)
+    out.backward(dout.double().permute(1, 2, 0, 3))
+
+    def close(actual: torch.Tensor, expected: torch.Tensor | None) -> None:
+        assert expected is not None
+        wanted = expected.permute(2, 0, 1, 3).reshape(actual.shape)
+        torch.testing.assert_close(actual.double(), wanted, rtol=2.0**-7, atol=2.0**-6)
+
+    assert made.lse is not None and made.saved is not None
+    close(made.out, out.detach())
+    gradients = attention_bwd(dout.reshape(made.out.shape), q, k, v, made.out, made.lse, made.saved)
+    for name, operand in zip(("dq", "dk", "dv"), exact):
+        close(getattr(gradients, name), operand.grad)
+    assert emulator.launches == ["forward", "queries", "keys"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_softmax(emulator: Any, dtype: torch.dtype) -> None:
+    from te_dispatch_triton import softmax
+
+    x = numbers(2, 2, 16, 96).to(dtype)
+    mask = torch.rand(2, 1, 16, 96, generator=torch.Generator().manual_seed(1)) < 0.3
+    made = softmax.softmax_fwd(x, mask, scale=0.5)
+    exact = torch.softmax((x.double() * 0.5).masked_fill(mask, -10000.0), -1)
+    torch.testing.assert_close(made.double(), exact, rtol=torch.finfo(dtype).eps, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     "layout", ["NT", pytest.param("NN", marks=pytest.mark.slow), pytest.param("TN", marks=pytest.mark.slow)]
 )

@@ -107,6 +107,32 @@ outer:
     assert out.tolist() == [1] * 16 + [2] * 16 + [3] * 32
 
 
+def test_mixed_precision_multiply_adds() -> None:
+    """1.5 (a half) times 2 (fp32) plus -|-0.25| (the upper half): as fp32, and as halves that keep the other one."""
+    out = words(64)
+    testing.run(
+        testing.assembled(
+            PROLOGUE
+            + """
+  v_mov_b32 v3, 0x3e00
+  v_mov_b32 v4, 2.0
+  v_mov_b32 v5, 0xb4001234
+  v_fma_mix_f32 v6, v3, v4, -|v5| op_sel:[0,0,1] op_sel_hi:[1,0,1]
+  v_mov_b32 v7, 0x11112222
+  v_fma_mixlo_f16 v7, v3, v4, -|v5| op_sel:[0,0,1] op_sel_hi:[1,0,1]
+  v_mov_b32 v8, 0x11112222
+  v_fma_mixhi_f16 v8, v3, v4, v5 op_sel:[0,0,1] op_sel_hi:[1,0,1]
+  v_mov_b32 v1, 0
+  global_store_dwordx3 v1, v[6:8], s[4:5]
+  s_endpgm
+"""
+        ),
+        [out, words()],
+    )
+    assert out[0] == np.array(2.75, np.float32).view(np.uint32)
+    assert out[1:3].tolist() == [0x11114180, 0x41802222]
+
+
 def test_an_instruction_with_no_active_lane_writes_nothing() -> None:
     out = words()
     testing.run(

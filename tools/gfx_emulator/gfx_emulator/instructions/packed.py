@@ -77,6 +77,37 @@ def _move(instruction: Instruction, context: Context) -> Execute:
     return execute
 
 
+@implements("V_MAD_MIX_F32", "V_MAD_MIXLO_F16", "V_MAD_MIXHI_F16")
+def _mixed(instruction: Instruction, context: Context) -> Execute:
+    """Fused multiply-adds of fp32 and fp16 operands (LLVM's V_FMA_MIX): op_sel_hi says which operand is a half, op_sel
+    which half; neg_hi stands for absolute values."""
+    (select, negative), (halves, absolute) = _modifiers(instruction)
+    target, name = instruction["vdst"] - VGPR, instruction.name
+    if instruction["clmp"]:
+        raise NotImplementedInstruction(f"{instruction}: clamping")
+    reads = []
+    for index in range(3):
+        is_half = bool(halves >> index & 1)
+        read = operands.vector(instruction[f"src{index}"], "f16" if is_half else "f32", instruction)
+        reads.append((_half(read, select >> index & 1) if is_half else read, is_half, 1 << index))
+
+    def execute(active: Active) -> None:
+        values = []
+        for read, is_half, bit in reads:
+            value = read(active).view(np.float16).astype(np.float32) if is_half else read(active).view(np.float32)
+            value = np.abs(value) if absolute & bit else value
+            values.append(-value if negative & bit else value)
+        if name == "V_MAD_MIX_F32":
+            active.set_v(target, computed(floats.fused_32, values, "f32", context.flush_32).view(np.uint32))
+            return
+        result = computed(floats.fused_odd, values, "f16", False).view(np.uint16).astype(np.uint32)
+        old, upper = active.v(target), name == "V_MAD_MIXHI_F16"
+        kept = old & np.uint32(0xFFFF if upper else 0xFFFF0000)
+        active.set_v(target, kept | result << np.uint32(16 if upper else 0))
+
+    return execute
+
+
 def _half(read: Reader, upper: int) -> Reader:
     shift = np.uint32(16 * upper)
     return lambda active: (read(active) >> shift).astype(np.uint16)
