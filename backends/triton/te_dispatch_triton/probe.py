@@ -17,6 +17,8 @@ from te_dispatch_triton.archs import ARCHS
 #: makes wrong binaries of some of them (`te_dispatch_triton.assembler`).
 OLDEST = (3, 6)
 INTERPRET = "TRITON_INTERPRET"
+#: The chip that the CPU stands for.
+_emulated: str | None = None
 
 
 def interpreting() -> bool:
@@ -82,10 +84,21 @@ def compiles_for(backend: str) -> bool:
     return importlib.util.find_spec(f"triton.backends.{backend}") is not None
 
 
+def emulate(arch: str | None) -> None:
+    """Let the CPU stand for an AMD chip (None: itself again), whose kernels an emulator executes
+    (`crosscompile.emulated`)."""
+    global _emulated
+    _emulated = arch
+
+
 def cpu(index: int = 0) -> DeviceFacts | None:
-    """Facts of the host, which Triton's interpreter serves where the process asked for it."""
+    """Facts of the host, which Triton's interpreter serves where the process asked for it; or of the chip that the host
+    stands for."""
     if unavailable() is not None:
         return None
+    if _emulated is not None:
+        known: dict[str, FactValue] = {"triton.ready": True, "version.triton": triton_version() or UNKNOWN}
+        return DeviceFacts("cpu", "amd", _emulated, f"emulated {_emulated}", index, ARCHS["amd"].get(_emulated), known)
     extra: dict[str, FactValue] = {"triton.ready": interpreting(), "version.triton": triton_version() or UNKNOWN}
     return DeviceFacts("cpu", "cpu", "cpu", "host", index, None, extra)
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 import importlib.util
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,15 +90,24 @@ def decode(text: bytes, start: int = 0) -> Iterator[Instruction]:
         place += size
 
 
+@functools.cache
+def _decoder() -> Callable[[bytes, str], Any]:
+    """tinygrad's; importing it sets Python's recursion limit, which is the process's own matter."""
+    limit = sys.getrecursionlimit()
+    try:
+        from tinygrad.renderer.amd import decode_inst
+    finally:
+        sys.setrecursionlimit(limit)
+    return decode_inst
+
+
 @functools.lru_cache(maxsize=65536)
 def _decoded(data: bytes) -> tuple[int, str, str, dict[str, int]]:
-    from tinygrad.renderer.amd import decode_inst
-
     # The tables find the pair of a scale and its product by the second instruction alone: only where the first one is a
     # scale may they see both.
     seen = data if data[2:4] == _LOAD_SCALE else data[:8]
     try:
-        found: Any = decode_inst(seen, "cdna")
+        found = _decoder()(seen, "cdna")
     except (ValueError, AssertionError):
         return 0, "", "", {}
     fields: dict[str, int] = {}

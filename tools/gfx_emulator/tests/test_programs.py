@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -238,6 +240,13 @@ def test_code_for_another_chip_is_refused() -> None:
 def test_what_is_no_code_object_is_refused(data: bytes) -> None:
     with pytest.raises(CodeObjectError, match=re.compile("not a 64-bit ELF|not AMDGPU")):
         load(data)
+
+
+def test_decoding_leaves_the_recursion_limit_alone() -> None:
+    text = (
+        "import sys; from gfx_emulator import decode; before = sys.getrecursionlimit(); list(decode.decode(bytes(4))); "
+    )
+    assert subprocess.run([sys.executable, "-c", text + "assert sys.getrecursionlimit() == before"]).returncode == 0
 
 
 def test_too_few_arguments_are_refused() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from gfx_emulator import Kernel, Memory, arguments, code_object, machine, testing
-from te_dispatch_triton import launch, targets
+from te_dispatch_triton import launch, probe, targets
 from te_dispatch_triton.crosscompile.chips import TARGETS
 from te_dispatch_triton.crosscompile.matrix import compile_for, specialization_of, type_of
 from te_dispatch_triton.launch import Launch
@@ -62,7 +62,7 @@ class Emulator:
 
 def _register(memory: Memory, storage: torch.UntypedStorage) -> None:
     if storage.nbytes():
-        raw = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+        raw = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage).numpy()
         memory.register(raw, address=storage.data_ptr(), name=f"{storage.nbytes()} bytes")
 
 
@@ -77,11 +77,17 @@ def _values(value: Any) -> Sequence[Any]:
 
 @contextmanager
 def emulated(arch: str) -> Iterator[Emulator]:
-    """CPU tensors are on an emulated chip: host code chooses for it, its kernels are compiled for it and executed."""
+    """CPU tensors are on an emulated chip: host code chooses for it, its kernels are compiled for it and executed.
+
+    What this process has found out about its devices before stays as it is: for dispatch to see the chip, this comes
+    first.
+    """
     emulator = Emulator(TARGETS[arch])
     targets.pretend(CPU, TARGETS[arch])
+    probe.emulate(arch)
     try:
         with launch.diverted(emulator):
             yield emulator
     finally:
+        probe.emulate(None)
         targets.pretend(CPU, None)

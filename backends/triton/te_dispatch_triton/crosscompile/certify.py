@@ -1,0 +1,47 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""``python -m te_dispatch_triton.crosscompile.certify gfx942 --op rmsnorm_fwd``: the conformance kit over the emulator.
+
+The options after the chip are those of ``te-dispatch conformance``. Kernels are compiled for the chip and executed by
+`gfx_emulator` on CPU tensors; the kit compares them with the reference, as on hardware. It runs in one process and says
+nothing of streams and graphs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Sequence
+
+_CHIPS = ("gfx942", "gfx950")
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    arguments = list(sys.argv[1:] if given is None else given)
+    if not arguments or arguments[0] not in _CHIPS:
+        print(f"expected a chip, one of {', '.join(_CHIPS)}, got {arguments[:1]}\n{__doc__}", file=sys.stderr)
+        return 2
+    if importlib.util.find_spec("gfx_emulator") is None:
+        print("tools/gfx_emulator is not installed", file=sys.stderr)
+        return 2
+    from te_dispatch.cli import main as te_dispatch
+    from te_dispatch_triton.crosscompile import emulated
+
+    reason = emulated.missing()
+    if reason is not None:
+        print(reason, file=sys.stderr)
+        return 2
+    arch, *options = arguments
+    sys.argv = ["te-dispatch", "conformance", "--backend", "triton", "--device", "cpu", "--in-process", *options]
+    with emulated.emulated(arch) as emulator:
+        try:
+            te_dispatch()
+        except SystemExit as ended:
+            code = ended.code
+        else:
+            code = 0
+    print(f"{len(emulator.launches)} launches of {len(set(emulator.launches))} kernels were executed on {arch}")
+    return code if isinstance(code, int) else int(code is not None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
