@@ -4,7 +4,11 @@
 from __future__ import annotations
 
 import importlib.util
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -202,3 +206,43 @@ def test_products_of_codes_are_exact(emulator: Any, encoding: str) -> None:
     out = torch.zeros(m, n)
     gemm_codes(*codes, layout="NT", out=out)
     assert torch.equal(out.double(), a.double() @ b.double().t())
+
+
+@pytest.mark.slow
+def test_kernels_follow_addresses_in_memory(emulator: Any) -> None:
+    """Several tensors cast by one launch, which has their addresses in a table."""
+    tensors = [numbers(*shape, seed=seed) for seed, shape in enumerate([(16, 64), (7, 33), (128, 8)])]
+    quantizers = [
+        [DelayedQuantizer(scale=torch.full((1,), 2.0), amax=torch.zeros(1)) for _ in tensors] for _ in range(2)
+    ]
+    made = _quantize_many()(tensors, quantizers[0], usage="both")
+    expected = portable.multi_tensor_quantize(tensors, quantizers[1], usage="both")
+    for one, other in zip(made, expected):
+        assert_same(one, other)
+
+
+def _quantize_many() -> Any:
+    from te_dispatch_triton.quantize_many import multi_tensor_quantize
+
+    return multi_tensor_quantize
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
+def test_the_conformance_kit_runs_on_the_emulator(arch: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "te_dispatch_triton.crosscompile.certify", arch]
+    options = ["--op", "softmax_fwd", "--check", "values", "--out", str(tmp_path)]
+    ran = subprocess.run([*command, *options], capture_output=True, text=True)
+    if ran.returncode == 2 and "not installed" in ran.stderr:
+        pytest.skip(ran.stderr.strip())
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert re.search(r"[1-9]\d* claimed, [1-9]\d* passed, 0 failed", ran.stdout), ran.stdout
+    assert re.search(rf"[1-9]\d* launches of \d kernels were executed on {arch}", ran.stdout), ran.stdout
+
+
+def test_the_kit_over_the_emulator_names_the_chips() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "te_dispatch_triton.crosscompile.certify", "gfx90a"], capture_output=True, text=True
+    )
+    assert ran.returncode == 2
+    assert "expected a chip, one of gfx942, gfx950, got ['gfx90a']" in ran.stderr

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -28,15 +29,16 @@ def missing() -> str | None:
 class Emulator:
     """Does launches for a chip.
 
+    A kernel may access the storages of its arguments; one that is given addresses as numbers (in a tuple, or in a
+    tensor of 64-bit integers) those of every tensor that is alive.
+
     Attributes:
         launches: names of the kernels that it executed, in order.
-        reachable: tensors that kernels reach through addresses in memory, not as arguments.
     """
 
     def __init__(self, target: Target) -> None:
         self.target = target
         self.launches: list[str] = []
-        self.reachable: list[torch.Tensor] = []
         self._compiled: dict[Any, tuple[Kernel, int, int]] = {}
 
     def __call__(self, given: Launch) -> None:
@@ -47,8 +49,7 @@ class Emulator:
             self._compiled[key] = kernel, int(binary.metadata.shared), int(binary.metadata.num_warps)
         kernel, shared, warps = self._compiled[key]
         memory, values = Memory(), []
-        tensors = [*(one for one in given.args if isinstance(one, torch.Tensor)), *self.reachable]
-        for storage in {one.untyped_storage().data_ptr(): one.untyped_storage() for one in tensors}.values():
+        for storage in _storages(given):
             _register(memory, storage)
         for parameter, value in zip(given.kernel.function.params, given.args):
             if type_of(value, specialized=not parameter.do_not_specialize) != "constexpr":
@@ -58,6 +59,15 @@ class Emulator:
         values += [0] * (len(shown) - len(values))
         machine.launch(kernel, memory, given.grid, (64 * warps,), arguments.packed(kernel, values), dynamic_lds=shared)
         self.launches.append(given.kernel.name)
+
+
+def _storages(given: Launch) -> list[torch.UntypedStorage]:
+    """What a launch may access, each once."""
+    tensors = [one for one in given.args if isinstance(one, torch.Tensor)]
+    if any(isinstance(one, tuple) or getattr(one, "dtype", None) is torch.int64 for one in given.args):
+        tensors += [one for one in gc.get_objects() if type(one) in (torch.Tensor, torch.nn.Parameter)]
+    storages = (one.untyped_storage() for one in tensors if one.device.type == "cpu" and one.layout is torch.strided)
+    return list({one.data_ptr(): one for one in storages}.values())
 
 
 def _register(memory: Memory, storage: torch.UntypedStorage) -> None:
