@@ -39,12 +39,18 @@ _PRELOAD_PROLOGUE = 256
 
 @dataclass(frozen=True)
 class Program:
-    """A kernel's instructions by their place, and where execution begins."""
+    """A kernel's instructions by their place, and where execution begins.
+
+    Attributes:
+        places: of instructions by their offset in the code.
+        built: what executes them, made when they are first reached.
+    """
 
     instructions: tuple[Instruction, ...]
     places: dict[int, int]
     entry: int
     context: Context
+    built: list[Execute | None]
 
 
 @functools.lru_cache(maxsize=64)
@@ -58,9 +64,8 @@ def program(kernel: Kernel) -> Program:
     descriptor = kernel.descriptor
     if descriptor.denorm_32 not in (0, 3):
         raise CodeObjectError(f"kernel {kernel.name}: FLOAT_DENORM_MODE_32 {descriptor.denorm_32} is not emulated")
-    return Program(
-        instructions, places, places[entry], Context(kernel.arch, descriptor.denorm_32 == 0, descriptor.ieee)
-    )
+    context = Context(kernel.arch, descriptor.denorm_32 == 0, descriptor.ieee)
+    return Program(instructions, places, places[entry], context, [None] * len(instructions))
 
 
 @dataclass(frozen=True)
@@ -187,7 +192,6 @@ class _Run:
         self.ended = np.zeros(total, np.bool_)
         self.waiting = np.zeros(total, np.bool_)
         self.turn = np.zeros(total, np.int64)
-        self._built: list[Execute | None] = [None] * len(self.program.instructions)
 
     def _launch_state(
         self, workgroups: Array, size: tuple[int, int, int], address: int, packet: int, arguments: Array
@@ -247,14 +251,14 @@ class _Run:
         chosen = ready & (self.place == place)
         others = self.place[ready & ~chosen]
         later = others[others > place]
-        stop = int(later.min()) if len(later) else len(self._built)
+        stop = int(later.min()) if len(later) else len(self.program.built)
         active = Active(self.batch, slice(None) if chosen.all() else np.nonzero(chosen)[0])
-        begun, total = place, len(self._built)
+        begun, total = place, len(self.program.built)
         while True:
             instruction = self.program.instructions[place]
-            execute = self._built[place]
+            execute = self.program.built[place]
             if execute is None:
-                execute = self._built[place] = build(instruction, self.program.context)
+                execute = self.program.built[place] = build(instruction, self.program.context)
             self._execute(execute, active, instruction)
             place += 1
             if instruction.name in SIGNALS:

@@ -67,6 +67,9 @@ def build(instruction: Instruction, context: Context) -> Execute:
     Raises:
         NotImplementedInstruction: if it has no implementation, or its form none.
     """
-    if instruction.name not in implemented():
+    builder = _BUILDERS.get(instruction.name)
+    if builder is None and instruction.name in implemented():
+        builder = _BUILDERS[instruction.name]
+    if builder is None:
         raise NotImplementedInstruction(f"{instruction.name} is not implemented ({instruction})")
-    return _BUILDERS[instruction.name](instruction, context)
+    return builder(instruction, context)
