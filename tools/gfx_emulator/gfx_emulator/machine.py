@@ -192,6 +192,8 @@ class _Run:
         self.ended = np.zeros(total, np.bool_)
         self.waiting = np.zeros(total, np.bool_)
         self.turn = np.zeros(total, np.int64)
+        #: Instructions executed in loops since waves last had a new turn.
+        self._spent = 0
 
     def _launch_state(
         self, workgroups: Array, size: tuple[int, int, int], address: int, packet: int, arguments: Array
@@ -311,7 +313,7 @@ class _Run:
 
     def _age(self, rows: Array, executed: int) -> None:
         """Count what waves executed in loops; after a turn's worth others come first."""
-        self._spent = getattr(self, "_spent", 0) + executed
+        self._spent += executed
         if self._spent > _TURN:
             self._spent = 0
             self.turn[rows] += 1

@@ -64,11 +64,12 @@ class Lanes:
         try:
             return access(addresses, *arguments)
         except OutsideError as error:
-            raise AccessError(self._told(instruction, addresses, error.place, error.near)) from None
+            raise AccessError(self.told(instruction, addresses, error.place, error.near)) from None
         except Race as error:
-            raise RaceError(self._told(instruction, addresses, error.place, error.told)) from None
+            raise RaceError(self.told(instruction, addresses, error.place, error.told)) from None
 
-    def _told(self, instruction: Instruction, addresses: Array, place: int, why: str) -> str:
+    def told(self, instruction: Instruction, addresses: Array, place: int, why: str) -> str:
+        """An error's text: which instruction, wave, lane and address, and why."""
         batch, wave = self.active.batch, int(self.active.identity[self.row[place]])
         where = f"workgroup {batch.names[int(batch.workgroup[wave])]}, wave {int(batch.wave[wave])}"
         return f"{instruction}, {where}, lane {int(self.lane[place])}, address 0x{int(addresses[place]):x}: {why}"

@@ -15,7 +15,7 @@ from gfx_emulator.instructions.simple import Row, arithmetic, fill, simple
 from gfx_emulator.operands import VGPR
 from gfx_emulator.registers import MODE_FP16_OVFL, Active
 from gfx_emulator.registry import Builder, Context, Execute, add, implements
-from gfx_emulator.vector_forms import source, source_codes, sources
+from gfx_emulator.vector_forms import Target, source, source_codes, sources
 
 
 def _to_integer(
@@ -87,8 +87,6 @@ fill(_FLOATS, arithmetic)
 @implements("V_CVT_F16_F32")
 def _narrow(instruction: Instruction, context: Context) -> Execute:
     """To fp16; FP16_OVFL makes finite numbers saturate."""
-    from gfx_emulator.vector_forms import Target
-
     (read,), target = sources(instruction, ("f32",)), Target(instruction, "f16")
 
     def execute(active: Active) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from gfx_emulator import floats
 from gfx_emulator.arrays import LANES, Array
 from gfx_emulator.decode import Instruction
-from gfx_emulator.instructions.simple import Row, arithmetic, computed, fill, simple
+from gfx_emulator.instructions.simple import Function, Row, arithmetic, computed, fill, simple
 from gfx_emulator.operands import VGPR
 from gfx_emulator.registers import VCC, Active
 from gfx_emulator.registry import Context, Execute, add, implements
@@ -137,7 +137,7 @@ def _median(instruction: Instruction, context: Context) -> Execute:
     return execute
 
 
-def _propagating(largest: bool) -> object:
+def _propagating(largest: bool) -> Function:
     """IEEE 754-2019 minimum and maximum: NaN if there is one, -0 below +0."""
 
     def function(a: Array, b: Array, c: Array) -> Array:
@@ -147,8 +147,8 @@ def _propagating(largest: bool) -> object:
     return function
 
 
-add(["V_MAXIMUM3_F32"], arithmetic("f32", _F32 * 3, _propagating(True)))  # type: ignore[arg-type]
-add(["V_MINIMUM3_F32"], arithmetic("f32", _F32 * 3, _propagating(False)))  # type: ignore[arg-type]
+add(["V_MAXIMUM3_F32"], arithmetic("f32", _F32 * 3, _propagating(True)))
+add(["V_MINIMUM3_F32"], arithmetic("f32", _F32 * 3, _propagating(False)))
 
 
 @implements("V_FMAC_F64")

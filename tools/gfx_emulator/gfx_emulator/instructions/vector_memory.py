@@ -206,7 +206,7 @@ def lds_places(instruction: Instruction, lanes: Lanes, offsets: Array, size: int
     wrong = (offsets < 0) | (offsets + size > lds.size)
     if wrong.any():
         place = int(np.nonzero(wrong)[0][0])
-        told = lanes._told(instruction, offsets, place, f"the workgroup has {lds.size} bytes of LDS")
+        told = lanes.told(instruction, offsets, place, f"the workgroup has {lds.size} bytes of LDS")
         raise AccessError(told)
     return lanes.workgroup() * lds.stride + offsets
 
@@ -255,7 +255,7 @@ def _scratch(instruction: Instruction, context: Context) -> Execute:
         if wrong.any():
             place = int(np.nonzero(wrong)[0][0])
             raise AccessError(
-                lanes._told(instruction, flat, place, f"a lane has {4 * len(memory)} bytes of scratch memory")
+                lanes.told(instruction, flat, place, f"a lane has {4 * len(memory)} bytes of scratch memory")
             )
         rows = active.identity[lanes.row]
         number = data_register(active, instruction, "vdst" if loads else "data")
