@@ -7,6 +7,7 @@ Everything here takes and gives NumPy arrays that broadcast.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 
 import numpy as np
 
@@ -49,18 +50,16 @@ def fused_32(a: Array, b: Array, c: Array) -> Array:
     return fused_odd(a, b, c).astype(np.float32)
 
 
-def fused_64(a: Array, b: Array, c: Array) -> Array:
-    """Fused multiply-add of float64, by rational arithmetic where it could matter."""
-    from fractions import Fraction
-
+def fused_64(a: Array, b: Array, c: Array, power: Array | None = None) -> Array:
+    """(a * b + c) * 2^power of float64, rounded once: by rational arithmetic."""
     shape = np.broadcast_shapes(a.shape, b.shape, c.shape)
     plain = np.broadcast_to(a * b + c, shape).copy()
     operands = [np.broadcast_to(one, shape) for one in (a, b, c)]
+    powers = np.zeros(shape, np.int64) if power is None else np.broadcast_to(power, shape)
     finite = np.isfinite(operands[0]) & np.isfinite(operands[1]) & np.isfinite(operands[2])
     for place in zip(*np.nonzero(finite)):
-        exact = Fraction(float(operands[0][place])) * Fraction(float(operands[1][place])) + Fraction(
-            float(operands[2][place])
-        )
+        first, second, third = (Fraction(float(one[place])) for one in operands)
+        exact = (first * second + third) * Fraction(2) ** int(powers[place])
         if exact:
             try:
                 plain[place] = float(exact)

@@ -152,6 +152,24 @@ def test_division_is_rounded_correctly(arch: str) -> None:
     assert same.all(), [(x[i], y[i], out[i], expected[i]) for i in np.nonzero(~same)[0][:5]]
 
 
+@triton.jit
+def divide_64(x, y, out, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at) / tl.load(y + at))
+
+
+def test_division_of_doubles_is_rounded_correctly(arch: str) -> None:
+    x, y = np.random.default_rng(0).integers(0, 2**64, (2, 1024), dtype=np.uint64).view(np.float64)
+    special = np.array([0, -0.0, 1, np.inf, np.nan, 5e-324, -(2.0**-1022), 1.7e308, 2.0**1023, 1.5], np.float64)
+    x[:100], y[:100] = np.repeat(special, 10), np.tile(special, 10)
+    out = np.zeros(1024)
+    compiled(divide_64, arch, {"x": "*fp64", "y": "*fp64", "out": "*fp64"}, BLOCK=1024)((1,), [x, y, out])
+    with np.errstate(all="ignore"):
+        expected = x / y
+    same = (out.view(np.uint64) == expected.view(np.uint64)) | (np.isnan(out) & np.isnan(expected))
+    assert same.all(), [(x[i], y[i], out[i], expected[i]) for i in np.nonzero(~same)[0][:5]]
+
+
 FP8 = [
     ("gfx942", "fp8e4b8", ml_dtypes.float8_e4m3fnuz), ("gfx942", "fp8e5b16", ml_dtypes.float8_e5m2fnuz),
     ("gfx950", "fp8e4nv", ml_dtypes.float8_e4m3fn), ("gfx950", "fp8e5", ml_dtypes.float8_e5m2),

@@ -7,6 +7,7 @@ from gfx_emulator.instructions import (
     atomics,
     compare,
     convert,
+    division,
     flow,
     lanes,
     lds_access,
@@ -19,6 +20,6 @@ from gfx_emulator.instructions import (
 )
 
 __all__ = [
-    "atomics", "compare", "convert", "flow", "lanes", "lds_access", "matrix", "packed", "scalar", "vector_float",
-    "vector_integer", "vector_memory",
+    "atomics", "compare", "convert", "division", "flow", "lanes", "lds_access", "matrix", "packed", "scalar",
+    "vector_float", "vector_integer", "vector_memory",
 ]  # fmt: skip

@@ -12,11 +12,11 @@ from __future__ import annotations
 import numpy as np
 
 from gfx_emulator import floats
-from gfx_emulator.arrays import LANES, Array
+from gfx_emulator.arrays import Array
 from gfx_emulator.decode import Instruction
 from gfx_emulator.instructions.simple import Function, Row, arithmetic, computed, fill, simple
 from gfx_emulator.operands import VGPR
-from gfx_emulator.registers import VCC, Active
+from gfx_emulator.registers import Active
 from gfx_emulator.registry import Context, Execute, add, implements
 from gfx_emulator.vector_forms import Target, source, source_codes, sources
 
@@ -73,6 +73,7 @@ _ARITHMETIC: dict[str, Row] = {
     "V_RNDNE_F64": ("f64", _F64, np.rint),
     "V_FRACT_F64": ("f64", _F64, _fract_64),
     "V_LDEXP_F64": ("f64", ("f64", "i32"), _ldexp_64),
+    "V_RCP_F64": ("f64", _F64, lambda a: 1 / a),
     "V_RCP_F32": ("f32", _F32, lambda a: np.float32(1) / a),
     "V_RCP_IFLAG_F32": ("f32", _F32, lambda a: np.float32(1) / a),
 }  # fmt: skip
@@ -181,102 +182,6 @@ def _accumulate(instruction: Instruction, context: Context) -> Execute:
         target.write(active, computed(floats.fused_32, values, "f32", context.flush_32))
 
     return execute
-
-
-@implements("V_DIV_SCALE_F32")
-def _div_scale(instruction: Instruction, context: Context) -> Execute:
-    """Scales numerator (operand 2) or denominator (operand 1), whichever operand 0 is, before a division by Newton's
-    method; VCC says where V_DIV_FMAS has to undo it.
-
-    The manual's pseudocode contradicts itself: it undoes scalings by 2^64 with 2^32, and multiplies denominators that
-    are next to overflow by 2^64. Here the factors are those with which the sequence that LLVM makes of a division,
-    which IEEE 754 wants rounded correctly, is.
-    """
-    codes, target = source_codes(instruction), Target(instruction, "f32")
-    first, second, third = (source(instruction, index, codes[index], "f32") for index in range(3))
-    flags = instruction["sdst"]
-
-    def execute(active: Active) -> None:
-        shape = (active.count, LANES)
-        value, denominator, numerator = (np.broadcast_to(read(active), shape) for read in (first, second, third))
-        with_denominator, with_numerator = value == denominator, value == numerator
-        ratio = numerator.astype(np.float64) / denominator
-        tiny_inverse = (np.abs(1 / denominator.astype(np.float64)) < 2.0**-126) & (denominator != 0)
-        tiny_ratio = (np.abs(ratio) < 2.0**-126) & (ratio != 0)
-        subnormal = (floats.exponent(denominator) == 0) & (denominator != 0)
-        scaled_up, scaled_down = (value * np.float32(2.0**power) for power in (64, -64))
-        near_overflow = floats.exponent(numerator) - floats.exponent(denominator) >= 96
-        cases = [
-            ((numerator == 0) | (denominator == 0), np.full(shape, np.nan, np.float32), False),
-            (near_overflow, np.where(with_denominator, scaled_up, value), True),
-            (subnormal, scaled_up, False),
-            (tiny_inverse & tiny_ratio, np.where(with_denominator, scaled_down, value), True),
-            (tiny_inverse, scaled_down, False),
-            (tiny_ratio, np.where(with_numerator, scaled_up, value), True),
-            (floats.exponent(numerator) <= 23, scaled_up, False),
-        ]  # fmt: skip
-        result = np.select([condition for condition, _, _ in cases], [scaled for _, scaled, _ in cases], value)
-        undo = np.select(
-            [condition for condition, _, _ in cases], [np.full(shape, flag) for _, _, flag in cases], False
-        )
-        target.write(active, floats.with_nans(result, []))
-        active.set_mask(flags, undo.astype(np.bool_) & active.active_lanes())
-
-    return execute
-
-
-@implements("V_DIV_FMAS_F32")
-def _div_fmas(instruction: Instruction, context: Context) -> Execute:
-    reads, target = sources(instruction, _F32 * 3), Target(instruction, "f32")
-
-    def execute(active: Active) -> None:
-        values = [read(active) for read in reads]
-        fused = floats.fused_odd(*values)
-        scaled = np.where(active.mask_of(VCC), fused * _div_rescale(values[2]), fused).astype(np.float32)
-        target.write(active, floats.with_nans(scaled, values))
-
-    return execute
-
-
-def _div_rescale(quotient: Array) -> Array:
-    """What undoes the scaling: 2^64 where it made the quotient small, 2^-64 where it made it large."""
-    return np.where(floats.exponent(np.asarray(quotient)) > 127, 2.0**64, 2.0**-64)
-
-
-@implements("V_DIV_FIXUP_F32")
-def _div_fixup(instruction: Instruction, context: Context) -> Execute:
-    """Puts in the special cases of a division: operand 0 is the quotient, 1 the denominator, 2 the numerator.
-
-    A quotient that is Inf or NaN although neither operand is has overflowed. The manual's pseudocode asks this of the
-    denominator, of which it cannot be true where it asks.
-    """
-    reads, target = sources(instruction, _F32 * 3), Target(instruction, "f32")
-
-    def execute(active: Active) -> None:
-        quotient, denominator, numerator = (np.broadcast_to(read(active), (active.count, LANES)) for read in reads)
-        sign = np.signbit(denominator) ^ np.signbit(numerator)
-        quiet = np.uint32(1 << 22)
-        infinite_d, infinite_n = np.isinf(denominator), np.isinf(numerator)
-        zero_d, zero_n = denominator == 0, numerator == 0
-        overflowed = floats.exponent(quotient) == 255
-        far = floats.exponent(numerator) - floats.exponent(denominator) < -150
-        magnitude = np.select(
-            [zero_d | infinite_n, infinite_d | zero_n | far, overflowed],
-            [np.float32(np.inf), np.float32(0), np.float32(np.inf)],
-            np.abs(quotient),
-        )
-        bits = np.select(
-            [np.isnan(numerator), np.isnan(denominator), (zero_d & zero_n) | (infinite_d & infinite_n)],
-            [numerator.view(np.uint32) | quiet, denominator.view(np.uint32) | quiet, np.uint32(0xFFC00000)],
-            _signed(magnitude, sign).view(np.uint32),
-        )
-        target.write(active, bits.astype(np.uint32).view(np.float32))
-
-    return execute
-
-
-def _signed(magnitude: Array, negative: Array) -> Array:
-    return np.where(negative, -magnitude, magnitude).astype(np.float32)
 
 
 def _frexp_exponent(value: Array) -> Array:
