@@ -134,7 +134,8 @@ def test_fused_multiply_add_is_rounded_once() -> None:
 def test_fused_multiply_add_of_halves_is_rounded_once() -> None:
     random = np.random.default_rng(1)
     a, b, c = (random.integers(0, 0x7C00, 4096, dtype=np.uint16) for _ in range(3))
-    got = floats.half(floats.fused_odd(*(x.view(np.float16).astype(np.float32) for x in (a, b, c))))
+    with np.errstate(over="ignore"):
+        got = floats.half(floats.fused_odd(*(x.view(np.float16).astype(np.float32) for x in (a, b, c))))
     for x, y, z, one in zip(*(v.view(np.float16) for v in (a, b, c)), got):
         assert int(one) == rounded(Fraction(float(x)) * Fraction(float(y)) + Fraction(float(z)), 16)
 

@@ -1,9 +1,9 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""``python -m te_dispatch_triton.crosscompile.certify gfx942 --op rmsnorm_fwd``: the conformance kit over the emulator.
+"""``python tools/emulated_conformance.py gfx942 --op rmsnorm_fwd``: the conformance kit on the Triton backend's kernels
+for an AMD chip, executed by `gfx_emulator` on CPU tensors.
 
-The options after the chip are those of ``te-dispatch conformance``. Kernels are compiled for the chip and executed by
-`gfx_emulator` on CPU tensors; the kit compares them with the reference, as on hardware. It runs in one process and says
-nothing of streams and graphs.
+The options after the chip are those of ``te-dispatch conformance``. The kit compares results with the reference, as on
+hardware; it runs in one process, and has no streams and graphs to judge.
 """
 
 from __future__ import annotations
