@@ -31,7 +31,7 @@ from te_dispatch_torch import activation as portable_activation
 from te_dispatch_torch import quantize as portable
 
 pytestmark = [pytest.mark.compiles]
-KIT = Path(__file__).parents[3] / "tools" / "emulated_conformance.py"
+KIT = Path(__file__).parents[1] / "tools" / "emulated_conformance.py"
 COPIES = ("row_data", "col_data", "row_scale_inv", "col_scale_inv", "global_scale_inv")
 
 

@@ -1,6 +1,7 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""``python tools/emulated_conformance.py gfx942 --op rmsnorm_fwd``: the conformance kit on the Triton backend's kernels
-for an AMD chip, executed by `gfx_emulator` on CPU tensors.
+"""The conformance kit on the Triton backend's kernels for an AMD chip, executed by `gfx_emulator` on CPU tensors.
+
+    python backends/triton/tools/emulated_conformance.py gfx942 --op rmsnorm_fwd
 
 The options after the chip are those of ``te-dispatch conformance``. The kit compares results with the reference, as on
 hardware; it runs in one process, and has no streams and graphs to judge.
