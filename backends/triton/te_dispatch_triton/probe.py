@@ -92,14 +92,11 @@ def emulate(arch: str | None) -> None:
 
 
 def cpu(index: int = 0) -> DeviceFacts | None:
-    """Facts of the host, which Triton's interpreter serves where the process asked for it; or of the chip that the host
-    stands for."""
+    """Facts of the host, which Triton's interpreter or an emulator serves where the process asked for it."""
     if unavailable() is not None:
         return None
-    if _emulated is not None:
-        known: dict[str, FactValue] = {"triton.ready": True, "version.triton": triton_version() or UNKNOWN}
-        return DeviceFacts("cpu", "amd", _emulated, f"emulated {_emulated}", index, ARCHS["amd"].get(_emulated), known)
-    extra: dict[str, FactValue] = {"triton.ready": interpreting(), "version.triton": triton_version() or UNKNOWN}
+    ready = interpreting() or _emulated is not None
+    extra: dict[str, FactValue] = {"triton.ready": ready, "version.triton": triton_version() or UNKNOWN}
     return DeviceFacts("cpu", "cpu", "cpu", "host", index, None, extra)
 
 

@@ -135,6 +135,26 @@ def test_mixed_precision_multiply_adds() -> None:
     assert out[1:3].tolist() == [0x11114180, 0x41802222]
 
 
+def test_constants_of_packed_instructions_are_in_both_halves() -> None:
+    out = words(64)
+    testing.run(
+        testing.assembled(
+            PROLOGUE
+            + """
+  v_mov_b32 v4, 2.0
+  v_mov_b32 v5, 4.0
+  v_pk_fma_f32 v[6:7], v[4:5], v[4:5], 1.0
+  v_pk_add_f32 v[8:9], v[4:5], 1.0 op_sel_hi:[1,0]
+  v_mov_b32 v1, 0
+  global_store_dwordx4 v1, v[6:9], s[4:5]
+  s_endpgm
+"""
+        ),
+        [out, words()],
+    )
+    assert out[:4].view(np.float32).tolist() == [5, 17, 3, 5]
+
+
 def test_an_instruction_with_no_active_lane_writes_nothing() -> None:
     out = words()
     testing.run(

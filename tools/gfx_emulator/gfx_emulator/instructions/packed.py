@@ -26,13 +26,11 @@ def _modifiers(instruction: Instruction) -> tuple[tuple[int, int], tuple[int, in
 
 
 def _register(instruction: Instruction, index: int, upper: int) -> Reader:
-    """One register of the pair that an operand of packed fp32 is; a constant is in the lower one."""
+    """One register of the pair that an operand of packed fp32 is; a constant is in both (compilers write it with either
+    half selected)."""
     code = instruction[f"src{index}"]
-    if operands.constant(code, "f32", instruction) is not None:
-        if upper:
-            raise NotImplementedInstruction(f"{instruction}: the upper half of a constant")
-        return operands.vector(code, "f32", instruction)
-    return operands.vector(code + upper, "f32", instruction)
+    constant = operands.constant(code, "f32", instruction) is not None
+    return operands.vector(code if constant else code + upper, "f32", instruction)
 
 
 def _packed_32(function: Function, count: int) -> Builder:
