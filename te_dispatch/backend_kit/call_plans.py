@@ -49,7 +49,8 @@ from te_dispatch.ops.checks.signatures import OFTEN as OFTEN
 from te_dispatch.ops.checks.signatures import OPTION as OPTION
 from te_dispatch.ops.checks.signatures import TENSOR as TENSOR
 from te_dispatch.ops.checks.signatures import WRITTEN_RECORD as WRITTEN_RECORD
-from te_dispatch.ops.checks.signatures import Code, Kind, code_of, compiled, kinds_of, look_of, parts_of
+from te_dispatch.ops.checks.signatures import Code, Kind, code_of, kinds_of, look_of, parts_of
+from te_dispatch.ops.checks.signatures import compiled as compiled
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Launch = Callable[..., Any]

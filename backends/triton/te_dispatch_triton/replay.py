@@ -30,10 +30,9 @@ from typing import Any
 
 import torch
 
-from te_dispatch.backend_kit.call_plans import CallPlans, Launch
+from te_dispatch.backend_kit.call_plans import CallPlans, Launch, compiled
 from te_dispatch.backend_kit.device import dispatch_modes
 from te_dispatch.ops import alloc
-from te_dispatch.ops.checks.signatures import compiled
 from te_dispatch_triton import launch
 from te_dispatch_triton.kinds import AMD, in_reach
 from te_dispatch_triton.tape import ACTIVE, Given, Tape
