@@ -2,12 +2,14 @@
 """Results that a kernel wrote through a pointer, into memory that did not come from `te_dispatch.ops.alloc`.
 
 Neither canaries nor poison are around such memory, so an overrun of it would not be seen. What PyTorch's own operators
-return, or fill, needs no guard.
+return, or fill, needs no guard. Memory of another library (`torch.from_numpy`, `torch.frombuffer`, `torch.from_dlpack`,
+``torch::from_blob``) comes from no operator, and PyTorch cannot resize its storage. Nor can it that of a tensor whose
+`numpy` was called, so both are asked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -23,6 +25,8 @@ class Uninitialized(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._held: dict[int, StorageWeakRef] = {}
+        #: Addresses of the memory that PyTorch's operators made with contents, or wrote to.
+        self._filled: set[int] = set()
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -34,21 +38,43 @@ class Uninitialized(TorchDispatchMode):
             if result.numel():
                 storage = result.untyped_storage()
                 self._held[storage.data_ptr()] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
-        elif self._held:
+        else:
             for written in _written(function, args, given):
-                self._held.pop(written.untyped_storage().data_ptr(), None)
+                address = written.untyped_storage().data_ptr()
+                self._filled.add(address)
+                self._held.pop(address, None)
+            known = {x.untyped_storage().data_ptr() for x in _tensors((*args, *given.values()))}
+            self._filled |= {x.untyped_storage().data_ptr() for x in _tensors((result,))} - known
         return result
 
-    def unfilled(self, results: Mapping[str, torch.Tensor]) -> str | None:
-        """The first of a call's results in such memory. A part of a larger piece is no such: it is a pool's, which may
-        have had it from the allocator in an earlier call."""
+    def unfilled(self, results: Mapping[str, torch.Tensor], allowed: Iterable[torch.Tensor] = ()) -> str | None:
+        """The first of a call's results in such memory. A part of a larger piece of PyTorch's is no such: it is a
+        pool's, which may have had it from the allocator in an earlier call.
+
+        Args:
+            allowed: tensors in whose memory results may lie: what the allocator gave, and what the caller did.
+        """
+        given = {x.untyped_storage().data_ptr() for x in allowed}
         for path, tensor in results.items():
             storage = tensor.untyped_storage()
-            alone = storage.nbytes() == tensor.numel() * tensor.element_size()
-            held = self._held.get(storage.data_ptr())
-            if tensor.numel() and alone and held is not None and not held.expired():  # type: ignore[no-untyped-call]
+            address = storage.data_ptr()
+            if not tensor.numel() or storage.nbytes() != tensor.numel() * tensor.element_size():
+                continue
+            held = self._held.get(address)
+            if held is not None and not held.expired():  # type: ignore[no-untyped-call]
+                return path
+            if not storage.resizable() and address not in self._filled | given:
                 return path
         return None
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """The tensors among what an operator takes or returns."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
 
 
 def _written(function: Any, args: tuple[Any, ...], given: Mapping[str, Any]) -> Iterator[torch.Tensor]:

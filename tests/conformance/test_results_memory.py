@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -77,6 +78,39 @@ def test_a_kernel_that_writes_into_memory_of_pytorch_s() -> None:
 
     with pytest.raises(Failure, match=r"result was written into memory that did not come from te_dispatch\.ops\.alloc"):
         _judge(pointer)
+
+
+_FOREIGN = {
+    "NumPy": torch.from_numpy,
+    "DLPack": torch.from_dlpack,
+    "a buffer": lambda memory: torch.frombuffer(memory, dtype=torch.float32),
+}
+
+
+@pytest.mark.parametrize("source", _FOREIGN)
+def test_a_kernel_that_writes_into_memory_of_another_library(source: str) -> None:
+    def foreign(right: Subject, arguments: Mapping[str, Any]) -> torch.Tensor:
+        made: torch.Tensor = right.call(arguments)
+        memory = np.empty(tuple(made.shape), np.float32)
+        memory[...] = made.numpy()
+        return _FOREIGN[source](memory).view(made.dtype).view(made.shape)
+
+    with pytest.raises(Failure, match=r"result was written into memory that did not come from te_dispatch\.ops\.alloc"):
+        _judge(foreign)
+
+
+def test_results_of_pytorch_s_operators_that_were_seen_from_numpy_pass() -> None:
+    def seen(right: Subject, arguments: Mapping[str, Any]) -> torch.Tensor:
+        made: torch.Tensor = right.call(arguments).mul(1)
+        made.numpy()
+        return made
+
+    def filled(right: Subject, arguments: Mapping[str, Any]) -> torch.Tensor:
+        made: torch.Tensor = right.call(arguments)
+        return torch.from_numpy(np.empty(tuple(made.shape), np.float32)).copy_(made)
+
+    _judge(seen)
+    _judge(filled)
 
 
 @pytest.mark.parametrize("filled", ["copied into", "out="])

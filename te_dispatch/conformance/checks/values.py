@@ -118,7 +118,8 @@ def _call(trial: Trial, poison: int, run: Callable[..., Any]) -> tuple[Any, Argu
     if given:
         raise Failure(f"{given[0]} was given a gradient: operators are below autograd")
     made = _made(trial.results(result, arguments))
-    unguarded = watched.unfilled(made)
+    given_out = [one.whole for one in memory.allocations]
+    unguarded = watched.unfilled(made, [*given_out, *(x for _, x in tensors(dict(arguments)))])
     if unguarded is not None:
         raise Failure(f"{unguarded} was written into memory that did not come from te_dispatch.ops.alloc.empty")
     unused = memory.unused(tensor for _, tensor in tensors(result))
