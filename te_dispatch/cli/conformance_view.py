@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import collections
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +28,8 @@ _FAILURES, _REASONS = 10, 3
 _LOOKED_AT = 3
 #: Seconds between lines of progress where standard error is a file: a log is no place for a moving bar.
 _LINE_S = 5.0
+#: Lines of progress over which the speed is measured: units of different operators take different times.
+_SPEED_LINES = 24
 _COLOURS = {"passed": "green", "failed": "red", "not_claimed": "dim"}
 
 
@@ -79,10 +83,11 @@ def _bar(console: Console) -> Iterator[Told]:
 
 @contextmanager
 def _lines(console: Console) -> Iterator[Told]:
-    """A line at the end, and one every few seconds before, also while a single unit runs for long."""
+    """How many units there are, a line every few seconds, also while a single unit runs long, and one at the end."""
     failures, words, printed = 0, "", ""
     ran = False
     over = threading.Event()
+    speed = Speed()
 
     def planning(operator: str, done: int, total: int) -> None:
         nonlocal words
@@ -90,7 +95,11 @@ def _lines(console: Console) -> Iterator[Told]:
 
     def told(outcome: Outcome, done: int, total: int | None) -> None:
         nonlocal failures, words, ran
+        if not ran and total:
+            console.print(Text(f"{total} units"))
         ran = True
+        speed.ran += outcome.seconds > 0
+        speed.waiting = total - done if total else 0
         failures += failed(outcome)
         words = f"{done} of {total} units, {failures} failed" if total else f"{done} units, {failures} failed"
 
@@ -98,7 +107,8 @@ def _lines(console: Console) -> Iterator[Told]:
         nonlocal printed
         while not over.wait(_LINE_S):
             printed = words
-            console.print(Text(words or "planning"))
+            left = speed.left(time.monotonic())
+            console.print(Text((words or "planning") + (f", about {left} left" if left else "")))
 
     thread = threading.Thread(target=tell, daemon=True)
     thread.start()
@@ -111,6 +121,30 @@ def _lines(console: Console) -> Iterator[Told]:
             console.print(Text(words))
 
 
+class Speed:
+    """How long a run goes on, by how many units ran in the last two minutes.
+
+    Attributes:
+        ran: units so far, without those whose outcome was known before.
+        waiting: units that are still to come; 0 where nobody knows.
+    """
+
+    def __init__(self) -> None:
+        self.ran = self.waiting = 0
+        self._seen: collections.deque[tuple[float, int]] = collections.deque(maxlen=_SPEED_LINES)
+
+    def left(self, now: float) -> str:
+        """The remaining time in words; empty as long as there is nothing to tell it by."""
+        if not self.ran:
+            return ""
+        self._seen.append((now, self.ran))
+        first, before = self._seen[0]
+        if len(self._seen) < 3 or self.ran == before or not self.waiting:
+            return ""
+        seconds = self.waiting * (now - first) / (self.ran - before)
+        return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+
+
 def show(report: Report) -> None:
     """The matrix, what is not claimed, the first failures, and the sum."""
     console = out()
@@ -119,6 +153,7 @@ def show(report: Report) -> None:
     console.print(Text(title, style="bold"))
     console.print(_matrix(report))
     _not_claimed(console, report)
+    _never_served(console, report)
     _coverage(console, report)
     failures = report.failures()
     for outcome in failures[:_FAILURES]:
@@ -196,6 +231,21 @@ def _not_claimed(console: Console, report: Report) -> None:
             left = sum(count for _, count in ordered[_REASONS:])
             table.add_row("", str(left), Text(f"{len(ordered) - _REASONS} more reasons, in the files", style="dim"))
     console.print(table)
+
+
+def _never_served(console: Console, report: Report) -> None:
+    """Implementations of which nothing was judged: refused, always declining, or claiming nothing."""
+    for title, found, style in (
+        ("Refused, and never called", report.refused, "red"),
+        ("Declines every call that it claims", report.declining, "red"),
+    ):
+        if found:
+            console.print(Text(title, style=f"bold {style}"))
+        for name, why in found.items():
+            console.print(Text(f"  {name}: {why}", style=style), soft_wrap=True)
+    if report.unclaimed:
+        where = "on this device" if report.settings.level != "smoke" else "in any case of level smoke"
+        console.print(Text(f"Not claimed {where}: {', '.join(report.unclaimed)}", style="dim"), soft_wrap=True)
 
 
 def _coverage(console: Console, report: Report) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Union
@@ -13,7 +14,18 @@ from te_dispatch.conformance.case import Unit
 from te_dispatch.conformance.expectations import Expectations
 from te_dispatch.conformance.journal import Journal
 from te_dispatch.conformance.outcome import Outcome
-from te_dispatch.conformance.planning import Plan, Planning, covered, further, named, plan, refused, unjudged
+from te_dispatch.conformance.planning import (
+    Plan,
+    Planning,
+    covered,
+    declining,
+    further,
+    named,
+    plan,
+    refused,
+    unclaimed,
+    unjudged,
+)
 from te_dispatch.conformance.report.record import Report, environment
 from te_dispatch.conformance.settings import Settings
 from te_dispatch.core import scopes
@@ -54,6 +66,7 @@ def certify(
         UsageError: something was asked for that does not exist.
         WorkerError, OracleError: the kit cannot go on.
     """
+    started = time.monotonic()
     names = (backend,) if isinstance(backend, str) else tuple(backend)
     operators = (op,) if isinstance(op, str) else tuple(op)
     settings = settings or Settings(names, against, operators, level)
@@ -75,6 +88,7 @@ def certify(
         complete(manager, report, planned, run.do)
     if units is None and not settings.product:
         report.unjudged = unjudged(manager, settings, report.outcomes)
+    report.seconds = time.monotonic() - started
     return report
 
 
@@ -83,14 +97,15 @@ ROUNDS = 3
 
 
 def complete(manager: OpManager, report: Report, planned: Plan, do: Callable[[Plan], None]) -> None:
-    """Run cases in place of those that implementations declined when they were called, and add up what was judged and
-    what dispatch never calls.
+    """Run cases in place of those that implementations declined when they were called, and add up what was judged, what
+    dispatch never calls, and which implementations never serve.
 
     Args:
         report: of the whole plan; gains a coverage where the plan has one.
         do: runs a plan and adds its outcomes to the report.
     """
-    coverage = planned.coverage if report.settings.shard == (1, 1) else ()
+    whole = report.settings.shard == (1, 1)
+    coverage = planned.coverage if whole else ()
     for left in reversed(range(ROUNDS + 1 if coverage else 0)):
         more = further(manager, report.settings, report.outcomes, coverage)
         coverage = more.coverage
@@ -98,8 +113,10 @@ def complete(manager: OpManager, report: Report, planned: Plan, do: Callable[[Pl
             break
         do(more)
     report.coverage = covered(coverage, report.outcomes)
-    if not report.single:
-        report.refused = refused(manager, report.settings)
+    report.refused = refused(manager, report.settings, report.outcomes, report.single)
+    if whole and not report.single:
+        report.declining = declining(report.outcomes)
+        report.unclaimed = {name: why for name, why in unclaimed(report.outcomes).items() if name not in report.refused}
 
 
 def _whole(manager: OpManager, settings: Settings) -> Iterable[Unit]:

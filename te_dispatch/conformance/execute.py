@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import time
 import traceback
 from dataclasses import dataclass, field
@@ -14,17 +16,17 @@ from te_dispatch.conformance.case import Unit
 from te_dispatch.conformance.comparing import trial_of
 from te_dispatch.conformance.forwards import NotClaimed
 from te_dispatch.conformance.oracle import Oracle, OracleError
-from te_dispatch.conformance.outcome import Outcome
+from te_dispatch.conformance.outcome import DECLINED, REFUSED, Outcome, bounded
 from te_dispatch.conformance.recording import RECORDED
-from te_dispatch.conformance.subject import Subject, subject
+from te_dispatch.conformance.subject import Calls, Subject, subject
 from te_dispatch.conformance.trial import Failure, KitError, Trial
 from te_dispatch.conformance.world import World
 from te_dispatch.core.errors import BindError, Declined
 from te_dispatch.core.manager import OpManager
 from te_dispatch.core.operator import OPERATORS
 
-#: Frames of a traceback that a failed unit shows.
-_FRAMES = 3
+#: Frames of a traceback that a failed unit shows, and characters of the error's own text before them.
+_FRAMES, _TEXT = 3, 300
 
 
 @dataclass
@@ -76,6 +78,8 @@ def run_unit(unit: Unit, bench: Bench) -> Outcome:
     """
     check = checks.find(unit.check)
     trial = _trial(unit, bench)
+    before = dataclasses.replace(trial.subject.calls)
+    trial.subject.calls.refusal = ""
     world, started = World(bench.device), time.perf_counter()
     state, message = _run(check, trial)
     try:
@@ -87,9 +91,27 @@ def run_unit(unit: Unit, bench: Bench) -> Outcome:
     if changed and state == "passed":
         # `Trial.call` looks at the subject's own calls: this was one of the forward or backward that it goes with.
         state, message = "failed", f"while this ran, global state changed and was left so: {'; '.join(changed)}"
-    outcome = Outcome(unit.id, state, message, trial.findings, trial.notes)
+    state, message, cause = _without_a_call(check, trial, before, state, message)
+    outcome = Outcome(unit.id, state, bounded(message), trial.findings, trial.notes, cause=cause)
     outcome.seconds = time.perf_counter() - started
     return outcome
+
+
+def _without_a_call(check: checks.Check, trial: Trial, before: Calls, state: str, message: str) -> tuple[str, str, str]:
+    """State, message and cause of a unit in the light of the calls that were made: an implementation that cannot be
+    bound claims nothing, and where it served no call there is nothing that passed."""
+    subject, calls = trial.subject, trial.subject.calls
+    if state != "not_claimed":
+        with contextlib.suppress(BindError):  # which is in the snapshot then
+            subject.manager.functions.bound(subject.operator, subject.id)
+    unusable = subject.manager.snapshot.unusable.get(subject.id)
+    if unusable is not None:
+        return "not_claimed", unusable, REFUSED
+    if state == "passed" and check.calls and not check.of_errors and calls.served == before.served:
+        why = calls.refusal or "; ".join(trial.notes) or "none was made"
+        state, message = "not_claimed", f"served no call: {why}"
+    declined = state == "not_claimed" and calls.declined != before.declined
+    return state, message, DECLINED if declined else ""
 
 
 def _trial(unit: Unit, bench: Bench) -> Trial:
@@ -123,4 +145,5 @@ def _run(check: checks.Check, trial: Trial) -> tuple[str, str]:
 def _described(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)[-_FRAMES:]
     where = " < ".join(f"{frame.name} ({frame.filename.rpartition('/')[2]}:{frame.lineno})" for frame in frames[::-1])
-    return f"{type(error).__name__}: {error} [{where}]"
+    text = str(error)
+    return f"{type(error).__name__}: {text if len(text) <= _TEXT else f'{text[:_TEXT]} ...'} [{where}]"

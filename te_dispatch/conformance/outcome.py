@@ -21,6 +21,9 @@ STATES = ("passed", "failed", "not_claimed", "skipped", "expected_failure", "une
 #: States of units that ran and of which the kit knows what is right.
 JUDGED = ("passed", "failed", "expected_failure", "unexpected_pass")
 
+#: `Outcome.cause` of units that are not claimed: the implementation declined when it was called, or cannot be bound.
+DECLINED, REFUSED = "declined", "refused"
+
 
 @dataclass
 class Outcome:
@@ -33,6 +36,8 @@ class Outcome:
         findings: one per judged result.
         notes: what is worth reporting of a unit that passed (how far FP8 lets a later token reach, say).
         seconds: it took.
+        cause: of what is not claimed: `DECLINED`, `REFUSED`, or empty where the manifest's requirements, or what the
+            unit's case is made of, leave nothing to be called.
     """
 
     unit: str
@@ -41,6 +46,7 @@ class Outcome:
     findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    cause: str = ""
 
     @property
     def parsed(self) -> Unit:
@@ -72,6 +78,17 @@ class Outcome:
             for f in data["findings"]
         ]
         return cls(**found)
+
+
+#: Characters of a message's line, and lines: what implementations raise may hold whole tensors.
+_LINE, _LINES = 600, 20
+
+
+def bounded(message: str) -> str:
+    """A message with long lines cut, and without those beyond a number."""
+    lines = message.split("\n")
+    kept = [line if len(line) <= _LINE else f"{line[: _LINE - 4]} ..." for line in lines[:_LINES]]
+    return "\n".join(kept if len(lines) <= _LINES else [*kept, f"... {len(lines) - _LINES} more lines"])
 
 
 def failed(outcome: Outcome) -> bool:

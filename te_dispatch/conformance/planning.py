@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import fnmatch
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -14,7 +15,7 @@ from te_dispatch.conformance import checks, covering
 from te_dispatch.conformance.case import Case, Unit
 from te_dispatch.conformance.coverage import Claims, Coverage, Covered, Unjudged, cover
 from te_dispatch.conformance.coverage import covered as coverage_of
-from te_dispatch.conformance.outcome import JUDGED, Outcome
+from te_dispatch.conformance.outcome import DECLINED, JUDGED, REFUSED, Outcome
 from te_dispatch.conformance.parallel import mapped
 from te_dispatch.conformance.recording import RECORDED, Recording
 from te_dispatch.conformance.selection import SpacePlan, judges_every_case
@@ -159,7 +160,7 @@ def _by_space(outcomes: Sequence[Outcome]) -> tuple[dict[tuple[str, str], list[V
     declined: dict[tuple[str, str], list[Values]] = {}
     for outcome in outcomes:
         unit = outcome.parsed
-        if checks.find(unit.check).smoke is not None:
+        if checks.find(unit.check).smoke is not None or outcome.cause == REFUSED:
             continue
         into = judged if outcome.state in JUDGED else declined if outcome.state == "not_claimed" else None
         if into is not None:
@@ -170,9 +171,40 @@ def _by_space(outcomes: Sequence[Outcome]) -> tuple[dict[tuple[str, str], list[V
 
 
 def covered(coverage: Sequence[Coverage], outcomes: Sequence[Outcome]) -> list[Covered]:
-    """What was judged of what each implementation claims, where it claims anything."""
+    """What was judged of what each implementation claims, where it claims anything and can be bound."""
     judged, _ = _by_space(outcomes)
-    return [coverage_of(one, judged.get((one.implementation, one.space), ())) for one in coverage if one.goals]
+    unbound = {outcome.parsed.implementation for outcome in outcomes if outcome.cause == REFUSED}
+    asked = [one for one in coverage if one.goals and one.implementation not in unbound]
+    return [coverage_of(one, judged.get((one.implementation, one.space), ())) for one in asked]
+
+
+def declining(outcomes: Sequence[Outcome]) -> dict[str, str]:
+    """Implementations that declined every call of the cases that they claim, and what they said; of those cases that
+    the check of numbers was run on."""
+    said: dict[str, str] = {}
+    served = set()
+    for outcome in outcomes:
+        unit = outcome.parsed
+        check = checks.find(unit.check)
+        if outcome.state == "skipped" or (outcome.state in JUDGED and check.calls and not check.of_errors):
+            served.add(unit.implementation)
+        elif outcome.cause == DECLINED and check.smoke is None and not check.of_errors:
+            said.setdefault(unit.implementation, outcome.message)
+    return {name: message for name, message in said.items() if name not in served}
+
+
+def unclaimed(outcomes: Sequence[Outcome]) -> dict[str, str]:
+    """Implementations whose requirements, or what their calls are made of, leave no unit that claims anything, and the
+    most frequent reason."""
+    reasons: dict[str, Counter[str]] = {}
+    others = set()
+    for outcome in outcomes:
+        name = outcome.parsed.implementation
+        if outcome.state != "not_claimed" or outcome.cause:
+            others.add(name)
+        else:
+            reasons.setdefault(name, Counter())[outcome.message] += 1
+    return {name: found.most_common(1)[0][0] for name, found in reasons.items() if name not in others}
 
 
 def unjudged(manager: OpManager, settings: Settings, outcomes: Sequence[Outcome]) -> list[Unjudged]:
@@ -191,21 +223,31 @@ def unjudged(manager: OpManager, settings: Settings, outcomes: Sequence[Outcome]
     ]
 
 
-def refused(manager: OpManager, settings: Settings) -> dict[str, str]:
-    """Implementations under test that dispatch never calls, by id, and why: a word in the manifest that nothing here
-    has, or a function that cannot be imported or does not fit. One written for another version of an operator is none
-    of them where its backend has one for this version, too."""
-    operators, found = _operators(settings), {}
+def refused(
+    manager: OpManager, settings: Settings, outcomes: Sequence[Outcome] = (), single: bool = False
+) -> dict[str, str]:
+    """Implementations of the backends under test that dispatch never calls, by id, and why: a word in the manifest that
+    nothing here has, whichever operators were asked for, or a function that cannot be imported or does not fit, as a
+    run found. One written for another version of an operator is none of them where its backend has one for this
+    version, too.
+
+    Args:
+        outcomes: of the run.
+        single: whether its units were named one by one: then of their implementations alone.
+    """
+    unbound = {outcome.parsed.implementation: outcome.message for outcome in outcomes if outcome.cause == REFUSED}
+    if single:
+        return unbound
+    found: dict[str, str] = {}
     for backend in sorted(backends_of(manager, settings)):
         implementations = manager.snapshot.backends[backend].manifest.implementations
         ids = {f"{backend}.{one.name}": one for one in implementations}
-        served = {one.operator for name, one in ids.items() if name not in manager.snapshot.unusable}
+        unusable = {**unbound, **manager.snapshot.unusable}
+        served = {one.operator for name, one in ids.items() if name not in unusable}
         for name, one in ids.items():
-            operator, why = OPERATORS.get(one.operator), manager.snapshot.unusable.get(name)
+            operator, why = OPERATORS.get(one.operator), unusable.get(name)
             other_version = operator is not None and one.operator_version != operator.version
             if why is None or (other_version and one.operator in served):
-                continue
-            if settings.operators and one.operator not in operators:
                 continue
             if not settings.implementations or name in settings.implementations:
                 found[name] = why
@@ -292,7 +334,8 @@ def backends_of(manager: OpManager, settings: Settings) -> frozenset[str]:
     installed = set(manager.snapshot.backends)
     for name in (*settings.backends, settings.against):
         if name not in installed:
-            raise UsageError(f"backend: {name!r} is not installed; installed: {', '.join(sorted(installed)) or 'none'}")
+            absence = manager.snapshot.absence(name)  # not installed, or what was wrong with it
+            raise UsageError(f"backend: {name!r} is {absence}; installed: {', '.join(sorted(installed)) or 'none'}")
     for candidate in settings.implementations:
         try:
             manager.snapshot.implementation(candidate)

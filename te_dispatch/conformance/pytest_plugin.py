@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 NOT_CLAIMED = "not claimed"
 #: Property of a test's report that holds its unit's id; it is in pytest's own JUnit XML too.
 UNIT = "te_dispatch_unit"
+#: Properties that hold its outcome's message and cause, where it is not claimed.
+MESSAGE, CAUSE = "te_dispatch_message", "te_dispatch_cause"
 #: So many combinations that were never run are shown for each implementation.
 _SHOWN = 20
 _PLANNED = pytest.StashKey["tuple[Plan, Expectations]"]()
@@ -143,16 +145,17 @@ def _outcomes(config: pytest.Config) -> list[Outcome]:
     """Of the kit's tests; other tests may have run beside them."""
     reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
     reports = [
-        (dict(getattr(report, "user_properties", ())).get(UNIT), state, report)
+        (dict(getattr(report, "user_properties", ())), state)
         for category, state in _STATES.items()
         for report in (reporter.stats.get(category, ()) if reporter is not None else ())
+        if report.when == "call"
     ]
-    ran = [(unit, state) for unit, state, report in reports if unit is not None and report.when == "call"]
+    ran = [(said, state) for said, state in reports if UNIT in said]
     if not ran:
         return []
     from te_dispatch.conformance.outcome import Outcome
 
-    return [Outcome(unit, state) for unit, state in ran]
+    return [Outcome(said[UNIT], state, said.get(MESSAGE, ""), cause=said.get(CAUSE, "")) for said, state in ran]
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -171,7 +174,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 def _report(config: pytest.Config, outcomes: list[Outcome]) -> Report:
     """What the tests found, and, where all of the plan was run, what its end adds."""
-    from te_dispatch.conformance import certification, running
+    from te_dispatch.conformance import certification, planning, running
     from te_dispatch.conformance.report.record import Report
     from te_dispatch.core import scopes
 
@@ -180,6 +183,7 @@ def _report(config: pytest.Config, outcomes: list[Outcome]) -> Report:
     left = {unit.id for unit in made.units} - {outcome.unit for outcome in outcomes}
     if left:
         report.partial = f"{len(left)} units of the plan were deselected or did not run"
+        report.refused = planning.refused(scopes.MANAGER, report.settings, outcomes, single=False)
         return report
 
     def do(more: Plan) -> None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from te_dispatch.core.decision import Decision
+from te_dispatch.core.errors import Declined
 from te_dispatch.core.facts import CallFacts
 from te_dispatch.core.manager import OpManager
 from te_dispatch.core.manifest import ORACLE, Implementation
@@ -40,6 +41,21 @@ class Claim:
     where: str = ""
 
 
+@dataclass
+class Calls:
+    """What became of an implementation's calls so far.
+
+    Attributes:
+        served: how many returned.
+        declined: how many raised `Declined`.
+        refusal: the message of the last call that raised `Declined` or a `ValueError`.
+    """
+
+    served: int = 0
+    declined: int = 0
+    refusal: str = ""
+
+
 @dataclass(frozen=True, eq=False)
 class Subject:
     """An implementation under test.
@@ -48,6 +64,7 @@ class Subject:
         manager: whose registry it is in.
         operator, id, implementation: what it fulfils, its id, and its manifest's entry.
         device: where it runs.
+        calls: what became of `call` so far.
     """
 
     manager: OpManager
@@ -55,6 +72,7 @@ class Subject:
     id: str
     implementation: Implementation
     device: torch.device
+    calls: Calls = field(default_factory=Calls)
 
     @property
     def claims(self) -> frozenset[str]:
@@ -104,7 +122,18 @@ class Subject:
 
     def call(self, arguments: Mapping[str, Any]) -> Any:
         """Run it. Arguments that are left out have their defaults."""
-        return self.manager.functions.bound(self.operator, self.id)(*self.positional(arguments))
+        function = self.manager.functions.bound(self.operator, self.id)
+        try:
+            result = function(*self.positional(arguments))
+        except Declined as declined:
+            self.calls.declined += 1
+            self.calls.refusal = f"declined: {declined}"
+            raise
+        except ValueError as error:
+            self.calls.refusal = f"refused: {error}"
+            raise
+        self.calls.served += 1
+        return result
 
     def companion(self, candidate: str) -> Subject:
         """The subject of an implementation of this operator's companion."""

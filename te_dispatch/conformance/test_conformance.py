@@ -52,6 +52,8 @@ def test_unit(
         pytest.skip(left_out.message)
     outcome = expectations.judged(run(unit))
     if outcome.state == "not_claimed":
+        record_property(pytest_plugin.MESSAGE, outcome.message)
+        record_property(pytest_plugin.CAUSE, outcome.cause)
         pytest.skip(f"{pytest_plugin.NOT_CLAIMED}: {outcome.message}")
     if outcome.state == "expected_failure":
         pytest.xfail(outcome.message)

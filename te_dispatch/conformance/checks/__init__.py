@@ -35,6 +35,8 @@ class Check:
             none at that level.
         doc: one phrase for reports.
         of_errors: for spaces whose calls must raise; all other checks are for those whose calls return.
+        calls: whether the implementation serves a call in every unit that passes. Of a check that asks something else,
+            and of one of errors, a unit passes without.
         claim: the claim of a manifest that it judges, if it judges one.
         each_operand: its cases are the plainest that have each operand twice, not the most different ones.
         of_forms: whether it gets, beyond `full`, a case of each form that a space's operands have (`Space.forms`).
@@ -48,6 +50,7 @@ class Check:
     full: int | None
     doc: str
     of_errors: bool = False
+    calls: bool = True
     claim: str = ""
     each_operand: bool = False
     of_forms: bool = False

@@ -53,4 +53,8 @@ def _applies(subject: Subject, space: Space) -> str | None:
         return "cannot be imported"
 
 
-CHECKS = (Check("operand_format", operand_format, _applies, 1, 4, "which copies and scales a product says it reads"),)
+CHECKS = (
+    Check(
+        "operand_format", operand_format, _applies, 1, 4, "which copies and scales a product says it reads", calls=False
+    ),
+)

@@ -40,6 +40,9 @@ def save(report: Report, path: str | Path) -> None:
         _left_out(root, report, implementation, "claimed but never run", "never_run", left)
     for implementation, why in report.refused.items():
         _left_out(root, report, implementation, "refused", "refused", [_FORBIDDEN.sub("?", why)])
+    for implementation, why in report.declining.items():
+        words = "declines every call that it claims"
+        _left_out(root, report, implementation, words, "declining", [_FORBIDDEN.sub("?", why)])
     text = ElementTree.tostring(root, encoding="unicode")
     files.replace(path, f'<?xml version="1.0" encoding="utf-8"?>\n{text}\n')
 

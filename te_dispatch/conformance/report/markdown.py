@@ -68,6 +68,10 @@ def _coverage(report: Report) -> list[str]:
         for one in report.covered():
             of = (one.values, one.pairs, one.groups, one.triples)
             lines.append(f"| {one.implementation} | " + " | ".join(f"{n} of {all_}" for n, all_ in of) + " |")
+    if report.unclaimed:
+        words = "not claimed on this device" if report.settings.level != "smoke" else "not claimed in any case of smoke"
+        lines += ["", f"| implementation | {words} |", "|---|---|"]
+        lines += [f"| {name} | {_cell(why)} |" for name, why in report.unclaimed.items()]
     if report.never_run:
         lines += ["", "| implementation | claimed but never run |", "|---|---|"]
         lines += [f"| {name} | {_cell(goal)} |" for name, left in report.never_run.items() for goal in left]

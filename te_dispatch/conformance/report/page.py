@@ -100,13 +100,15 @@ def _cut(text: str, length: int) -> str:
 def _verdict(report: Report) -> tuple[str, str]:
     """A word and its sentence."""
     counts = report.counts
-    if not counts["claimed"]:
-        return "nothing claimed", "No implementation claims any of these cases, so nothing is certified."
     bad = counts["failed"] + counts["unexpected_pass"]
     if bad:
         return "failed", f"{bad:,} of {counts['claimed']:,} claimed cases failed."
     if report.refused:
         return "failed", f"Refused, and never called: {'; '.join(f'{n}: {why}' for n, why in report.refused.items())}."
+    if report.declining:
+        return "failed", f"These decline every call that they claim: {', '.join(report.declining)}."
+    if not counts["claimed"]:
+        return "nothing claimed", "No implementation claims any of these cases, so nothing is certified."
     if report.never_run:
         left = sum(map(len, report.never_run.values()))
         return "failed", f"{left:,} combinations of values are claimed but were never run."
@@ -129,7 +131,10 @@ def _scope(report: Report) -> list[tuple[str, str]]:
         ("level", asked.level),
         ("seed", str(asked.seed)),
         ("against", asked.against),
+        ("units", f"{sum(report.counts[state] for state in STATES):,}"),
     ]
+    if report.seconds:
+        rows.append(("took", f"{report.seconds / 60:.1f} min, {asked.jobs} workers"))
     if asked.operators:
         rows.append(("only operators", ", ".join(asked.operators)))
     if asked.implementations:

@@ -19,7 +19,7 @@ import torch
 import te_dispatch
 from te_dispatch.conformance.code import digests
 from te_dispatch.conformance.coverage import Covered, Unjudged
-from te_dispatch.conformance.outcome import JUDGED, Outcome, counts, failed
+from te_dispatch.conformance.outcome import JUDGED, STATES, Outcome, counts, failed
 from te_dispatch.conformance.planning import backends_of, device_of
 from te_dispatch.conformance.settings import Settings
 from te_dispatch.core import files
@@ -77,6 +77,9 @@ class Report:
         single: whether the units were named one by one.
         partial: why not all units of the plan were run, where a program chose among them.
         refused: implementations that dispatch never calls, and why.
+        declining: implementations that declined every call of the cases that they claim, and what they said.
+        unclaimed: implementations that claim nothing of what was run on this device, and the most frequent reason.
+        seconds: the run took, planning included.
     """
 
     settings: Settings
@@ -89,6 +92,9 @@ class Report:
     single: bool = False
     partial: str = ""
     refused: dict[str, str] = field(default_factory=dict)
+    declining: dict[str, str] = field(default_factory=dict)
+    unclaimed: dict[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
 
     def add_up(self, outcome: Outcome) -> None:
         """Count an outcome without keeping it."""
@@ -102,9 +108,9 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing claimed failed, something was claimed, and nothing was refused or left out."""
-        claimed = self.counts["claimed"] > 0
-        return not any(map(failed, self.outcomes)) and claimed and not self.never_run and not self.refused
+        """Whether something was claimed, nothing of it failed, and nothing was refused, left out or always declined."""
+        without = self.never_run or self.refused or self.declining
+        return not any(map(failed, self.outcomes)) and self.counts["claimed"] > 0 and not without
 
     @property
     def never_run(self) -> dict[str, list[str]]:
@@ -136,6 +142,7 @@ class Report:
         if not found["claimed"]:
             reasons.append("nothing was claimed")
         reasons += [f"{name} is refused: {why}" for name, why in self.refused.items()]
+        reasons += [f"{name} declines every call that it claims ({why})" for name, why in self.declining.items()]
         bad = found["failed"] + found["unexpected_pass"]
         for number, words in (
             (bad, "units failed"), (found["expected_failure"], "units are known to fail"),
@@ -212,6 +219,8 @@ class Report:
             "certified": not self.uncertified,
             "uncertified": self.uncertified,
             "counts": self.counts,
+            "units": sum(self.counts[state] for state in STATES),
+            "seconds": self.seconds,
             "coverage": [dataclasses.asdict(one) for one in self.coverage],
             "never_run": self.never_run,
             "claims_not_judged": [dataclasses.asdict(one) for one in self.unjudged],
@@ -219,6 +228,8 @@ class Report:
             "single": self.single,
             "partial": self.partial,
             "refused": self.refused,
+            "declining": self.declining,
+            "not_claimed_on_device": self.unclaimed,
             "not_claimed": self.not_claimed(),
             "outcomes": [outcome.as_data() for outcome in self.outcomes],
         }
@@ -251,6 +262,9 @@ class Report:
             data["single"],
             data["partial"],
             data.get("refused", {}),
+            data.get("declining", {}),
+            data.get("not_claimed_on_device", {}),
+            data.get("seconds", 0.0),
         )
 
 
