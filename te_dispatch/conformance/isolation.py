@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from te_dispatch.conformance import last_words
 from te_dispatch.conformance.case import Unit
 from te_dispatch.conformance.outcome import Outcome
 from te_dispatch.conformance.settings import Settings
@@ -35,6 +36,8 @@ _END_S = 10.0
 _TAIL = 400
 #: Failed units that a worker runs again in a fresh process, to tell faults from what earlier units left behind.
 _RUN_AGAIN = 20
+#: How often such a unit that passes alone is run once more in that process.
+_REPEATS = 3
 #: What OpenMP, OpenBLAS and MKL read.
 _THREAD_COUNTS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _BOOT = "import sys; sys.path[:] = {path!r}; from te_dispatch.conformance.serving import main; main({descriptor})"
@@ -45,9 +48,10 @@ _is_worker = False
 
 
 def become_worker() -> None:
-    """Say that this process is a worker from now on."""
+    """Say that this process is a worker from now on: where a crash or a hang finds it is printed as it ends."""
     global _is_worker
     _is_worker = True
+    last_words.printed_at_the_end()
 
 
 def announce(text: str) -> None:
@@ -86,13 +90,15 @@ class Worker:
         self._again = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
+        #: Bytes that earlier units printed.
+        self._before = 0
         self._printed = tempfile.NamedTemporaryFile(prefix="te_dispatch_conformance_", suffix=".log")  # noqa: SIM115
 
     def run(self, unit: Unit, limit_s: float | None = None) -> Outcome:
         """Run one unit, in a fresh process if the last one died.
 
-        A unit that fails behind others is run again in a fresh process. Where it passes there, the failure stands, and
-        its message says that it takes another unit before it: the printed command alone would not show it.
+        A unit that fails behind others is run again in fresh processes. Where it passes there, the failure stands, and
+        its message says what is known of the cause: the printed command alone would not show it.
 
         Raises:
             WorkerError: the process cannot start, or the kit itself failed.
@@ -107,26 +113,42 @@ class Worker:
         alone = self._run(unit, limit_s)
         if alone.state == "failed":
             return alone
-        self.stop()
-        self._run(before[-1], limit_s)
-        behind = self._run(unit, limit_s)
-        if behind.state == "failed":
+        again = [self._run(unit, limit_s) for _ in range(_REPEATS)]
+        behind: list[Outcome] = []
+        while all(one.state != "failed" for one in again) and len(behind) < 2:
+            behind.append(self._behind(before[-1], unit, limit_s))
+        if [one.state for one in behind] == ["failed", "failed"]:
             command = f"te-dispatch conformance --unit {shlex.quote(before[-1].id)} --unit {shlex.quote(unit.id)}"
-            behind.message = f"only behind another unit, {before[-1].id} ({command}): {behind.message}"
-            return behind
-        outcome.message = (
-            f"only behind other units in one process, {len(before)} of them here, the last {before[-1].id}; alone it "
-            f"passes: {outcome.message}"
-        )
+            behind[0].message = f"only behind another unit, {before[-1].id} ({command}): {behind[0].message}"
+            return behind[0]
+        runs = [alone, *again, *behind]
+        failures = sum(one.state == "failed" for one in runs)
+        if failures:
+            cause = f"it differs from call to call, and failed in {failures} of {len(runs)} more runs"
+        else:
+            cause = (
+                f"it passed in {len(runs)} more runs, alone and behind {before[-1].id}, so it differs from call to "
+                f"call, or only behind several of the {len(before)} units that this process had run"
+            )
+        outcome.message = f"not reproducible: {cause}: {outcome.message}"
         return outcome
+
+    def _behind(self, first: Unit, unit: Unit, limit_s: float | None) -> Outcome:
+        """A unit's outcome behind another one in a fresh process."""
+        self.stop()
+        self._run(first, limit_s)
+        return self._run(unit, limit_s)
 
     def _run(self, unit: Unit, limit_s: float | None = None) -> Outcome:
         limit = limit_s or self.settings.limit_s
         pipe = self._started()
         self._ran.append(unit)
+        self._before = os.path.getsize(self._printed.name)
         try:
             pipe.send(unit.id)
             if not pipe.poll(limit):
+                assert self._process is not None
+                last_words.ask(self._process)
                 self.stop()
                 message = self._with_tail(f"hung: no result within {limit:g} s, stopped")
                 return Outcome(unit.id, "failed", message, seconds=limit)
@@ -159,6 +181,7 @@ class Worker:
         if self._pipe is not None:
             return self._pipe
         self._printed.truncate(0)
+        self._before = 0
         ours, theirs = socket.socketpair()
         boot = _BOOT.format(path=sys.path, descriptor=theirs.fileno())
         self._process = subprocess.Popen(
@@ -200,10 +223,13 @@ class Worker:
         return self._with_tail(f"the process ended with exit code {code}")
 
     def _with_tail(self, message: str) -> str:
+        """The message with where Python was, and with what the unit printed last."""
         with open(self._printed.name, "rb") as printed:
-            printed.seek(max(os.path.getsize(self._printed.name) - 4 * _TAIL, 0))  # UTF-8 has up to 4 bytes each
-            text = printed.read().decode(errors="replace")
+            # UTF-8 has up to 4 bytes each, and what is printed at the end is behind the unit's own.
+            printed.seek(max(os.path.getsize(self._printed.name) - 4 * _TAIL - last_words.LONGEST, self._before))
+            text, frames = last_words.parted(printed.read().decode(errors="replace"))
         tail = " | ".join(text[-_TAIL:].split("\n")).strip(" |")
+        message += f" in {frames}" if frames else ""
         return f"{message}; it last printed: {tail}" if tail else message
 
     def stop(self) -> None:

@@ -132,11 +132,23 @@ def wrong_label(result: Any, subject: Subject) -> str | None:
     return None
 
 
+#: Items of a list or tuple that a message describes, and characters of a text that it shows.
+_ITEMS, _TEXT = 4, 80
+
+
 def _words(value: Any) -> str:
+    """Type and structure of a result, never its numbers."""
     if isinstance(value, torch.Tensor):
         return f"a {value.dtype} {_kind(value)} {tuple(value.shape)} on {value.device.type}"
-    if isinstance(value, (tuple, str)) or value is None:
-        return repr(value) if not hasattr(value, "_fields") else type(value).__name__
+    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
+        if not value or all(type(item) is int for item in value):  # sizes, whose numbers are the structure
+            return repr(value) if len(value) <= 2 * _ITEMS else f"a {type(value).__name__} of {len(value)} ints"
+        items = [_words(item) for item in value[:_ITEMS]] + (["..."] if len(value) > _ITEMS else [])
+        return f"a {type(value).__name__} of {len(value)} ({', '.join(items)})"
+    if isinstance(value, str):
+        return repr(value) if len(value) <= _TEXT else f"{value[:_TEXT]!r} ..."
+    if value is None:
+        return "None"
     return repr(value) if isinstance(value, Quantized) else type(value).__name__
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any
@@ -47,6 +48,9 @@ def serve(pipe: Connection, settings: Settings) -> None:
         except Exception as error:  # of the kit itself: the run cannot go on
             name = request if isinstance(request, str) else request[0].__name__
             answer = ("error", f"{name}: {type(error).__name__}: {error}")
+        # What this unit printed must not come to stand behind the next one's.
+        sys.stdout.flush()
+        sys.stderr.flush()
         pipe.send(answer)
 
 

@@ -13,6 +13,7 @@ from te_dispatch.conformance import transfer
 from te_dispatch.conformance.case import Case
 from te_dispatch.conformance.forwards import NotClaimed, complete
 from te_dispatch.conformance.maker import Maker
+from te_dispatch.conformance.memory import same_bits
 from te_dispatch.conformance.oracle import Oracle
 from te_dispatch.conformance.outputs import ARGUMENT, differing_form, named_results, shared_memory, wrong_label
 from te_dispatch.conformance.rules import Finding, Rule, judge
@@ -208,8 +209,7 @@ class Trial:
         actual = {path: tensor.detach().cpu() for path, tensor in self.results(result, arguments).items()}
         expected = self.expected()
         if actual.keys() != expected.keys():
-            missing, more = sorted(expected.keys() - actual.keys()), sorted(actual.keys() - expected.keys())
-            raise Failure(f"results differ: missing {missing or 'none'}, not expected {more or 'none'}")
+            raise Failure(self._other_results(actual, expected))
         if read is not None:
             actual = {path: read(tensor, expected[path]) for path, tensor in actual.items()}
         judged = Judged(self.case.values, self.arguments(), expected, actual, self.subject.traits, self.subject.claims)
@@ -218,6 +218,18 @@ class Trial:
         except Exception as error:
             raise KitError(f"the rules of space {self.space.id}: {type(error).__name__}: {error}") from error
         return self.compare(actual, expected, rules)
+
+    def _other_results(self, actual: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> str:
+        """What is wrong with a call whose results are not those that are expected, in words."""
+        missing, more = sorted(expected.keys() - actual.keys()), sorted(actual.keys() - expected.keys())
+        if not missing and more == [f"{ARGUMENT}out"]:
+            # An `out` that is returned is among the results under the result's own name.
+            before = dict(transfer.tensors(self.arguments())).get("out")
+            written = before is None or not same_bits(before.cpu(), actual[more[0]])
+            if written:
+                return "out was given and written, but another tensor was returned"
+            return "out was given, and was neither written nor returned"
+        return f"other results than expected: missing {missing or 'none'}, not expected {more or 'none'}"
 
     def compare(
         self, actual: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor], rules: Mapping[str, Rule]

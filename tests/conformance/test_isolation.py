@@ -31,23 +31,42 @@ _SIGNATURE = "(x, mask=None, *, scale=1.0, causal=False, out_dtype=None)"
 #: Implementation -> its body.
 MISDEEDS = {
     "right": "return torch.softmax(x * scale, -1, out=alloc.empty('out', tuple(x.shape), x.dtype, x.device))",
+    "marks": "MARKED.append(1); return torch.softmax(x * scale, -1)",
+    "remembers": "return torch.softmax(x * scale, -1) * (2 if MARKED else 1)",
+    "differs": "return torch.softmax(x * scale, -1) * (2 if counted() in (0, 4) else 1)",
     "crashes": "os.kill(os.getpid(), signal.SIGSEGV)",
     "aborts": "print('assertion failed: m % 8'); sys.stdout.flush(); os.abort()",
     "leaves": "print('no licence'); sys.stdout.flush(); os._exit(7)",
+    "chatters": "print('chatter of an earlier unit', end=''); return torch.softmax(x * scale, -1)",
     "hangs": "time.sleep(600)",
     "closes": "os.closerange(3, 256); time.sleep(600)",
     "babbles": "sys.stdout.write('noise ' * 2**20); sys.stdout.flush(); os._exit(3)",
     "exits": "sys.exit('bye')",
     "interrupts": "raise KeyboardInterrupt",
     "raises": "raise RuntimeError('no kernel for this')",
+    "raises_much": "raise RuntimeError('no kernel for this ' * 1000)",
     "misses": "return {}['kernel']",
     "answers_text": "return 'softmax'",
+    "answers_tuple": "return (torch.softmax(x, -1), 'text' * 1000)",
+    "answers_numpy": "return torch.from_numpy(torch.softmax(x, -1).numpy() + np.float32(0)).view(x.dtype)",
     "answers_none": "return None",
     "answers_double": "return torch.softmax(x.double(), -1)",
     "answers_less": "return torch.softmax(x, -1)[:1]",
     "answers_meta": "return torch.empty(x.shape, dtype=x.dtype, device='meta')",
 }
 _BACKWARD = "def backward(dy, y, *, scale=1.0, out_dtype=None):\n    raise NotImplementedError\n\n\n"
+#: What implementations keep: in the process, and in a file that outlives it.
+_COUNTED = """
+MARKED = []
+
+
+def counted():
+    with open(__file__ + '.calls', 'a+b') as calls:
+        calls.write(b'.')
+        return calls.tell() - 1
+
+
+"""
 
 
 def _manifest() -> str:
@@ -62,8 +81,13 @@ def _manifest() -> str:
 
 
 def _kernels() -> str:
-    head = "import os, signal, sys, time\nimport torch\nfrom te_dispatch.ops import alloc\n\n\n" + _BACKWARD
-    return head + "\n\n".join(f"def {name}{_SIGNATURE}:\n    {body}\n" for name, body in MISDEEDS.items())
+    head = "import os, signal, sys, time\nimport numpy as np\nimport torch\nfrom te_dispatch.ops import alloc\n"
+    return (
+        head
+        + _COUNTED
+        + _BACKWARD
+        + "\n\n".join(f"def {name}{_SIGNATURE}:\n    {body}\n" for name, body in MISDEEDS.items())
+    )
 
 
 @pytest.fixture(scope="module")
@@ -91,17 +115,25 @@ def outcomes(rogue: Path) -> dict[str, Outcome]:
 
 
 MESSAGES = {
-    "crashes": ("the process was killed by SIGSEGV (signal 11)",),
+    "remembers": ("only behind another unit, rogue.marks/values/", "--unit 'rogue.remembers/values/"),
+    "differs": ("not reproducible: it differs from call to call, and failed in 1 of 4 more runs: ",),
+    "crashes": ("the process was killed by SIGSEGV (signal 11) in crashes (rogue_kernels.py:",),
     "aborts": ("the process was killed by SIGABRT (signal 6)", "it last printed: assertion failed: m % 8"),
     "leaves": ("the process ended with exit code 7; it last printed: no licence",),
-    "hangs": ("hung: no result within 20 s, stopped",),
+    "hangs": ("hung: no result within 20 s, stopped in hangs (rogue_kernels.py:",),
     "closes": ("the process closed its pipe and went on; it was stopped",),
     "babbles": ("the process ended with exit code 3; it last printed: ", "noise"),
     "exits": ("SystemExit: bye",),
     "interrupts": ("killed by SIGINT (signal 2)", "KeyboardInterrupt"),
     "raises": ("RuntimeError: no kernel for this [raises (rogue_kernels.py:",),
+    "raises_much": ("RuntimeError: no kernel for this no kernel", "... [raises_much (rogue_kernels.py:"),
     "misses": ("KeyError: 'kernel'",),
     "answers_text": ("not what the shape function says", "'softmax'", "torch.float32 tensor (2, 16, 16)"),
+    "answers_tuple": (
+        "result is a tuple of 2 (a torch.float32 tensor (2, 16, 16) on cpu, 'texttext",
+        "expected a torch.float32 tensor (2, 16, 16) on cpu",
+    ),
+    "answers_numpy": ("result was written into memory that did not come from te_dispatch.ops.alloc.empty",),
     "answers_none": ("not what the shape function says", "None"),
     "answers_double": ("not what the shape function says", "torch.float64", "torch.float32"),
     "answers_less": ("not what the shape function says", "(1, 16, 16)", "(2, 16, 16)"),
@@ -119,11 +151,15 @@ def test_a_misdeed_is_one_failure_in_words(outcomes: dict[str, Outcome], name: s
     assert outcome.state == "failed"
     for part in MESSAGES[name]:
         assert part in outcome.message
-    assert len(outcome.message) < 700
+    assert len(outcome.message) < (700 if name != "remembers" else 1200)  # which has both units twice
 
 
 def test_every_misdeed_is_told() -> None:
-    assert {*MESSAGES, "right"} == set(MISDEEDS)
+    assert {*MESSAGES, "right", "marks", "chatters"} == set(MISDEEDS)
+
+
+def test_what_an_earlier_unit_printed_is_not_told(outcomes: dict[str, Outcome]) -> None:
+    assert outcomes["chatters"].state == "passed" and "chatter" not in outcomes["hangs"].message
 
 
 def test_a_worker_whose_set_up_is_wrong_says_so() -> None:

@@ -55,6 +55,23 @@ def test_accumulation_without_out_that_is_ignored() -> None:
         _raises("gemm", "torch.matmul", ignores, mistake="accumulate_without_out")
 
 
+def test_another_exception_is_told_with_what_was_expected() -> None:
+    def fails(right: Subject, given: Mapping[str, Any]) -> Any:
+        raise RuntimeError("expanded size must match the existing size")
+
+    wanted = "raised RuntimeError, where the contract asks for ValueError that names attn_mask: expanded size"
+    with pytest.raises(Failure, match=wanted):
+        _raises("attention_fwd", "reference.attention_fwd", fails, mistake="wide_mask")
+
+
+def test_an_error_without_the_name_of_an_argument_is_told_with_what_was_expected() -> None:
+    def complains(right: Subject, given: Mapping[str, Any]) -> Any:
+        raise ValueError("wrong")
+
+    with pytest.raises(Failure, match="names no argument, expected ValueError that names attn_mask: wrong"):
+        _raises("attention_fwd", "reference.attention_fwd", complains, mistake="wide_mask")
+
+
 def test_an_error_after_the_output_was_written() -> None:
     def writes_first(right: Subject, given: Mapping[str, Any]) -> Any:
         given["out"].add_(1)

@@ -10,7 +10,7 @@ from te_dispatch.conformance.checks.values import changed_inputs, synchronize
 from te_dispatch.conformance.space import Arguments
 from te_dispatch.conformance.transfer import moved, tensors
 from te_dispatch.conformance.trial import Failure, Trial
-from te_dispatch.core.errors import Declined
+from te_dispatch.core.errors import BindError, Declined
 
 
 def raises(trial: Trial) -> None:
@@ -54,12 +54,13 @@ def require_refusal(trial: Trial, arguments: Arguments, wanted: type[Exception],
     try:
         trial.call(arguments)
         synchronize(trial)
-    except Declined:
+    except (Declined, BindError, Failure):
         raise
     except wanted as error:
         names = named(trial, error)
         if not names:
-            raise Failure(f"raised {wanted.__name__} without the name of an argument: {error}") from None
+            asked = _asked(trial, arguments, wanted, changed)
+            raise Failure(f"raised an error that names no argument, expected {asked}: {error}") from None
         if changed not in names:
             expected = named_by_oracles(trial, arguments)
             if expected and names.isdisjoint(expected):
@@ -70,7 +71,17 @@ def require_refusal(trial: Trial, arguments: Arguments, wanted: type[Exception],
         if written:
             raise Failure(f"raised {wanted.__name__}, but had changed {', '.join(written)}") from None
         return
-    raise Failure(f"returned, where the contract asks for {wanted.__name__}")
+    except Exception as error:
+        asked = _asked(trial, arguments, wanted, changed)
+        raise Failure(f"raised {type(error).__name__}, where the contract asks for {asked}: {error}") from error
+    raise Failure(f"returned, where the contract asks for {_asked(trial, arguments, wanted, changed)}")
+
+
+def _asked(trial: Trial, arguments: Arguments, wanted: type[Exception], changed: str | None) -> str:
+    """The error that a call must raise, in words."""
+    names = named_by_oracles(trial, arguments)
+    listed = _listed(names, changed if changed in names or not names else None)
+    return wanted.__name__ + (f" that names {listed}" if listed else "")
 
 
 def _listed(names: set[str], changed: str | None) -> str:
