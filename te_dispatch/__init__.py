@@ -57,6 +57,7 @@ _OF_OPERATORS = frozenset(("te_dispatch.core.plan", "te_dispatch.core.scopes"))
 _HOOKS.update(
     traced_call="te_dispatch.pytorch.compile.proxies:call",
     comparison="te_dispatch.conformance.comparing:Comparison",
+    declared="te_dispatch.ops.declared:parameters",
 )
 
 __all__ = [

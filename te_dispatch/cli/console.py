@@ -129,22 +129,18 @@ def verb(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def resolving(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`verb` of a command that imports the installed backends' manifests, which a process of its own survives first.
+    """`verb` of a command that runs installed backends' manifests and probes, which another process survives first.
 
     Raises:
-        CommandError: when called, where a manifest ends the process that imports it: names the distribution.
+        FatalPlugin: when called, where one of them ends that process.
     """
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        from te_dispatch.cli.probing import fatal_manifests
+        from te_dispatch.core.trial import refuse_fatal
 
-        for point, reason in fatal_manifests().items():
-            of = f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown distribution"
-            raise CommandError(
-                f"the manifest of backend {point.name!r} of {of} {reason}: uninstall it, or mend it. "
-                "te-dispatch doctor examines the rest of the installation"
-            )
+        device = kwargs.get("device")
+        refuse_fatal(device if isinstance(device, str) else None)  # of tune it is an index
         return function(*args, **kwargs)
 
     return verb(run)

@@ -2,7 +2,7 @@
 """``te-dispatch doctor``: what is installed, what this machine has, and what is broken.
 
 Nothing of a backend but its manifest is imported into this process, and that only after a process of its own has
-survived it: manifests are tried, and probes run, in `te_dispatch.cli.probing`.
+survived it: manifests are tried, and probes run, in `te_dispatch.core.probing`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import te_dispatch
 import te_dispatch.ops.declared  # fills OPERATORS
 from te_dispatch.cli import nvte_plugin
 from te_dispatch.cli.console import FOUND, emit, out
-from te_dispatch.cli.probing import TIME_LIMIT, Answer, fatal_manifests, probes_of, run_probes
 from te_dispatch.compat.alias import STAND_IN
 from te_dispatch.compat.alias import found as find_transformer_engine
 from te_dispatch.core.discovery import find
@@ -32,10 +31,12 @@ from te_dispatch.core.nvte_variables import ignored
 from te_dispatch.core.operator import OPERATORS
 from te_dispatch.core.policy.file import load_policy
 from te_dispatch.core.policy.known import DEVICE_FACTS, VERSION_PREFIX, Known
+from te_dispatch.core.probing import TIME_LIMIT, Answer, asked, probes_of, run_probes
 from te_dispatch.core.requirements import DEVICE_PREFIX
 from te_dispatch.core.results import checking_results
 from te_dispatch.core.shipped import shipped_policies
 from te_dispatch.core.snapshot import InstalledBackend, PluginFailure, Snapshot
+from te_dispatch.core.trial import fatal_manifests
 
 PREFIXES = ("TE_DISPATCH_", "NVTE_")
 
@@ -187,7 +188,8 @@ def _transformer_engine() -> tuple[str, list[str]]:
 def _backend(backend: InstalledBackend, snapshot: Snapshot, answers: list[Answer]) -> dict[str, Any]:
     manifest = backend.manifest
     by_kind = {kind: [a for a in answers if a.kind == kind] for kind in ("unavailable", "doctor", "implementation")}
-    reason = next((a.value or a.problem for a in by_kind["unavailable"] if a.unavailable), None)
+    reasons = (f"{a.what} {a.problem}" if a.problem else a.value for a in by_kind["unavailable"] if a.unavailable)
+    reason = next(reasons, None)
     unusable = {name: why for name, why in snapshot.unusable.items() if name.partition(".")[0] == manifest.name} | {
         a.subject: a.problem for a in by_kind["implementation"] if a.problem
     }
@@ -246,7 +248,9 @@ def _problems(data: dict[str, Any], known: Known) -> list[str]:
     for backend in data["backends"]:
         where = f"backend {backend['name']!r} of {backend['distribution']} {backend['version']}"
         problems += [f"{where}: {name}: {why}" for name, why in backend["unusable"].items()]
-        problems += [f"{where}: its probe {f['probe']} {f['reason']}" for f in backend["probe_failures"]]
+        problems += [
+            f"{where}: {asked(*f['probe'].partition(' ')[::2])} {f['reason']}" for f in backend["probe_failures"]
+        ]
         problems += [f"{where}: {name}: {why}" for name, why in backend["without_companion"].items()]
         problems += [
             f"{where}: {', '.join(names)}: requires {fact}, which no probe tells of any device here; a fact that is "

@@ -9,10 +9,10 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from te_dispatch.cli.probing import run_probes
 from te_dispatch.compat.alias import found as find_transformer_engine
 from te_dispatch.compat.nvte_plugin.manifest import MANIFEST, SERVED, PassedOn
 from te_dispatch.core.nvte_variables import PLUGIN
+from te_dispatch.core.probing import run_probes
 
 
 def examine(time_limit: float) -> dict[str, Any] | None:

@@ -30,6 +30,7 @@ from te_dispatch.conformance.report.record import Report, environment
 from te_dispatch.conformance.settings import Settings
 from te_dispatch.core import scopes
 from te_dispatch.core.manager import OpManager
+from te_dispatch.core.trial import refuse_fatal
 
 #: Told of every outcome as it comes: (outcome, how many are done, how many there are; None where nobody knows).
 Progress = Callable[[Outcome, int, Union[int, None]], None]
@@ -65,12 +66,15 @@ def certify(
     Raises:
         UsageError: something was asked for that does not exist.
         WorkerError, OracleError: the kit cannot go on.
+        FatalPlugin: an installed backend's manifest or probe ends the process that runs it.
     """
     started = time.monotonic()
     names = (backend,) if isinstance(backend, str) else tuple(backend)
     operators = (op,) if isinstance(op, str) else tuple(op)
     settings = settings or Settings(names, against, operators, level)
     manager = manager or scopes.MANAGER
+    if manager is scopes.MANAGER:
+        refuse_fatal(settings.device)
     # Before the plan, which takes a minute at level full.
     expectations = Expectations.load(skip_file, expected_failures_file)
     facts = environment(manager, settings)

@@ -107,16 +107,18 @@ def _plan(config: pytest.Config) -> tuple[Plan, Expectations]:
     from te_dispatch.conformance.expectations import Expectations
     from te_dispatch.conformance.planning import plan
     from te_dispatch.core import scopes
+    from te_dispatch.core.trial import FatalPlugin, refuse_fatal
 
     settings = settings_of(config)
     try:
+        refuse_fatal(settings.device)
         made = plan(scopes.MANAGER, settings)
         # Each unit becomes a test, which pytest holds in memory anyway.
         made = dataclasses.replace(made, units=list(made.units))
         expectations = Expectations.load(config.getoption("--te-skip-file"), config.getoption("--te-expect-file"))
         whole = dataclasses.replace(settings, level="full", product=False)
         expectations.check(list(made.units), lambda: plan(scopes.MANAGER, whole).units)
-    except ValueError as error:
+    except (ValueError, FatalPlugin) as error:
         raise pytest.UsageError(str(error)) from error
     if not made.units:
         backends = ", ".join(settings.backends) or f"no backend but {settings.against}"

@@ -12,7 +12,7 @@ from typing import Any
 from te_dispatch.core.bind import import_target
 from te_dispatch.core.errors import DispatchError
 from te_dispatch.core.facts import Arch, DeviceFacts, FactValue
-from te_dispatch.core.failures import on_request, phrase, traceback_text
+from te_dispatch.core.failures import on_request, phrase, place, traceback_text
 from te_dispatch.core.manifest_check import arch_problem
 from te_dispatch.core.policy.known import did_you_mean
 from te_dispatch.core.snapshot import Snapshot
@@ -37,12 +37,13 @@ def probe_device(snapshot: Snapshot, type: str, index: int | None) -> tuple[Devi
         if target is None:
             continue
         where = f"backend {backend.name!r}: its probe of {type}"
+        _log.debug("asking %s", where)  # the last line of a process that a probe ends
         try:
             facts = import_target(target)(0 if index is None else index)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            problems.append(f"{where} raised {phrase(error)}{on_request(traceback_text(error))}")
+            problems.append(f"{where} raised {phrase(error)}{place(error)}{on_request(traceback_text(error))}")
             continue
         if facts is None:
             continue
@@ -119,27 +120,30 @@ def probe_backends(snapshot: Snapshot) -> tuple[Snapshot, list[str]]:
     for backend in snapshot.backends.values():
         if backend.manifest.unavailable is None:
             continue
+        _log.debug("asking backend %r: its check of this machine", backend.name)
         try:
             reason, problem = read_reason(import_target(backend.manifest.unavailable)())
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            reason = f"its check of this machine raised {phrase(error)}"
-            problem = f"{reason}{on_request(traceback_text(error))}"
+            reason = problem = f"raised {phrase(error)}"
+            problem += f"{place(error)}{on_request(traceback_text(error))}"
         if problem is not None:
-            problems.append(f"backend {backend.name!r}: {problem}")
+            problems.append(f"backend {backend.name!r}: its check of this machine {problem}")
+            reason = reason and f"its check of this machine {reason}"
         if reason is not None:
             unavailable[backend.name] = reason
     return dataclasses.replace(snapshot, unavailable=unavailable), problems
 
 
 def read_reason(answer: object) -> tuple[str | None, str | None]:
-    """What a backend's ``unavailable()`` returned: (the reason, None if it works; what is wrong with the answer)."""
+    """What a backend's ``unavailable()`` returned: (the reason, None if it works; what is wrong with the answer, of
+    which the reason is then made)."""
     if answer is None:
         return None, None
     if isinstance(answer, str) and answer.strip():
         return answer, None
-    problem = f"its check of this machine returned {answer!r}; it returns the reason as a str, or None if it works"
+    problem = f"returned {answer!r}; it returns the reason as a str, or None if it works"
     # False, 0 and "" are what those return who take the name for a question.
     return (problem if answer else None), problem
 

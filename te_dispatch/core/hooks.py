@@ -11,4 +11,5 @@ from __future__ import annotations
 #:
 #: ``traced_call(operator, args)`` makes a call on fake tensors while a graph is traced from them.
 #: ``comparison(manager, operator, candidate, against, args)`` copies a call of shadow mode, to judge it afterwards.
+#: ``declared`` lies in the module that declares every operator.
 HOOKS: dict[str, str] = {}

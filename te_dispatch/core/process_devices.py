@@ -66,7 +66,7 @@ class ProcessDevices:
             DispatchError: a vendor or arch that no manifest knows, or a device that is not here.
         """
         if text == HERE:
-            return self.facts(_current())
+            return self.facts(current())
         snapshot = self._manager.snapshot
         type_, colon, number = text.lower().partition(":")
         types = {one for backend in snapshot.backends.values() for one in backend.manifest.devices}
@@ -117,7 +117,8 @@ class ProcessDevices:
             )
 
 
-def _current() -> Any:
+def current() -> Any:
+    """This machine's accelerator as PyTorch has it, else its CPU. Imports PyTorch."""
     if importlib.util.find_spec("torch") is not None:
         import torch
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import te_dispatch
-from te_dispatch.cli.probing import Answer, run_probes
+from te_dispatch.core.probing import Answer, run_probes
 from te_dispatch.core.shipped import shipped_policies
 
 pytestmark = pytest.mark.sampled(8)
@@ -112,7 +112,10 @@ def test_probes_that_die_cost_only_themselves(troubled):
     assert dying["doctor"] == [{"subject": "driver", "state": "ok", "reason": "it still answers"}]
     told = {f["probe"]: f["reason"] for f in dying["probe_failures"]}
     assert "SIGSEGV" in told["unavailable"] and "exit code 7" in told["devices acme"]
-    assert all(any(probe in problem for problem in answer.json["problems"]) for probe in told)
+    where = "backend 'dying' of te-dispatch-dying 9.9: "
+    assert f"{where}its probe of acme {told['devices acme']}" in answer.json["problems"]
+    assert f"{where}its check of this machine {told['unavailable']}" in answer.json["problems"]
+    assert dying["reason"] == f"its check of this machine {told['unavailable']}"
 
 
 def test_plugins_and_implementations_that_fail(troubled):

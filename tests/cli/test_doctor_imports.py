@@ -11,7 +11,7 @@ import textwrap
 
 import pytest
 
-from te_dispatch.cli.probing import run_probes
+from te_dispatch.core.probing import run_probes
 from tests.cli.test_doctor import _backend, _plugin, _source
 
 pytestmark = pytest.mark.sampled(8)
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.sampled(8)
 #: Name of a plugin -> the source of its manifest's module, and what doctor says of it.
 _FATAL = {
     "aborts": ("import os; os.abort()", "killed its process with SIGABRT while it was imported"),
-    "leaves": ("import os; os._exit(0)", "ended its process without an answer while it was imported"),
+    "leaves": ("import os; os._exit(0)", "ended its process with exit code 0 while it was imported"),
     "hangs": ("import time; time.sleep(600)", "did not answer within 3 s and was stopped while it was imported"),
     "interrupts": ("raise KeyboardInterrupt", "killed its process with SIGINT (last words: KeyboardInterrupt) while"),
     "skips": ("class Skipped(BaseException): pass\nraise Skipped('elsewhere')", "raised Skipped: elsewhere while"),

@@ -7,6 +7,7 @@ All broken plugins are installed together, so that each also has every chance of
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -159,7 +160,9 @@ def test_a_probe_that_raises_costs_its_facts(broken: Seen) -> None:
     reason = "raised RuntimeError: the driver does not answer"
     assert broken.stderr.count(reason) == 1
     [failure] = broken.backend("badprobe")["probe_failures"]
-    assert failure == {"probe": "devices cpu", "reason": reason}
+    assert failure["probe"] == "devices cpu"
+    assert re.fullmatch(rf"{reason}, at \S+badprobe\S*\.py:\d+", failure["reason"])
+    assert f"backend 'badprobe': its probe of cpu {failure['reason']}" in broken.stderr
     assert broken.calls["device"] == "cpu"
 
 

@@ -17,7 +17,7 @@ import te_dispatch
 from te_dispatch.cli.demo.data import Corpus
 from te_dispatch.cli.demo.options import Options
 from te_dispatch.cli.demo.train import BF16, VALIDATION_BATCHES, WARM_UP, Run
-from te_dispatch.cli.probing import plain
+from te_dispatch.core.probing import plain
 from te_dispatch.core.scopes import MANAGER
 
 FORMAT = 1

@@ -11,7 +11,6 @@ This module is also the child: `child` reads its request from standard input.
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import json
 import os
@@ -20,15 +19,19 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from te_dispatch.core.devices import facts_problem, read_reason, unlisted_arch
-from te_dispatch.core.discovery import list_entry_points
 from te_dispatch.core.facts import UNKNOWN, FactValue
-from te_dispatch.core.failures import phrase, traceback_text
+from te_dispatch.core.failures import phrase, place, traceback_text
+from te_dispatch.core.hooks import HOOKS
 from te_dispatch.core.manifest import Manifest
+from te_dispatch.core.manifest_check import check_manifest
+from te_dispatch.core.policy.known import FIRST_PARTY_BACKENDS
+from te_dispatch.core.process_devices import current
 
 #: Seconds for one answer. An import of PyTorch from a cold network disk is the longest thing in one.
 TIME_LIMIT = 60.0
@@ -51,7 +54,7 @@ class Answer:
     Attributes:
         kind: ``manifest``, ``unavailable``, ``devices``, ``doctor`` or ``implementation``.
         subject: entry point, device type or implementation id; empty for the others.
-        value: what it returned, as plain data.
+        value: what it returned, as plain data; of a manifest the probes to ask after it, as `probes_of` makes them.
         problem: what is wrong with it, None if nothing is.
         returned: whether it returned at all; else it raised.
         ended: whether it ended its process, or had to be stopped.
@@ -71,6 +74,23 @@ class Answer:
         """Whether it says that its backend cannot run here."""
         return self.kind == "unavailable" and (bool(self.value) or not self.returned)
 
+    @property
+    def following(self) -> list[Probe]:
+        """Probes that are asked next because of this answer."""
+        return [tuple(probe) for probe in self.value or ()] if self.kind == "manifest" else []
+
+    @property
+    def what(self) -> str:
+        """What was asked, as the subject of a sentence whose rest is `problem`."""
+        return asked(self.kind, self.subject)
+
+
+def asked(kind: str, subject: str) -> str:
+    """What a probe is called in a sentence."""
+    if kind == "devices":
+        return f"its probe of {subject}"
+    return {"unavailable": "its check of this machine", "doctor": "its own report"}.get(kind, subject)
+
 
 def probes_of(manifest: Manifest, unusable: Mapping[str, str] | None = None) -> list[Probe]:
     """(kind, subject, target) of everything a backend lets us ask, cheapest first."""
@@ -88,7 +108,11 @@ def probes_of(manifest: Manifest, unusable: Mapping[str, str] | None = None) -> 
 
 
 def run_probes(
-    probes: Sequence[Probe], time_limit: float = TIME_LIMIT, manifest: Manifest | None = None, patient: bool = True
+    probes: Sequence[Probe],
+    time_limit: float = TIME_LIMIT,
+    manifest: Manifest | None = None,
+    patient: bool = True,
+    types: Collection[str] | None = None,
 ) -> list[Answer]:
     """Ask all probes, in child processes. Never raises for what a probe does.
 
@@ -99,22 +123,24 @@ def run_probes(
         time_limit: seconds for one answer.
         manifest: of the backend that is asked; what its probes return is checked against it.
         patient: whether who does not answer in time is asked again beside an imported PyTorch.
+        types: device types beside this machine's whose probes are asked after each third-party manifest; None to ask
+            for manifests alone.
     """
     answers: list[Answer] = []
     rest = list(probes)
     preload = False
     while rest:
-        found, ending, late = _one_child(rest, time_limit, manifest, preload)
+        found, ending, late = _one_child(rest, time_limit, manifest, preload, types)
         answers += found
-        rest = rest[len(found) :]
+        for answer in found:
+            rest = [*answer.following, *rest[1:]]
         if any(answer.unavailable for answer in found):
             rest = [probe for probe in rest if probe[0] != "implementation"]
         if rest and late and patient and not preload and importlib.util.find_spec("torch") is not None:
             preload = True
         elif rest:
             kind, subject, target = rest.pop(0)
-            problem = ending or "ended its process without an answer"
-            answers.append(Answer(kind, _shown(subject), problem=problem, returned=False, ended=True))
+            answers.append(Answer(kind, _shown(subject), problem=ending, returned=False, ended=True))
             if kind == "implementation":
                 # The module's other implementations would only kill further children.
                 module = target.partition(":")[0]
@@ -124,31 +150,27 @@ def run_probes(
     return answers
 
 
-def fatal_manifests(time_limit: float = TIME_LIMIT) -> dict[importlib.metadata.EntryPoint, str]:
-    """Entry points that must not be imported here, because they ended a process that did, or never came to an end, with
-    the reason."""
-    points = list_entry_points()[0]
-    probes = [("manifest", str(i), f"{point.module}:{point.attr}") for i, point in enumerate(points)]
-    answers = run_probes(probes, time_limit, patient=False)
-    return {points[int(a.subject)]: f"{a.problem} while it was imported" for a in answers if a.ended}
-
-
 def _shown(subject: str) -> str:
     return subject.partition("=")[2] or subject
 
 
 def _one_child(
-    probes: Sequence[Probe], time_limit: float, manifest: Manifest | None, preload: bool
-) -> tuple[list[Answer], str | None, bool]:
+    probes: Sequence[Probe],
+    time_limit: float,
+    manifest: Manifest | None,
+    preload: bool,
+    types: Collection[str] | None,
+) -> tuple[list[Answer], str, bool]:
     """The answers of one child, how it ended if it did not get through, and whether it was stopped for its time."""
     request = {
         "probes": list(probes),
         "preload": preload,
+        "types": None if types is None else list(types),
         "vendors": list(manifest.vendors) if manifest else [],
         "archs": {vendor: list(rows) for vendor, rows in manifest.archs.items()} if manifest else {},
     }
     # The caller's path, which it may have changed since it started.
-    program = "import sys; sys.path[:] = sys.argv[1:]; from te_dispatch.cli import probing; probing.child()"
+    program = "import sys; sys.path[:] = sys.argv[1:]; from te_dispatch.core import probing; probing.child()"
     command = [sys.executable, "-c", program, *sys.path]
     child = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
@@ -171,7 +193,7 @@ def _one_child(
             limit = time_limit
             said = json.loads(line)
             if said == "done":
-                return answers, None, False
+                return answers, "", False
             if said != "ready":
                 answers.append(Answer(**said))
     except queue.Empty:
@@ -189,12 +211,10 @@ def _follow(stream: Any, take: Any, end: str | None) -> None:
     take(end)
 
 
-def _ending(code: int, noise: str) -> str | None:
+def _ending(code: int, noise: str) -> str:
     own = noise.rpartition(_BEGIN)[2]
     last = next((line.strip() for line in reversed(own.split("\n")) if line.strip()), "")
     said = f" (last words: {last[:200]})" if last else ""
-    if code == 0:
-        return None
     if code < 0:
         try:
             name = signal.Signals(-code).name
@@ -234,7 +254,9 @@ def child() -> None:
 
     say("ready")
     unavailable = False
-    for kind, subject, target in request["probes"]:
+    waiting = deque(request["probes"])
+    while waiting:
+        kind, subject, target = waiting.popleft()
         if unavailable and kind == "implementation":
             break
         sys.stdout.flush()
@@ -242,6 +264,7 @@ def child() -> None:
         sys.stderr.flush()
         answer = _answer(kind, subject, target, request)
         unavailable = unavailable or answer.unavailable
+        waiting.extendleft(reversed(answer.following))
         say(answer.__dict__)
     say("done")
     # Without the interpreter's shutdown: a library that crashes there has already answered.
@@ -264,22 +287,23 @@ def _answer(kind: str, subject: str, target: str, request: Mapping[str, Any]) ->
     except KeyboardInterrupt:
         raise  # the user's; one that a plugin raises ends this process, which names it
     except BaseException as error:
-        return Answer(kind, shown, problem=f"raised {phrase(error)}", returned=False, traceback=traceback_text(error))
+        told = f"raised {phrase(error)}{place(error)}"
+        return Answer(kind, shown, problem=told, returned=False, traceback=traceback_text(error))
 
 
 def _ask(kind: str, subject: str, target: str, request: Mapping[str, Any]) -> Any:
     from te_dispatch.core.bind import import_target, load
 
     if kind == "implementation":
-        import te_dispatch.ops.declared  # noqa: F401  # fills OPERATORS
         from te_dispatch.core.operator import OPERATORS
 
+        import_target(HOOKS["declared"])  # fills OPERATORS
         operator, _, candidate = subject.partition("=")
         load(OPERATORS[operator], candidate, target)
         return None
     function = import_target(target)
     if kind == "manifest":
-        return None
+        return _following(function, request["types"])
     if kind == "devices":
         return _devices(function, subject, request)
     if kind == "doctor":
@@ -288,6 +312,19 @@ def _ask(kind: str, subject: str, target: str, request: Mapping[str, Any]) -> An
     if problem is not None:
         raise _Malformed(problem, reason)
     return reason
+
+
+def _following(manifest: object, types: Collection[str] | None) -> list[Probe]:
+    """What resolution asks a third-party backend of this machine: whether it works, and about the devices here."""
+    if types is None or not isinstance(manifest, Manifest) or manifest.name in FIRST_PARTY_BACKENDS:
+        return []
+    if check_manifest(manifest, manifest.name) is not None:
+        return []  # it is refused, and nothing of it asked
+    here = {"cpu", *types}
+    if not here.issuperset(manifest.devices):
+        here.add(current().type)
+    found = [probe for probe in probes_of(manifest) if probe[0] in ("unavailable", "devices")]
+    return [probe for probe in found if probe[0] == "unavailable" or probe[1] in here]
 
 
 def _rows(answer: Any) -> list[list[str]]:
