@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 
+from te_dispatch.core.contradictions import contradiction
 from te_dispatch.core.facts import Arch, arch_number
 from te_dispatch.core.manifest import API_VERSIONS, CLAIMS, TRAITS, Implementation, Manifest
 from te_dispatch.core.operator import Fact, Operator
@@ -216,7 +217,8 @@ def _is_condition(value: object) -> bool:
 
 def operator_problems(manifest: Manifest, operators: Mapping[str, Operator]) -> dict[str, str]:
     """Implementation id -> why it cannot be used: an operator or version that this runtime does not have, or a
-    requirement that could never hold, or always would, because a word in it is none of the operator's."""
+    requirement that could never hold, or always would, because a word in it is none of the operator's, or
+    requirements that can never hold together."""
     problems: dict[str, str] = {}
     vendors = {*FIRST_PARTY_VENDORS, *manifest.vendors, *(v.lower() for v in manifest.archs)}
     for implementation in manifest.implementations:
@@ -231,6 +233,7 @@ def operator_problems(manifest: Manifest, operators: Mapping[str, Operator]) -> 
             )
         else:
             problem = next(_requirement_problems(implementation.requires, operator, vendors), None)
+            problem = problem or contradiction(implementation.requires, operator.facts)
             if problem is not None:
                 problems[candidate] = problem
     return problems
@@ -282,7 +285,9 @@ def _fact_problem(atom: Atom, fact: Fact) -> str | None:
     where = f"requires {atom.describe()!r}"
     if isinstance(atom, (OneOf, NoneOf)):
         if fact.kind == "size":
-            return _value_problem(where, atom, int)
+            below = [v for v in atom.values if isinstance(v, int) and v < 0]
+            problem = _value_problem(where, atom, int)
+            return problem or (f"{where}: {fact.name} is a size, got {below[0]}" if below else None)
         if fact.kind == "dtype":
             return _value_problem(where, atom, str, DTYPES)
         wrong = [v for v in atom.values if fact.boolean and v is not None and not isinstance(v, bool)]

@@ -16,7 +16,7 @@ from te_dispatch.core.manifest import Implementation, Manifest
 from te_dispatch.core.manifest_check import operator_problems
 from te_dispatch.core.operator import OPERATORS
 from te_dispatch.core.policy import Policy
-from te_dispatch.core.requirements import AnyOf, Compare, MultipleOf, NoneOf, OneOf, OnVendor
+from te_dispatch.core.requirements import All, AnyOf, Compare, MultipleOf, NoneOf, OneOf, OnVendor
 from te_dispatch.core.resolve import resolve
 from te_dispatch.core.snapshot import InstalledBackend, Snapshot
 from tests.core.toy import CPU, backend, extension, kernel
@@ -154,6 +154,7 @@ def test_one_value_where_several_belong_is_refused(field: str) -> None:
         (OneOf("k", "16"), "k is a whole number, got '16'"),
         (Compare("k", ">=", "16"), "compares with a number, got '16'"),
         (Compare("a.dtype", ">=", 1), "a.dtype does not compare"),
+        (OneOf("k", 16, -1), "k is a size, got -1"),
         (OneOf("lay_out", "NT"), "requires a fact that gemm does not have: lay_out; did you mean 'layout'?"),
         (AnyOf(OneOf("layout", "NT"), OnVendor("zeta", OneOf("layout", "TT"))), "unknown word 'TT'"),
     ],
@@ -163,6 +164,60 @@ def test_a_word_that_nobody_else_uses_costs_its_implementation_and_is_told(condi
     snapshot = registered(manifest)
     assert not snapshot.failures and set(snapshot.unusable) == {"zeta.k"}
     assert reason in snapshot.unusable["zeta.k"]
+
+
+@pytest.mark.parametrize(
+    ("conditions", "reason"),
+    [
+        (
+            (OneOf("layout", "NT"), OneOf("layout", "NN")),
+            "'layout is NT' and 'layout is NN', which never hold together",
+        ),
+        ((OneOf("epilogue", "gelu"), OneOf("epilogue", None)), "'epilogue is gelu' and 'epilogue is not given'"),
+        ((OneOf("accumulate", True), OneOf("accumulate", False)), "'accumulate is True' and 'accumulate is False'"),
+        ((OneOf("a.dtype", "bf16", "fp16"), NoneOf("a.dtype", "fp16", "bf16")), "never hold together"),
+        ((NoneOf("layout", "NT", "NN", "TN", None),), "which never holds"),
+        ((NoneOf("bias", True, False),), "which never holds"),
+        ((OneOf("k", 16, 32), MultipleOf("k", 64)), "'k is 16 or 32' and 'k % 64 == 0'"),
+        ((Compare("k", "<", 0),), "requires 'k < 0', which never holds"),
+        ((Compare("k", ">", 16), Compare("k", "<", 17)), "never hold together"),
+        ((Compare("k", ">=", 1), MultipleOf("k", 12), MultipleOf("k", 8), Compare("k", "<=", 23.5)), "never hold"),
+        ((Compare("k", "<=", 64), MultipleOf("k", 32), NoneOf("k", 0, 32, 64, 7)), "never hold"),
+        ((Compare("device.arch", ">=", "sm_90"), Compare("device.arch", "<", "sm_90")), "never hold together"),
+        ((Compare("device.arch", ">=", "sm_90"), Compare("device.arch", "<=", "gfx950")), "never hold together"),
+        ((OneOf("device.arch", "sm_80"), Compare("device.arch", ">=", "sm_90")), "never hold together"),
+        ((Compare("device.version.cuda", ">=", "12.9"), Compare("device.version.cuda", "<", "12.10")), None),
+        ((Compare("device.version.cuda", ">", "12.9"), Compare("device.version.cuda", "<=", "12.9.0")), "never hold"),
+        ((OneOf("device.encodings", "e5m2"), NoneOf("device.encodings", "e5m2")), "never hold together"),
+        ((All(OneOf("layout", "NT"), OneOf("bias", True)), OneOf("bias", False)), "'bias is True' and 'bias is False'"),
+        ((AnyOf(OneOf("layout", "NT"), OneOf("layout", "NN")), OneOf("layout", "TN")), "'layout is NN'"),
+        ((OnVendor("zeta", OneOf("layout", "NT")), OneOf("device.vendor", "zeta"), OneOf("layout", "NN")), "never"),
+        ((OneOf("device.encodings", "e5m2"), OneOf("device.encodings", "e4m3fn")), None),
+        ((OneOf("device.tiles", 4), OneOf("device.tiles", 8)), None),
+        ((Compare("k", ">", 16), Compare("k", "<=", 17)), None),
+        ((Compare("k", "<=", 64), MultipleOf("k", 32), NoneOf("k", 0, 64)), None),
+        ((MultipleOf("k", 16), Compare("k", "<", 16)), None),
+        ((NoneOf("layout", "NT"), NoneOf("layout", "NN")), None),
+        ((OnVendor("zeta", OneOf("layout", "NT")), OneOf("layout", "NN")), None),
+        ((AnyOf(OneOf("layout", "NT"), OneOf("bias", True)), OneOf("bias", False)), None),
+    ],
+    ids=lambda value: " and ".join(one.describe() for one in value) if isinstance(value, tuple) else "",
+)
+def test_requirements_that_can_never_hold_together_cost_their_implementation(
+    conditions: tuple[Any, ...], reason: str | None
+) -> None:
+    """Doctor said that nothing was broken, and the kit that nothing was claimed."""
+    manifest = backend("zeta", gemm(*conditions), kernel("gemm", "sound"), vendors=("zeta",))
+    unusable = registered(manifest).unusable
+    assert set(unusable) == ({"zeta.k"} if reason else set())
+    assert reason is None or reason in unusable["zeta.k"]
+
+
+def test_many_alternatives_do_not_delay_the_start() -> None:
+    """Each of 2**40 combinations is contradictory; a few are tried."""
+    pairs = [AnyOf(OneOf(f"device.t{i}", 1), OneOf(f"device.t{i}", 2)) for i in range(40)]
+    last = AnyOf(*(All(OneOf("layout", "NT"), OneOf("layout", other)) for other in ("NN", "TN")))
+    assert registered(backend("zeta", gemm(*pairs, last))).unusable == {}
 
 
 @pytest.mark.parametrize(
