@@ -21,18 +21,17 @@ import te_dispatch
 import te_dispatch.ops.declared  # fills OPERATORS
 from te_dispatch.cli import nvte_plugin
 from te_dispatch.cli.console import FOUND, emit, out
+from te_dispatch.cli.doctor_manifests import grouped, notes, unknown_facts, without_companion
 from te_dispatch.compat.alias import STAND_IN
 from te_dispatch.compat.alias import found as find_transformer_engine
 from te_dispatch.core.discovery import find
 from te_dispatch.core.environment import debug_setting, environment_layers
 from te_dispatch.core.errors import PolicyError
-from te_dispatch.core.manifest import CANONICAL
 from te_dispatch.core.nvte_variables import ignored
 from te_dispatch.core.operator import OPERATORS
 from te_dispatch.core.policy.file import load_policy
-from te_dispatch.core.policy.known import DEVICE_FACTS, VERSION_PREFIX, Known
+from te_dispatch.core.policy.known import Known
 from te_dispatch.core.probing import TIME_LIMIT, Answer, asked, probes_of, run_probes
-from te_dispatch.core.requirements import DEVICE_PREFIX
 from te_dispatch.core.results import checking_results
 from te_dispatch.core.shipped import shipped_policies
 from te_dispatch.core.snapshot import InstalledBackend, PluginFailure, Snapshot
@@ -82,8 +81,9 @@ def examine(time_limit: float = TIME_LIMIT) -> dict[str, Any]:
     shown = [_backend(backend, snapshot, answers[backend.name]) for backend in backends]
     formats = {(i.operator, i.saved_format) for backend in backends for i in backend.manifest.implementations}
     for backend, data_of_one in zip(backends, shown):
-        data_of_one["unknown_facts"] = _unknown_facts(backend, answers[backend.name], devices)
-        data_of_one["without_companion"] = _without_companion(backend, formats)
+        data_of_one["unknown_facts"] = unknown_facts(backend, answers[backend.name], devices, snapshot.unusable)
+        data_of_one["without_companion"] = without_companion(backend, formats)
+        data_of_one["notes"] = notes(backend, snapshot, devices)
     known = Known.of([backend.manifest for backend in backends], OPERATORS)
     imported, doubled = _transformer_engine()
     plugin = nvte_plugin.examine(time_limit)
@@ -119,46 +119,6 @@ def _tracebacks(snapshot: Snapshot, answers: dict[str, list[Answer]]) -> list[di
     for name, given in answers.items():
         found += [(f"backend {name!r}: {answer.kind} {answer.subject}".strip(), answer.traceback) for answer in given]
     return [{"of": where, "traceback": text} for where, text in found if text]
-
-
-def _unknown_facts(
-    backend: InstalledBackend, answers: list[Answer], devices: list[dict[str, Any]]
-) -> dict[str, list[str]]:
-    """Device facts of no standard name that no probe tells -> the implementations that require them.
-
-    Of a backend with probes that found no device of theirs nothing can be said. What its own probes tell counts even
-    where a backend native to the device is believed instead.
-    """
-    own = [device for a in answers if a.kind == "devices" for device in a.value or ()]
-    if backend.manifest.devices and not own:
-        return {}
-    told = {*DEVICE_FACTS, *(name for device in (*devices, *own) for name in device["facts"])}
-    found: dict[str, list[str]] = {}
-    for implementation in backend.manifest.implementations:
-        for name in sorted({name for condition in implementation.requires for name in condition.reads()}):
-            fact = name.removeprefix(DEVICE_PREFIX)
-            if name != fact and fact not in told and not fact.startswith(VERSION_PREFIX):
-                found.setdefault(name, []).append(f"{backend.name}.{implementation.name}")
-    return found
-
-
-def _without_companion(backend: InstalledBackend, formats: set[tuple[str, str]]) -> dict[str, str]:
-    """Implementation -> what is missing for it to be chosen in training: a counterpart with its saved format.
-
-    Args:
-        formats: operators and saved formats of all implementations that are installed.
-    """
-    found = {}
-    for implementation in backend.manifest.implementations:
-        operator, saved = OPERATORS.get(implementation.operator), implementation.saved_format
-        if operator is None or operator.companion is None or saved == CANONICAL or implementation.inference:
-            continue
-        if (operator.companion, saved) not in formats:
-            verb = "leaves it" if operator.backward else "reads it"
-            found[f"{backend.name}.{implementation.name}"] = (
-                f"its saved format is {saved!r}, and no implementation of {operator.companion} {verb}"
-            )
-    return found
 
 
 def _installed(distribution: str) -> str | None:
@@ -247,7 +207,7 @@ def _problems(data: dict[str, Any], known: Known) -> list[str]:
     problems = [f"backend {f['name']!r} of {f['distribution']} {f['version']}: {f['reason']}" for f in data["failures"]]
     for backend in data["backends"]:
         where = f"backend {backend['name']!r} of {backend['distribution']} {backend['version']}"
-        problems += [f"{where}: {name}: {why}" for name, why in backend["unusable"].items()]
+        problems += [f"{where}: {told}" for told in grouped(backend["unusable"].items())]
         problems += [
             f"{where}: {asked(*f['probe'].partition(' ')[::2])} {f['reason']}" for f in backend["probe_failures"]
         ]
@@ -298,6 +258,9 @@ def _show(data: dict[str, Any], console: Console) -> None:
         table.add_row(policy["name"], Text(policy["problem"] or policy["description"]))
     console.print(table)
     console.print()
+    for backend in data["backends"]:
+        for note in backend["notes"]:
+            console.print(Text(f"note: backend {backend['name']!r}: {note}\n", style="yellow"))
     if not data["problems"]:
         console.print("[green]Nothing is broken.[/]")
         return

@@ -18,7 +18,7 @@ from te_dispatch.cli.ops import find_operator
 from te_dispatch.core.decision import Accepted, Decision
 from te_dispatch.core.eligibility import ELSEWHERE
 from te_dispatch.core.facts import DeviceFacts
-from te_dispatch.core.operator import Operator
+from te_dispatch.core.operator import OPERATORS, Operator
 from te_dispatch.core.policy import COMPOSITE
 from te_dispatch.core.resolve import resolve
 from te_dispatch.core.scopes import MANAGER
@@ -72,8 +72,19 @@ def show(decision: Decision, unknown: Sequence[str], console: Console) -> None:
     for assumption in decision.chosen.assumed if decision.chosen else ():
         if assumption.startswith(ELSEWHERE):
             console.print(Text(f"the choice assumes: {assumption}", "yellow"))
+    for name in _without_forward(decision):
+        told = f"{name}: no forward is bound with it while its own backend's {decision.operator} takes the call"
+        console.print(Text(told, "yellow"))
     if decision.chosen is None:
         console.print(Text("Nothing serves this call.", "bold red"))
+
+
+def _without_forward(decision: Decision) -> list[str]:
+    """Backwards that could serve the call and belong to no forward, neither of their own backend nor another's."""
+    operator = OPERATORS[decision.operator]
+    if operator.companion is None or not operator.backward:
+        return []
+    return [one.id for one in decision.accepted if one.companion is None and not one.id.startswith(f"{COMPOSITE}.")]
 
 
 def _heading(decision: Decision) -> Text:

@@ -1,0 +1,127 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""What ``te-dispatch doctor`` reads off manifests, beside each other and beside this machine's devices."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from te_dispatch.core.manifest import CANONICAL, Implementation
+from te_dispatch.core.operator import OPERATORS
+from te_dispatch.core.policy.known import DEVICE_FACTS, VERSION_PREFIX, did_you_mean
+from te_dispatch.core.probing import Answer
+from te_dispatch.core.requirements import DEVICE_PREFIX, OneOf, atoms
+from te_dispatch.core.snapshot import InstalledBackend, Snapshot
+
+#: A device as doctor shows it.
+Device = Mapping[str, Any]
+
+_ARCH = f"{DEVICE_PREFIX}arch"
+
+
+def grouped(reasons: Iterable[tuple[str, str]]) -> list[str]:
+    """(Implementation, what is wrong with it) in one line for each thing that is wrong."""
+    names: dict[str, list[str]] = {}
+    for candidate, reason in reasons:
+        names.setdefault(reason, []).append(candidate)
+    return [
+        f"{of[0]}: {reason}" if len(of) == 1 else f"{len(of)} implementations ({', '.join(of)}): {reason}"
+        for reason, of in names.items()
+    ]
+
+
+def unknown_facts(
+    backend: InstalledBackend, answers: Sequence[Answer], devices: Sequence[Device], unusable: Collection[str]
+) -> dict[str, list[str]]:
+    """Device facts of no standard name that no probe tells -> the implementations that require them.
+
+    Of a backend with probes that found no device of theirs nothing can be said. What its own probes tell counts even
+    where a backend native to the device is believed instead.
+
+    Args:
+        answers: of the backend's probes.
+        devices: as doctor shows them.
+        unusable: implementations of which something worse is told already.
+    """
+    own = [device for a in answers if a.kind == "devices" for device in a.value or ()]
+    if backend.manifest.devices and not own:
+        return {}
+    told = {*DEVICE_FACTS, *(name for device in (*devices, *own) for name in device["facts"])}
+    found: dict[str, list[str]] = {}
+    for implementation in backend.manifest.implementations:
+        candidate = f"{backend.name}.{implementation.name}"
+        if candidate in unusable:
+            continue
+        for name in sorted({name for condition in implementation.requires for name in condition.reads()}):
+            fact = name.removeprefix(DEVICE_PREFIX)
+            if name != fact and fact not in told and not fact.startswith(VERSION_PREFIX):
+                found.setdefault(name, []).append(candidate)
+    return found
+
+
+def without_companion(backend: InstalledBackend, formats: set[tuple[str, str]]) -> dict[str, str]:
+    """Implementation -> what is missing for it to be chosen in training: a counterpart with its saved format.
+
+    Args:
+        formats: operators and saved formats of all implementations that are installed.
+    """
+    found = {}
+    for implementation in backend.manifest.implementations:
+        operator, saved = OPERATORS.get(implementation.operator), implementation.saved_format
+        if operator is None or operator.companion is None or saved == CANONICAL or implementation.inference:
+            continue
+        if (operator.companion, saved) not in formats:
+            verb = "leaves it" if operator.backward else "reads it"
+            found[f"{backend.name}.{implementation.name}"] = (
+                f"its saved format is {saved!r}, and no implementation of {operator.companion} {verb}"
+            )
+    return found
+
+
+def notes(backend: InstalledBackend, snapshot: Snapshot, devices: Sequence[Device]) -> list[str]:
+    """What is legal and may be a mistake all the same."""
+    return grouped((*_unlisted_archs(backend, snapshot, devices), *_without_forward(backend, snapshot)))
+
+
+def _unlisted_archs(
+    backend: InstalledBackend, snapshot: Snapshot, devices: Sequence[Device]
+) -> Iterator[tuple[str, str]]:
+    """(Implementation, reason) where it requires one of archs of which no manifest and no device here has any."""
+    archs = {arch for rows in snapshot.archs().values() for arch in rows}
+    archs |= {device["facts"]["arch"] for device in devices}
+    own = [arch for rows in backend.manifest.archs.values() for arch in rows]
+    for implementation in backend.manifest.implementations:
+        for condition in implementation.requires:
+            for atom in atoms(condition):
+                if not isinstance(atom, OneOf) or atom.fact != _ARCH or archs.intersection(atom.values):
+                    continue
+                hint = did_you_mean(str(atom.values[0]), own)
+                reason = f"requires {atom.describe()!r}, and no installed manifest lists such an arch{hint}"
+                yield f"{backend.name}.{implementation.name}", reason
+
+
+def _without_forward(backend: InstalledBackend, snapshot: Snapshot) -> Iterator[tuple[str, str]]:
+    """(Backward, with what forwards it goes) where its backend has no forward whose results it reads."""
+    for implementation in backend.manifest.implementations:
+        operator = OPERATORS.get(implementation.operator)
+        if operator is None or operator.companion is None or not operator.backward:
+            continue
+        forwards = [
+            (other.name, f"{other.name}.{forward.name}")
+            for other, forward in snapshot.candidates(operator.companion)
+            if forward.saved_format == implementation.saved_format and not forward.inference
+        ]
+        others = [name for owner, name in forwards if owner != backend.name]
+        if len(others) < len(forwards) or (not others and implementation.saved_format != CANONICAL):
+            continue  # its backend has one; or nobody has, which is told as an error
+        yield f"{backend.name}.{implementation.name}", _goes_with(backend, implementation, operator.companion, others)
+
+
+def _goes_with(backend: InstalledBackend, implementation: Implementation, companion: str, others: Sequence[str]) -> str:
+    told = f"{backend.name} has no {companion} that goes with it. It serves a backward that is called by itself"
+    if not others:
+        return f"{told}; no other backend has one either"
+    return (
+        f"{told}, and forwards of other backends ({', '.join(others)}) where their own backend's "
+        f"{implementation.operator} does not take the call"
+    )
