@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import textwrap
@@ -212,3 +213,29 @@ def test_kernels_may_call_operators_while_they_are_imported(tmp_path: Path, body
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, cwd=tmp_path, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "7.0"
+
+
+def test_the_log_names_each_probe_before_it_is_asked(caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing else can name the one that ends the process."""
+    seen: list[str] = []
+
+    def ask(*_: int) -> None:
+        seen.append(caplog.messages[-1])
+
+    snapshot = installed(backend("zeta", unavailable=target(ask), devices={"cpu": target(ask)}))
+    with caplog.at_level("DEBUG", "te_dispatch"):
+        probe_backends(snapshot)
+        probe_device(snapshot, "cpu", None)
+    assert seen == ["asking backend 'zeta': its check of this machine", "asking backend 'zeta': its probe of cpu"]
+
+
+def test_what_a_probe_raises_is_told_with_its_place() -> None:
+    _, [problem] = probe_device(installed(portable(), native(OSError("no ioctl"))), "cpu", None)
+    assert re.fullmatch(r"backend 'zeta': its probe of cpu raised OSError: no ioctl, at \S+\.py:\d+", problem)
+
+    def unavailable() -> str:
+        raise OSError("no lib")
+
+    snapshot, [problem] = probe_backends(installed(backend("zeta", unavailable=target(unavailable))))
+    assert re.fullmatch(r"backend 'zeta': its check of this machine raised OSError: no lib, at \S+\.py:\d+", problem)
+    assert snapshot.unavailable == {"zeta": "its check of this machine raised OSError: no lib"}
