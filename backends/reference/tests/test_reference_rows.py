@@ -157,6 +157,17 @@ def formula(x: torch.Tensor, kind: str, limit: float, alpha: float) -> torch.Ten
     return (torch.sigmoid(u) if kind == "glu" else plain[gate[kind]](u)) * v
 
 
+@pytest.mark.parametrize(
+    ("kind", "cut_off"), [("relu", 0.0), ("reglu", 0.0), ("srelu", math.nan), ("sreglu", math.nan)]
+)
+def test_relu_selects_and_its_square_multiplies(kind: str, cut_off: float) -> None:
+    """At x <= 0, with a gradient that is not finite (docs/numerics.md)."""
+    x = torch.tensor([[-1.0, 0.0, 3.0, 5.0] if kind in GATED else [-1.0, 0.0]])
+    for value in (math.nan, math.inf):
+        dx = activation_bwd(torch.full((1, 2), value), x, kind=kind, with_dx=True).dx
+        torch.testing.assert_close(dx[:, :2], torch.full((1, 2), cut_off), equal_nan=True)
+
+
 @pytest.mark.parametrize("params", [None, (1.0, 2.5)], ids=["default", "params"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_activations(kind: str, params: tuple[float, float] | None) -> None:
