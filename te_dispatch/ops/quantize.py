@@ -75,7 +75,8 @@ def quantize(
 
     Args:
         x: (..., K), float32, bfloat16 or float16, contiguous in its last dimension. May be empty.
-        quantizer: the cast; a `DelayedQuantizer` with `amax` set has max |x| accumulated into it.
+        quantizer: the cast; a `DelayedQuantizer` with `amax` set has max |x| accumulated into it, which
+            is 0, positive or Inf before; a NaN there may stay, or count as 0.
         usage: ``row``, ``column`` or ``both``: which copies to make (`Quantized`).
         out: a `Quantized` of matching shapes to write into and return.
         noop_flag: float32 (1,); where it is nonzero `out` is left as it is, and no amax is recorded (weight caching
