@@ -4,8 +4,8 @@
 stevedore's own listing goes through an on-disk cache that keys on coarse file times (a package reinstalled within two
 minutes is seen stale) and drops each entry point's distribution; `_FreshExtensionManager` lists afresh instead. A
 plugin that fails, in whatever way short of killing the process, is that plugin's failure and nobody else's, and a
-backend is registered whole or not at all. A plugin that kills the process, or hangs, is found by ``te-dispatch
-doctor``, which imports every manifest in a process of its own first.
+backend is registered whole or not at all. A plugin that kills the process, or hangs, is found by
+`te_dispatch.core.trial`, which the command and the conformance kit ask first.
 """
 
 from __future__ import annotations
