@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import re
 import sys
 from collections.abc import Callable
@@ -15,6 +17,10 @@ import pytest
 from te_dispatch.conformance import certification  # before pytester notes what is loaded: torch loads once
 from te_dispatch.conformance.case import Unit
 from te_dispatch.conformance.subject import Subject
+
+# So does Triton, which a probe may import: a second import of its native module ends the process.
+with contextlib.suppress(ImportError):
+    importlib.import_module("triton")
 
 pytestmark = pytest.mark.slow
 
