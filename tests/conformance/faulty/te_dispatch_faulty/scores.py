@@ -29,7 +29,7 @@ def gives_nan_in_masked_rows(call: Call) -> Any:
 
 
 def _hiding(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
-    names = ("mask", "attn_mask", "window", "sq", "skv", "len_q", "len_kv", "offset", "device")
+    names = ("spec", "attn_mask", "q", "k", "len_q", "len_kv", "offset")
     right = parts._hidden
 
     def hidden(*given: Any) -> Any:
@@ -39,7 +39,7 @@ def _hiding(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
 
 
 def sees_the_next_token(call: Call) -> Any:
-    with _hiding(lambda g: {**g, "offset": g["offset"] + 1 if "causal" in g["mask"] else g["offset"]}):
+    with _hiding(lambda g: {**g, "offset": g["offset"] + 1 if "causal" in g["spec"].mask else g["offset"]}):
         return call.sound()
 
 
@@ -50,8 +50,8 @@ def aligns_to_top_left(call: Call) -> Any:
 
 def widens_window(call: Call) -> Any:
     def wider(given: dict[str, Any]) -> dict[str, Any]:
-        left, right = given["window"] or (-1, -1)
-        return {**given, "window": (left + 1 if left >= 0 else left, right)}
+        left, right = given["spec"].band
+        return {**given, "spec": given["spec"]._replace(band=(left + 1 if left >= 0 else left, right))}
 
     with _hiding(wider):
         return call.sound()

@@ -33,9 +33,9 @@ def _swapped(call: Call) -> Any:
 
 
 def _apart(call: Call) -> Any:
-    """Gradients in memory of their own."""
+    """Gradients in memory of their own; those that are cast stay as they are."""
     made = call.sound()
-    if not _packed_ragged(call):
+    if not _packed_ragged(call) or call["dqkv_quantizer"] is not None:
         return made
 
     def fresh(x: torch.Tensor) -> torch.Tensor:
