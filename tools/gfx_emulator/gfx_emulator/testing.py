@@ -55,6 +55,11 @@ program:
 """
 
 
+def words(count: int = 64) -> Array:
+    """A buffer of 32-bit zeros for a kernel to write."""
+    return np.zeros(count, np.uint32)
+
+
 def missing() -> str | None:
     """Why kernels cannot be made and executed here, None if they can."""
     if importlib.util.find_spec("triton") is None:

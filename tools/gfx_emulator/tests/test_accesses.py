@@ -12,13 +12,9 @@ from gfx_emulator import (
     RaceError,
     testing,
 )
-from gfx_emulator.testing import PROLOGUE, STORE
+from gfx_emulator.testing import PROLOGUE, STORE, words
 
 LANES = np.arange(64, dtype=np.uint32)
-
-
-def words(count: int = 64) -> np.ndarray:
-    return np.zeros(count, np.uint32)
 
 
 @pytest.mark.parametrize("size, kind", [(1, "ubyte"), (1, "sbyte"), (2, "ushort"), (2, "sshort")])

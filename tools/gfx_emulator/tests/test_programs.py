@@ -21,13 +21,7 @@ from gfx_emulator import (
     machine,
     testing,
 )
-from gfx_emulator.testing import PROLOGUE, STORE
-
-LANES = np.arange(64, dtype=np.uint32)
-
-
-def words(count: int = 64) -> np.ndarray:
-    return np.zeros(count, np.uint32)
+from gfx_emulator.testing import PROLOGUE, STORE, words
 
 
 def test_scalar_arithmetic_and_carries(arch: str) -> None:
