@@ -89,8 +89,8 @@ def _values(value: Any) -> Sequence[Any]:
 def emulated(arch: str) -> Iterator[Emulator]:
     """CPU tensors are on an emulated chip: host code chooses for it, its kernels are compiled for it and executed.
 
-    What this process has found out about its devices before stays as it is: for dispatch to see the chip, this comes
-    first.
+    Dispatch reads a device's facts once per process. Enter this before the first call, or dispatch keeps the facts that
+    the CPU had without it.
     """
     emulator = Emulator(TARGETS[arch])
     targets.pretend(CPU, TARGETS[arch])
