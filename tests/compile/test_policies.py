@@ -18,6 +18,7 @@ import te_dispatch.pytorch  # registers what is traced in place of trampolines
 from te_dispatch import ops
 from te_dispatch.core.errors import Declined
 from te_dispatch.core.operator import OPERATORS
+from te_dispatch.numerics.quantizers import CurrentQuantizer
 from te_dispatch.pytorch.compile import launch
 from tests.compile.training import DEVICE, RECIPES, assert_same, build, compiler, train
 
@@ -171,20 +172,27 @@ def test_asyncio_scopes_are_refused():
 
 def test_a_decline_at_run_time_falls_back(monkeypatch):
     te_dispatch.set_policy(None)
-    x = torch.randn(16, 32, device=DEVICE)
+    x = torch.randn(16, 32)
+    made = CurrentQuantizer("e4m3fn")
 
     def step(x):
+        # On a CPU, products of FP8 are emulated by both backends: a preference of the reference decides.
         with te_dispatch.using(prefer={"gemm": "reference"}):
-            return ops.gemm(x, x, layout="NT").out
+            operand = ops.quantize(x, made, usage="both")
+            return ops.gemm(operand, operand, layout="NT", out_dtype=torch.float32).out
 
     compiled = compiler()(step)
     compiled(x)
     (key,) = [key for key in launch._OPAQUE if key.startswith("gemm@1:reference.gemm@")]
     opaque = launch._OPAQUE[key]
+    declined = []
 
     def declines(*args, **keywords):
+        declined.append(args)
         raise Declined("not today")
 
     monkeypatch.setattr(opaque, "function", declines)
-    assert torch.equal(compiled(x), ops.gemm(x, x, layout="NT").out)
+    operand = ops.quantize(x, made, usage="both")
+    assert torch.equal(compiled(x), ops.gemm(operand, operand, layout="NT", out_dtype=torch.float32).out)
+    assert len(declined) == 1
     assert opaque.operator is OPERATORS["gemm"]
