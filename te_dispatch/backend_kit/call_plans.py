@@ -122,7 +122,7 @@ class CallPlans:
         self.hits = self.misses = self.generation = 0
         self.function = function
         self.kinds = kinds_of(function, name if operator == "" else operator or "", exceptions, exactly=True)
-        self._entries: RecentDict[Any, list[_Entry]] = RecentDict(CAPACITY)
+        self._entries: RecentDict[Any, Sequence[_Entry]] = RecentDict(CAPACITY)
         code = code_of(self.kinds)
         self._look = look_of(code, name)
         self.wrapper: Any = _wrapper(self, function, code)
@@ -202,10 +202,7 @@ class CallPlans:
 
     def launches(self, facts: Any, tensors: Sequence[torch.Tensor]) -> list[Launch]:
         """What is kept for a signature, in the order in which it is tried."""
-        try:
-            return [launch for fits, launch in self._entries[facts] if fits(*tensors)]
-        except KeyError:
-            return []
+        return [launch for fits, launch in self._entries.get(facts, ()) if fits(*tensors)]
 
     def keep(
         self,
@@ -222,10 +219,7 @@ class CallPlans:
             instead: a launch that is kept no longer.
         """
         entry = guard_for(tensors, [True] * len(tensors)), launch
-        try:
-            kept = [one for one in self._entries[facts] if one[1] is not instead]
-        except KeyError:
-            kept = []
+        kept = [one for one in self._entries.get(facts, ()) if one[1] is not instead]
         # A new list: another thread may be going through the old one.
         self._entries[facts] = ([*kept, entry] if unusual else [entry, *kept])[:LAUNCHES]
 
@@ -289,11 +283,14 @@ def make(plans, generation, otherwise, {named}):
     return repeated
 """
 _WRAPPER = """
-def make(plans, entries, work_out):
+def make(plans, entries, recent, work_out):
     def {name}({signature}):
+        tensors = None
         try:
             {body}
-        except Exception:  # a new signature, or something that was not foreseen: the function shall say
+        except KeyError:  # not a recent signature
+            found = () if tensors is None else entries.get(facts, ())
+        except Exception:  # something that was not foreseen: the function shall say
             found = ()
         for fits, launch in found:
             if fits(*tensors):
@@ -306,8 +303,9 @@ def make(plans, entries, work_out):
     return {name}
 """
 _FIND = """\
+facts = ({facts})
 tensors = ({tensors})
-found = entries[({facts})]"""
+found = recent[facts]"""
 
 
 def _wrapper(plans: CallPlans, function: Callable[..., Any], code: Code) -> Any:
@@ -317,7 +315,9 @@ def _wrapper(plans: CallPlans, function: Callable[..., Any], code: Code) -> Any:
     source = _WRAPPER.format(
         name=name, signature=str(inspect.Signature(bare))[1:-1], names=code.names, body=code.text(_FIND, 12)
     )
-    wrapper = compiled(source, f"planned {name}", plans=plans, entries=plans._entries, work_out=plans.work_out)
+    entries = plans._entries
+    given = {"plans": plans, "entries": entries, "recent": entries.recent, "work_out": plans.work_out}
+    wrapper = compiled(source, f"planned {name}", **given)
     functools.update_wrapper(wrapper, function)
     wrapper.__defaults__, wrapper.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
     wrapper.plans = plans

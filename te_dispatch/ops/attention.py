@@ -96,10 +96,11 @@ def out_shape(q: Any, v: Any, layout: str) -> tuple[int, ...]:
 
 def lse_shape(q: Any, layout: str) -> tuple[int, ...]:
     """(b, h, s_q), or (t, h) for thd."""
+    shape = tuple(q.shape)
     if layout == "thd":
-        return tuple(q.shape[:-1])
-    batch, length = (q.shape[1], q.shape[0]) if layout == "sbhd" else (q.shape[0], q.shape[1])
-    return (batch, q.shape[2], length)
+        return shape[:-1]
+    batch, length = shape[1::-1] if layout == "sbhd" else shape[:2]
+    return (batch, shape[2], length)
 
 
 def _forward_shape(

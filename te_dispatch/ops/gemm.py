@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from te_dispatch.core.errors import NoImplementation
@@ -49,18 +48,24 @@ class Epilogue(NamedTuple):
 
 def gemm_sizes(a: Any, b: Any, layout: str) -> tuple[int, int, int]:
     """(m, n, k) of a product: leading dimensions of an untransposed `a`, and of a transposed one, flatten."""
+    return sizes_of(a.shape, b.shape, layout)
+
+
+def sizes_of(a: tuple[int, ...], b: tuple[int, ...], layout: str) -> tuple[int, int, int]:
+    """`gemm_sizes` of operands with these shapes."""
     if layout == "NT":
-        return rows_of(a.shape), rows_of(b.shape), a.shape[-1]
+        return rows_of(a), rows_of(b), a[-1]
     if layout == "NN":
-        return rows_of(a.shape), b.shape[-1], a.shape[-1]
+        return rows_of(a), b[-1], a[-1]
     if layout == "TN":
-        return a.shape[-1], b.shape[-1], rows_of(a.shape)
+        return a[-1], b[-1], rows_of(a)
     raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got {layout!r}")
 
 
-def out_shape(a: Any, b: Any, layout: str) -> tuple[int, ...]:
-    m, n, _ = gemm_sizes(a, b, layout)
-    return (m, n) if layout == "TN" else (*a.shape[:-1], n)
+def out_shape(a: tuple[int, ...], b: tuple[int, ...], layout: str) -> tuple[int, ...]:
+    """The shape of a product of operands with these shapes."""
+    m, n, _ = sizes_of(a, b, layout)
+    return (m, n) if layout == "TN" else (*a[:-1], n)
 
 
 def operand_format(layout: str, operand: str, scaling: str) -> tuple[str, str]:
@@ -154,7 +159,7 @@ def _gemm_shape(
 ) -> Gemm:
     import torch
 
-    shape = out_shape(a, b, layout)
+    shape = out_shape(a.shape, b.shape, layout)
     dtype = out_dtype or (out.dtype if out is not None else a.dtype)
     if out is None:
         if out_quantizer is not None:
@@ -273,10 +278,7 @@ def _grouped_shape(
         rows = splits.tolist() if isinstance(splits, torch.Tensor) else splits
         shapes = [(count, a[0].shape[-1]) for count in rows]
     dtype, device = out_dtype or (a[0].dtype if a else None), a[0].device if a else None
-    return [
-        torch.empty(out_shape(SimpleNamespace(shape=shape), y, layout), dtype=dtype, device=device)
-        for shape, y in zip(shapes, b)
-    ]
+    return [torch.empty(out_shape(shape, y.shape, layout), dtype=dtype, device=device) for shape, y in zip(shapes, b)]
 
 
 @operator(

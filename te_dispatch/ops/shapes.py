@@ -57,9 +57,12 @@ def scale_shapes(shape: tuple[int, ...], scaling: str) -> tuple[tuple[int, ...],
     raise ValueError(f"scaling must be one of {', '.join(SCALINGS)}, got {scaling!r}")
 
 
+_GLOBAL_SCALES = {"nvfp4": (1,), "nvfp4_rht": (2,)}
+
+
 def global_scale_shape(scaling: str) -> tuple[int, ...] | None:
     """Shape of global_scale_inv; None where there is none."""
-    return {"nvfp4": (1,), "nvfp4_rht": (2,)}.get(scaling)
+    return _GLOBAL_SCALES.get(scaling)
 
 
 def laid_out_shapes(shape: tuple[int, ...], scaling: str, layout: str) -> tuple[tuple[int, ...], tuple[int, ...]]:

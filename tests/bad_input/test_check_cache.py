@@ -140,7 +140,7 @@ def _mutants(value: Any) -> list[Any]:
 def _remembers(check: Callable[..., Any], given: dict[str, Any]) -> bool:
     check.passed.clear()  # type: ignore[attr-defined]  # making the arguments may have called it
     agree(check, given)
-    return bool(check.passed)  # type: ignore[attr-defined]
+    return bool(check.passed.size)  # type: ignore[attr-defined]
 
 
 LOOKING = ("thd", "padding", "paged", "moe_unpermute", "rope_fwd")
@@ -219,7 +219,7 @@ def test_passes_with_the_same_facts_are_bounded() -> None:
             for weight in (dtype, torch.float32):
                 x, gamma = given["x"].to(dtype, copy=True).requires_grad_(grad), given["gamma"].to(weight, copy=True)
                 agree(check, given | {"x": x, "gamma": gamma, "residual": None})
-    assert {len(passes) for passes in check.passed.values()} <= set(range(1, check_cache.PASSES + 1))
+    assert {len(passes) for passes in check.passed.recent.values()} <= set(range(1, check_cache.PASSES + 1))
 
 
 def test_shared_and_separate_scales_are_told_apart() -> None:
@@ -281,7 +281,7 @@ def test_the_memory_holds_no_tensor_and_is_bounded(monkeypatch: pytest.MonkeyPat
     for name, call, more in calls():
         agree(CHECKS[name], arguments(CHECKS[name], call, more))
     for held in (check.passed for check in CHECKS.values()):
-        assert not outcomes.numbers(list(_flat(list(held.items()))))
+        assert not outcomes.numbers(list(_flat(list(held.recent.items()))))
 
 
 def _flat(value: Any) -> Iterator[Any]:
@@ -301,7 +301,7 @@ def test_nothing_is_remembered_inside_a_trace() -> None:
 
     x = randn(2, 4, 5)
     assert torch.equal(torch.compile(traced, fullgraph=True, backend="eager")(x), x * 2)
-    assert not check.passed
+    assert not check.passed.size
 
 
 def test_a_wrong_name_in_a_declaration_is_refused() -> None:

@@ -15,40 +15,45 @@ from te_dispatch.ops.checks.rows import bounds
 from te_dispatch.ops.checks.signatures import CONTENTS, LEADING_OPERAND, NUMBER, OPERAND, OPTIONAL, exact
 from te_dispatch.ops.checks.training import probability
 
+_BATCH_AXES = {"sbhd": 1, "bshd": 0}
 
-def operands(q: Any, k: Any, v: Any, layout: Any, packing: Any = None, paged: bool = False) -> None:
-    """Queries, keys and values that fit together."""
+
+def operands(
+    q: Any, k: Any, v: Any, layout: Any, packing: Any = None, paged: bool = False
+) -> tuple[Sizes, Sizes, Sizes]:
+    """Queries, keys and values that fit together; returns their shapes."""
     check.one_of("layout", layout, LAYOUTS)
     check.operand("q", q)
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        check.operand(name, x, q.device)
+    device, dtype = q.device, q.dtype
+    check.operand("k", k, device)
+    check.operand("v", v, device)
+    # Reading a shape makes an object.
+    of_q, of_k, of_v = tuple(q.shape), tuple(k.shape), tuple(v.shape)
+    for name, shape in (("q", of_q), ("k", of_k), ("v", of_v)):
         dimensions = 4 if paged and name != "q" else len(layout)
-        if len(x.shape) != dimensions:
-            raise ValueError(
-                f"{name}: got shape {tuple(x.shape)}, expected {dimensions} dimensions ({', '.join(layout)})"
-            )
-    for name, x in (("q", q), ("v", v)):
-        if x.shape[-1] == 0:
-            raise ValueError(f"{name}: got shape {tuple(x.shape)}, expected a head dimension of at least 1")
-    if k.shape[-1] != q.shape[-1]:
-        raise ValueError(f"k: got head dimension {k.shape[-1]}, expected q's, {q.shape[-1]}")
-    if tuple(v.shape[:-1]) != tuple(k.shape[:-1]):
-        raise ValueError(f"v: got shape {tuple(v.shape)}, expected k's {tuple(k.shape)} but for the last dimension")
-    if k.shape[-2] == 0 or q.shape[-2] % k.shape[-2]:
-        raise ValueError(f"k: got {k.shape[-2]} groups for {q.shape[-2]} heads, expected a divisor")
-    batch_axis = {"sbhd": 1, "bshd": 0}.get(layout)
-    if batch_axis is not None and not paged and k.shape[batch_axis] != q.shape[batch_axis]:
-        raise ValueError(f"k: got batch {k.shape[batch_axis]}, expected q's, {q.shape[batch_axis]}")
+        if len(shape) != dimensions:
+            raise ValueError(f"{name}: got shape {shape}, expected {dimensions} dimensions ({', '.join(layout)})")
+    for name, shape in (("q", of_q), ("v", of_v)):
+        if shape[-1] == 0:
+            raise ValueError(f"{name}: got shape {shape}, expected a head dimension of at least 1")
+    if of_k[-1] != of_q[-1]:
+        raise ValueError(f"k: got head dimension {of_k[-1]}, expected q's, {of_q[-1]}")
+    if of_v[:-1] != of_k[:-1]:
+        raise ValueError(f"v: got shape {of_v}, expected k's {of_k} but for the last dimension")
+    if of_k[-2] == 0 or of_q[-2] % of_k[-2]:
+        raise ValueError(f"k: got {of_k[-2]} groups for {of_q[-2]} heads, expected a divisor")
+    axis = _BATCH_AXES.get(layout)
+    if axis is not None and not paged and of_k[axis] != of_q[axis]:
+        raise ValueError(f"k: got batch {of_k[axis]}, expected q's, {of_q[axis]}")
     for name, x in (("k", k), ("v", v)):
-        if x.dtype != q.dtype:
-            raise ValueError(f"{name}: got dtype {x.dtype}, expected q's, {q.dtype}")
+        if x.dtype != dtype:
+            raise ValueError(f"{name}: got dtype {x.dtype}, expected q's, {dtype}")
     if packing is not None:
         check.one_of("packing", packing, PACKINGS)
-        packed = [q, k, v] if packing in ("3hd", "h3d") else [k, v]
-        if paged or any(tuple(x.shape) != tuple(packed[0].shape) for x in packed):
-            raise ValueError(
-                f"packing: got {packing} with shapes {[tuple(x.shape) for x in packed]}, expected equal ones"
-            )
+        packed = [of_q, of_k, of_v] if packing in ("3hd", "h3d") else [of_k, of_v]
+        if paged or packed != [packed[0]] * len(packed):
+            raise ValueError(f"packing: got {packing} with shapes {packed}, expected equal ones")
+    return of_q, of_k, of_v
 
 
 @cached_check(
@@ -95,29 +100,30 @@ def attention(
     check.one_of("mask", mask, MASKS)
     check.one_of("bias_type", bias_type, BIAS_TYPES)
     check.one_of("softmax_type", softmax_type, SOFTMAX_TYPES)
-    operands(q, k, v, layout, packing, page_table is not None)
+    of_q, of_k, of_v = operands(q, k, v, layout, packing, page_table is not None)
+    device, heads = q.device, of_q[-2]
     tensors = AttentionTensors(
         attn_mask, cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded, cu_seqlens_kv_padded, page_table, bias,
         alibi_slopes, softmax_offset, rng_state,
     )  # fmt: skip
-    batch, s_q, s_kv = _sequences(q, k, layout, mask, tensors, (max_seqlen_q, max_seqlen_kv))
+    batch, s_q, s_kv = _sequences(of_q, of_k, device, layout, mask, tensors, (max_seqlen_q, max_seqlen_kv))
     if window is not None:
         _window(window)
-    _mask(mask, attn_mask, (batch, q.shape[-2], s_q, s_kv), q.device)
-    _bias(bias_type, tensors, (batch, q.shape[-2], s_q, s_kv), q.device)
-    _softmax_offset(softmax_type, softmax_offset, q.shape[-2], q.device)
+    _mask(mask, attn_mask, (batch, heads, s_q, s_kv), device)
+    _bias(bias_type, tensors, (batch, heads, s_q, s_kv), device)
+    _softmax_offset(softmax_type, softmax_offset, heads, device)
     if softmax_scale is not None:
         check.number("softmax_scale", softmax_scale)
     check.number("softcap", softcap, 0.0)
     probability(dropout_p)
     if rng_state is not None:
-        check.rng(rng_state, q.device)
+        check.rng(rng_state, device)
     elif dropout_p > 0:
         raise ValueError(f"rng_state: got None with dropout_p={dropout_p}, expected int64 (2,), (seed, offset)")
     left, right = window or (-1, -1)
     return AttentionSpec(
-        q.device, q.dtype, layout, packing, tuple(q.shape), _stride(q), tuple(k.shape), _stride(k), tuple(v.shape),
-        _stride(v), mask, (left, 0 if "causal" in mask else right), batch, max_seqlen_q, max_seqlen_kv,
+        device, q.dtype, layout, packing, of_q, _stride(q), of_k, _stride(k), of_v, _stride(v), mask,
+        (left, 0 if "causal" in mask else right), batch, max_seqlen_q, max_seqlen_kv,
         _shape(page_table), page_table is not None and cu_seqlens_kv is not None, _shape(bias),
         None if bias is None else bias.dtype, bias_type, _shape(attn_mask),
         () if attn_mask is None else attn_mask.stride(), 0 if alibi_slopes is None else alibi_slopes.ndim,
@@ -131,7 +137,7 @@ def _shape(x: torch.Tensor | None) -> Sizes | None:
 
 def _stride(x: Any) -> Sizes:
     data = x if isinstance(x, torch.Tensor) else x.row_data
-    return () if data is None else tuple(data.stride())
+    return () if data is None else data.stride()
 
 
 @cached_check("attention_fwd")
@@ -162,16 +168,18 @@ def backward(
     dqkv_quantizer: Any,
 ) -> None:
     """What only the backward takes, once `attention` has passed."""
+    device, result = q.device, out_shape(q, v, layout)
     for name, x in (("dout", dout), ("out", out)):
-        check.operand(name, x, q.device)
-        check.shape(name, x, out_shape(q, v, layout))
-    check.shaped("lse", lse, lse_shape(q, layout), check.F32, q.device)
+        check.operand(name, x, device)
+        check.shape(name, x, result)
+    check.shaped("lse", lse, lse_shape(q, layout), check.F32, device)
     if with_dbias and bias is None:
         raise ValueError("with_dbias: given without bias, expected the forward's bias")
-    given = {"s_quantizer": s_quantizer, "dp_quantizer": dp_quantizer, "dqkv_quantizer": dqkv_quantizer}
-    for name, quantizer in given.items():
+    for name, quantizer in (
+        ("s_quantizer", s_quantizer), ("dp_quantizer", dp_quantizer), ("dqkv_quantizer", dqkv_quantizer)
+    ):  # fmt: skip
         if quantizer is not None:
-            check.quantizer(name, quantizer, q.device)
+            check.quantizer(name, quantizer, device)
 
 
 def _window(window: Any) -> None:
@@ -204,34 +212,34 @@ def _softmax_offset(softmax_type: str, softmax_offset: Any, heads: int, device: 
 
 
 def _sequences(
-    q: Any, k: Any, layout: str, mask: str, t: AttentionTensors, longest: tuple[Any, Any]
+    q: Sizes, k: Sizes, device: torch.device, layout: str, mask: str, t: AttentionTensors, longest: tuple[Any, Any]
 ) -> tuple[int, int | None, int | None]:
     """Batch and lengths of the score matrix; None where only the device knows them.
 
     Args:
+        q, k: their shapes.
         longest: max_seqlen_q and max_seqlen_kv.
     """
-    device = q.device
     for name, value in zip(("max_seqlen_q", "max_seqlen_kv"), longest):
         if value is not None:
             check.integer(name, value, 0)
     if layout == "thd":
         lengths = t.cu_seqlens_q, t.cu_seqlens_q_padded, longest[0]
-        batch, s_q = _packed("q", *lengths, None, q.shape[0], device)
+        batch, s_q = _packed("q", *lengths, None, q[0], device)
         if t.page_table is not None:
             return batch, s_q, _paged(k, t.page_table, batch, t.cu_seqlens_kv, device)
         lengths = t.cu_seqlens_kv, t.cu_seqlens_kv_padded, longest[1]
-        return batch, s_q, _packed("kv", *lengths, batch, k.shape[0], device)[1]
-    sequence, batch = (0, q.shape[1]) if layout == "sbhd" else (1, q.shape[0])
+        return batch, s_q, _packed("kv", *lengths, batch, k[0], device)[1]
+    sequence, batch = (0, q[1]) if layout == "sbhd" else (1, q[0])
     for name in ("cu_seqlens_q_padded", "cu_seqlens_kv_padded"):
         if getattr(t, name) is not None:
             raise ValueError(f"{name}: given for layout {layout}, expected for thd only")
     padding = mask.startswith("padding")
-    _dense("q", t.cu_seqlens_q, batch, q.shape[sequence], padding, device)
+    _dense("q", t.cu_seqlens_q, batch, q[sequence], padding, device)
     if t.page_table is not None:
-        return batch, q.shape[sequence], _paged(k, t.page_table, batch, t.cu_seqlens_kv, device)
-    _dense("kv", t.cu_seqlens_kv, batch, k.shape[sequence], padding, device)
-    return batch, q.shape[sequence], k.shape[sequence]
+        return batch, q[sequence], _paged(k, t.page_table, batch, t.cu_seqlens_kv, device)
+    _dense("kv", t.cu_seqlens_kv, batch, k[sequence], padding, device)
+    return batch, q[sequence], k[sequence]
 
 
 def _dense(which: str, cu_seqlens: Any, batch: int, extent: int, needed: bool, device: torch.device) -> None:
@@ -272,16 +280,16 @@ def _packed(
     return int(cu_seqlens.shape[0]) - 1, longest
 
 
-def _paged(k: Any, page_table: Any, batch: int, cu_seqlens: Any, device: torch.device) -> int:
+def _paged(k: Sizes, page_table: Any, batch: int, cu_seqlens: Any, device: torch.device) -> int:
     """Paged keys and values; returns the length of a sequence that fills its pages."""
     check.tensor("page_table", page_table, check.I32, device)
     if page_table.ndim != 2 or page_table.shape[0] != batch:
         raise ValueError(f"page_table: got shape {tuple(page_table.shape)}, expected ({batch}, pages)")
     if check.readable(page_table) and page_table.numel():
         low, high = (int(n) for n in page_table.aminmax())
-        if low < 0 or high >= k.shape[0]:
-            raise ValueError(f"page_table: got pages {low} to {high}, expected 0 to {k.shape[0] - 1}")
-    extent = int(page_table.shape[1] * k.shape[1])
+        if low < 0 or high >= k[0]:
+            raise ValueError(f"page_table: got pages {low} to {high}, expected 0 to {k[0] - 1}")
+    extent = int(page_table.shape[1] * k[1])
     if cu_seqlens is not None:
         _dense("kv", cu_seqlens, batch, extent, True, device)
     return extent

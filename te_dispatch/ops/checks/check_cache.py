@@ -18,6 +18,7 @@ most checks. The check itself stays reachable as `__wrapped__`, the passes as `p
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
@@ -49,8 +50,9 @@ def cached_check(operator: str = "", **exceptions: Kind) -> Callable[[Callable[P
     return wrap
 
 
+#: In a wrapper, `recent` are the entries of `passed` that were used last.
 _WRAPPER = """
-def make(check, passed, learn):
+def make(check, recent, learn):
     def {name}({names}):
         if is_dynamo_compiling():
             return check({names})
@@ -63,7 +65,7 @@ def make(check, passed, learn):
     return {name}
 """
 _FIND = """\
-for fits, result in passed[({facts})]:
+for fits, result in recent[({facts})]:
     if fits({tensors}):
         return result"""
 
@@ -73,7 +75,7 @@ def _wrapper(check: Callable[P, R], arguments: dict[str, Kind]) -> Callable[P, R
     code, name = code_of(arguments), check.__name__
     learn = functools.partial(_learn, check, tuple(arguments.values()), passed, look_of(code, name))
     source = _WRAPPER.format(name=name, names=code.names, body=code.text(_FIND, 12))
-    wrapper = compiled(source, f"cached check {name}", check=check, passed=passed, learn=learn)
+    wrapper = compiled(source, f"cached check {name}", check=check, recent=passed.recent, learn=learn)
     functools.update_wrapper(wrapper, check)
     wrapper.__defaults__ = check.__defaults__
     wrapper.passed = passed
@@ -83,19 +85,25 @@ def _wrapper(check: Callable[P, R], arguments: dict[str, Kind]) -> Callable[P, R
 def _learn(
     check: Callable[..., Any],
     looks: Sequence[Kind],
-    passed: dict[Any, list[Any]],
+    passed: RecentDict[Any, Any],
     look: Callable[..., Any],
     arguments: tuple[Any, ...],
 ) -> Any:
-    """Run the check; if the call passes and what was looked at is all that this depends on, cache it."""
+    """The result of a call that is not among the recent ones: an older one's, or the check's. If the call passes and
+    what was looked at is all that this depends on, the result is cached."""
+    facts = tensors = passes = None
+    # The check runs after the handler, so that its errors have no other as their context.
+    with contextlib.suppress(Exception):  # nothing that a kind foresees: checked every time
+        facts, tensors = look(*arguments)
+        passes = passed.get(facts, ())
+        for fits, result in passes:
+            if fits(*tensors):
+                return result
     result = check(*arguments)
+    if tensors is None or passes is None:
+        return result
     given = [(kind, x) for kind, x in zip(looks, arguments) if x is not None]
     if torch.compiler.is_compiling() or not all(kind.lasting(x) for kind, x in given):
-        return result
-    try:
-        facts, tensors = look(*arguments)
-        passes = passed.get(facts, [])
-    except Exception:  # nothing that a kind foresees: checked every time
         return result
     if not all(map(is_plain, tensors)):
         return result

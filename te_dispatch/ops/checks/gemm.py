@@ -13,12 +13,12 @@ from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.ops.checks import values as check
 from te_dispatch.ops.checks.check_cache import cached_check
 from te_dispatch.ops.checks.signatures import LEADING_OPERAND, OFTEN
-from te_dispatch.ops.gemm import EPILOGUES, LAYOUTS, gemm_sizes, out_shape
+from te_dispatch.ops.gemm import EPILOGUES, LAYOUTS, sizes_of
 from te_dispatch.ops.shapes import rows_of
 
 
-def operands(a: Any, b: Any, layout: Any) -> tuple[int, int, int]:
-    """Two matrices of one kind that fit together; returns (m, n, k)."""
+def operands(a: Any, b: Any, layout: Any) -> tuple[int, ...]:
+    """Two matrices of one kind that fit together; returns the product's shape."""
     check.one_of("layout", layout, LAYOUTS)
     for name, x in (("a", a), ("b", b)):
         if isinstance(x, Quantized) and x.scaling == "nvfp4_rht":
@@ -28,9 +28,10 @@ def operands(a: Any, b: Any, layout: Any) -> tuple[int, int, int]:
             )
     check.operand("a", a)
     check.operand("b", b, a.device)
-    for name, x in (("a", a), ("b", b)):
-        if len(x.shape) < 2:
-            raise ValueError(f"{name}: got shape {tuple(x.shape)}, expected at least two dimensions")
+    shapes = a.shape, b.shape
+    for name, shape in zip("ab", shapes):
+        if len(shape) < 2:
+            raise ValueError(f"{name}: got shape {tuple(shape)}, expected at least two dimensions")
     quantized = isinstance(a, Quantized)
     if quantized != isinstance(b, Quantized):
         raise ValueError(
@@ -40,13 +41,12 @@ def operands(a: Any, b: Any, layout: Any) -> tuple[int, int, int]:
         raise ValueError(f"b: got encoding {b.encoding}, expected the flavour of a's {a.encoding}")
     if not quantized and a.dtype != b.dtype:
         raise ValueError(f"b: got dtype {b.dtype}, expected a's, {a.dtype}")
-    m, n, k = gemm_sizes(a, b, layout)
-    k_b = b.shape[-1] if layout == "NT" else rows_of(tuple(b.shape))
+    of_a, of_b = shapes
+    m, n, k = sizes_of(of_a, of_b, layout)
+    k_b = of_b[-1] if layout == "NT" else rows_of(of_b)
     if k != k_b:
-        raise ValueError(
-            f"b: got {tuple(b.shape)} for a {tuple(a.shape)} in layout {layout}, expected k = {k}, not {k_b}"
-        )
-    return m, n, k
+        raise ValueError(f"b: got {tuple(of_b)} for a {tuple(of_a)} in layout {layout}, expected k = {k}, not {k_b}")
+    return (m, n) if layout == "TN" else (*of_a[:-1], n)
 
 
 @cached_check("gemm", b=LEADING_OPERAND, bias=OFTEN)
@@ -65,8 +65,7 @@ def gemm(
     alpha: Any = 1.0,
 ) -> tuple[int, ...]:
     """Returns the result's shape."""
-    _, n, _ = operands(a, b, layout)
-    shape = out_shape(a, b, layout)
+    shape = operands(a, b, layout)
     check.number("alpha", alpha)
     check.dtype("out_dtype", out_dtype)
     if accumulate and out is None:
@@ -76,7 +75,7 @@ def gemm(
         if out_quantizer is not None:
             raise ValueError("out_quantizer: given with out, expected one or the other")
     if bias is not None:
-        check.shaped("bias", bias, (n,), check.FLOATS, a.device)
+        check.shaped("bias", bias, shape[-1:], check.FLOATS, a.device)
     if epilogue is not None or aux is not None or aux_quantizer is not None:
         _epilogue(epilogue, aux, aux_quantizer, shape, a.device)
     if out_quantizer is not None:

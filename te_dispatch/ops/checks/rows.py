@@ -18,14 +18,18 @@ _ROPE_LAYOUTS = ("sbhd", "bshd", "thd")
 
 def _normalized(x: Any, gamma: Any, beta: Any = None) -> None:
     check.tensor("x", x)
-    if x.ndim == 0 or x.shape[-1] == 0:
-        raise ValueError(f"x: got shape {tuple(x.shape)}, expected (..., N) with N > 0")
-    for name, weight in (("gamma", gamma), ("beta", beta)):
-        if weight is None and name == "beta":
-            continue
-        check.shaped(name, weight, x.shape[-1:], check.FLOATS, x.device)
-        if weight.dtype not in (x.dtype, torch.float32):
-            raise ValueError(f"{name}: got dtype {weight.dtype}, expected x's, {x.dtype}, or float32")
+    shape = x.shape
+    if not shape or shape[-1] == 0:
+        raise ValueError(f"x: got shape {tuple(shape)}, expected (..., N) with N > 0")
+    _weight("gamma", gamma, x, shape[-1:])
+    if beta is not None:
+        _weight("beta", beta, x, shape[-1:])
+
+
+def _weight(name: str, weight: Any, x: torch.Tensor, shape: torch.Size) -> None:
+    check.shaped(name, weight, shape, check.FLOATS, x.device)
+    if weight.dtype not in (x.dtype, torch.float32):
+        raise ValueError(f"{name}: got dtype {weight.dtype}, expected x's, {x.dtype}, or float32")
 
 
 @cached_check("layernorm_fwd", beta=OFTEN, quantizer=OFTEN_QUANTIZER)
@@ -39,8 +43,7 @@ def norm_fwd(
         check.shaped("residual", residual, x.shape, check.FLOATS, x.device)
         if residual.dtype != x.dtype:
             raise ValueError(f"residual: got dtype {residual.dtype}, expected x's, {x.dtype}")
-    check.cast("quantizer", quantizer, usage, x.device)
-    check.rotatable("x", x.shape, quantizer, usage)
+    check.cast("quantizer", quantizer, usage, x)
     check.dtype("out_dtype", out_dtype)
 
 
@@ -74,8 +77,7 @@ def _activated(x: Any, kind: Any, params: Any) -> None:
 @cached_check("activation_fwd", quantizer=OFTEN_QUANTIZER)
 def activation_fwd(x: Any, kind: Any, params: Any, quantizer: Any, usage: Any, out_dtype: Any) -> None:
     _activated(x, kind, params)
-    check.cast("quantizer", quantizer, usage, x.device)
-    check.rotatable("x", x.shape, quantizer, usage)
+    check.cast("quantizer", quantizer, usage, x)
     check.dtype("out_dtype", out_dtype)
 
 
@@ -84,8 +86,7 @@ def activation_bwd(dy: Any, x: Any, kind: Any, params: Any, quantizer: Any, usag
     _activated(x, kind, params)
     columns = x.shape[-1] // 2 if kind in GATED else x.shape[-1]
     check.shaped("dy", dy, (*x.shape[:-1], columns), check.FLOATS, x.device)
-    check.cast("quantizer", quantizer, usage, x.device)
-    check.rotatable("x", x.shape, quantizer, usage)
+    check.cast("quantizer", quantizer, usage, x)
 
 
 @cached_check("softmax_fwd")

@@ -41,8 +41,13 @@ SCALE_LAYOUTS = {
     "swizzled_32x4x4": ("mxfp8", "nvfp4"),
 }
 
+#: Scaling -> its scale layouts.
+_LAYOUTS_OF = {
+    scaling: [layout for layout, scalings in SCALE_LAYOUTS.items() if scaling in scalings] for scaling in SCALINGS
+}
 _QUANTIZERS = tuple(QUANTIZERS.values())
-_FP4_QUANTIZERS = tuple(q for q in _QUANTIZERS if q.scaling in NVFP4_SCALINGS)
+_FP4 = ("e2m1",)
+_BYTE_SCALES = frozenset(("mxfp8", *NVFP4_SCALINGS))
 _ONE = torch.Size((1,))
 
 
@@ -71,7 +76,8 @@ def tensor(name: str, x: Any, dtypes: Sequence[torch.dtype] = FLOATS, device: to
 
 
 def shape(name: str, x: Operand, expected: Sequence[int]) -> None:
-    if tuple(x.shape) != tuple(expected):
+    # Two tuples, usually, of which torch.Size is one.
+    if x.shape != expected and tuple(x.shape) != tuple(expected):
         raise ValueError(f"{name}: got shape {tuple(x.shape)}, expected {tuple(expected)}")
 
 
@@ -166,9 +172,9 @@ def readable(x: torch.Tensor) -> bool:
 
 def quantizer(name: str, value: Any, device: torch.device) -> None:
     """Any quantizer, with an encoding its kind can write and its state on `device`."""
-    if not isinstance(value, _QUANTIZERS):
+    if value.__class__ not in _QUANTIZERS and not isinstance(value, _QUANTIZERS):  # eight comparisons
         raise kind_error(name, value, "one of te_dispatch.numerics.quantizers")
-    accepted = ("e2m1",) if isinstance(value, _FP4_QUANTIZERS) else FP8_ENCODINGS
+    accepted = _FP4 if value.scaling in NVFP4_SCALINGS else FP8_ENCODINGS
     if value.encoding not in accepted:
         raise ValueError(f"{name}: got encoding {value.encoding!r} with {value.kind}, expected {listed(accepted)}")
     if isinstance(value, DelayedQuantizer):
@@ -180,16 +186,23 @@ def quantizer(name: str, value: Any, device: torch.device) -> None:
         number(f"{name}.epsilon", value.epsilon, 0.0)
 
 
-def cast(name: str, value: Any, usage: Any, device: torch.device) -> None:
-    """The optional quantizer of a fused operator, and its usage."""
+def cast(name: str, value: Any, usage: Any, x: Operand) -> None:
+    """The optional quantizer of a fused operator with the argument `x`, whose shape its result has, and its usage."""
     one_of("usage", usage, USAGES)
     if value is not None:
-        quantizer(name, value, device)
+        quantizer(name, value, x.device)
+        rotatable("x", x, value, usage)
 
 
-def rotatable(name: str, of: Sequence[int], value: Any, usage: str) -> None:
-    """Of a quantizer that rotates blocks of 16 rows: a shape has whole blocks, where it makes the column-wise copy."""
-    if isinstance(value, NVFP4HadamardQuantizer) and usage != "row" and (rows := rows_of(tuple(of))) % SIZE:
+def rotatable(name: str, x: Operand, value: Any, usage: str) -> None:
+    """A quantizer that rotates blocks of 16 rows finds whole blocks in `x`, where it makes the column-wise copy."""
+    if isinstance(value, NVFP4HadamardQuantizer):
+        rotated(name, rows_of(tuple(x.shape)), value, usage)
+
+
+def rotated(name: str, rows: int, value: Any, usage: str) -> None:
+    """The same of a number of rows."""
+    if isinstance(value, NVFP4HadamardQuantizer) and usage != "row" and rows % SIZE:
         raise ValueError(
             f"{name}: got {rows} rows with a Hadamard transform of the column-wise copy, expected a multiple of {SIZE}"
         )
@@ -201,10 +214,10 @@ def record(name: str, x: Any, device: torch.device | None = None) -> None:
         raise kind_error(name, x, "a Quantized")
     if x.scaling not in SCALINGS:
         raise ValueError(f"{name}: got scaling {x.scaling!r}, expected one of {', '.join(SCALINGS)}")
-    accepted = ("e2m1",) if x.scaling in NVFP4_SCALINGS else FP8_ENCODINGS
+    accepted = _FP4 if x.scaling in NVFP4_SCALINGS else FP8_ENCODINGS
     if x.encoding not in accepted:
         raise ValueError(f"{name}: got encoding {x.encoding!r} with {x.scaling} scaling, expected {listed(accepted)}")
-    layouts = [layout for layout, scalings in SCALE_LAYOUTS.items() if x.scaling in scalings]
+    layouts = _LAYOUTS_OF[x.scaling]
     if x.scale_layout not in layouts:
         raise ValueError(
             f"{name}: got scale layout {x.scale_layout!r} with {x.scaling} scaling, expected {listed(layouts)}"
@@ -220,17 +233,18 @@ def record(name: str, x: Any, device: torch.device | None = None) -> None:
 
 
 def _copies(name: str, x: Quantized) -> None:
-    data, scales = data_shapes(x.shape, x.scaling), laid_out_shapes(x.shape, x.scaling, x.scale_layout)
-    scale_dtypes = U8 if x.scaling in ("mxfp8", *NVFP4_SCALINGS) else F32
-    for column, side in enumerate(("row", "col")):
-        codes, scale = getattr(x, f"{side}_data"), getattr(x, f"{side}_scale_inv")
-        if codes is None:
-            continue
-        shaped(f"{name}.{side}_data", codes, data[column], U8, x.device)
-        shaped(f"{name}.{side}_scale_inv", scale, scales[column], scale_dtypes, x.device)
-    whole = global_scale_shape(x.scaling)
+    scaling, device = x.scaling, x.device
+    data, scales = data_shapes(x.shape, scaling), laid_out_shapes(x.shape, scaling, x.scale_layout)
+    scale_dtypes = U8 if scaling in _BYTE_SCALES else F32
+    if x.row_data is not None:
+        shaped(name + ".row_data", x.row_data, data[0], U8, device)
+        shaped(name + ".row_scale_inv", x.row_scale_inv, scales[0], scale_dtypes, device)
+    if x.col_data is not None:
+        shaped(name + ".col_data", x.col_data, data[1], U8, device)
+        shaped(name + ".col_scale_inv", x.col_scale_inv, scales[1], scale_dtypes, device)
+    whole = global_scale_shape(scaling)
     if whole is not None:
-        shaped(f"{name}.global_scale_inv", x.global_scale_inv, whole, F32, x.device)
+        shaped(name + ".global_scale_inv", x.global_scale_inv, whole, F32, device)
 
 
 def operand(name: str, x: Any, device: torch.device | None = None) -> None:
