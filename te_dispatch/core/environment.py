@@ -31,6 +31,8 @@ ATTENTION_SWITCHES = {
 _FAST = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN")
 #: Switches of one FlashAttention package each -> how the names of its implementations end, but for ``_bwd``.
 PACKAGE_SWITCHES = {"NVTE_FLASH_ATTN_V2": "_2", "NVTE_FLASH_ATTN_V3": "_3", "NVTE_FLASH_ATTN_V4": "_4"}
+#: Switches of one library of AMD's each, of Transformer Engine for ROCm -> the trait of its attention.
+LIBRARY_SWITCHES = {"NVTE_FUSED_ATTN_CK": "ck", "NVTE_FUSED_ATTN_AOTRITON": "aotriton"}
 FUSED_BACKEND = "NVTE_FUSED_ATTN_BACKEND"
 NONDETERMINISTIC = "NVTE_ALLOW_NONDETERMINISTIC_ALGO"
 DEBUG = "NVTE_DEBUG"
@@ -184,6 +186,9 @@ def _transformer_engine_layer(environ: Mapping[str, str], known: Known) -> Polic
     for name, ending in PACKAGE_SWITCHES.items():
         if _one_of(environ, name, ("0", "1")) == "0" and (packages := _of_package(ending, known)):
             rules.append(_denial(packages, (name,)))
+    for name, trait in LIBRARY_SWITCHES.items():
+        if _one_of(environ, name, ("0", "1")) == "0":
+            rules.append(_denial((f"{TRAIT_PREFIX}{trait}",), (name,)))
     if set(_FAST) <= set(off):
         rules += [_denial(others, _FAST)] if (others := _of_no_switch(known)) else []
     if len(off) == len(ATTENTION_SWITCHES):

@@ -28,11 +28,15 @@ CLAIMS = ("deterministic", "batch_invariant", "capturable", "no_host_sync")
 
 #: Descriptions that policies and environment variables select by. Of attention: `fused` is one kernel, `flash` works by
 #: tiles with a running maximum, `unfused` stores the score matrix; `flash_package` is a FlashAttention package and
-#: `vendor_library` the attention of a device vendor's library (cuDNN; CK and AOTriton), which with `unfused` are what
-#: Transformer Engine's variables switch. `emulated` ranks after every real implementation; `oracle` is there to compare
-#: with and serves no call that does not name it; `plain_torch` says that the function consists of PyTorch operations
-#: only: torch.compile inlines it, and it accepts meta and fake tensors because every operation in it does.
-TRAITS = ("fused", "flash", "unfused", "flash_package", "vendor_library", "emulated", "oracle", "plain_torch")
+#: `vendor_library` the attention of a device vendor's library (cuDNN; CK and AOTriton, which also have `ck` and
+#: `aotriton`); these and `unfused` are what Transformer Engine's variables switch. `emulated` ranks after every real
+#: implementation; `oracle` is there to compare with and serves no call that does not name it; `plain_torch` says that
+#: the function consists of PyTorch operations only: torch.compile inlines it, and it accepts meta and fake tensors
+#: because every operation in it does.
+TRAITS = (
+    "fused", "flash", "unfused", "flash_package", "vendor_library", "ck", "aotriton", "emulated", "oracle",
+    "plain_torch",
+)  # fmt: skip
 
 #: The trait of what serves only calls that name it.
 ORACLE = "oracle"

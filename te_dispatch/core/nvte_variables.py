@@ -1,8 +1,9 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
 """Transformer Engine's environment variables that do nothing here, so that nobody believes they do.
 
-Names: those that version 2.20 reads, and those of its page on environment variables
-(https://docs.nvidia.com/deeplearning/transformer-engine/user-guide/envvars.html).
+Names: those that version 2.20 reads, those of its page on environment variables
+(https://docs.nvidia.com/deeplearning/transformer-engine/user-guide/envvars.html), and those of AMD's fork of it
+(https://github.com/ROCm/TransformerEngine).
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from te_dispatch.core.policy.known import did_you_mean
 HONOURED = frozenset((
     "NVTE_ALLOW_NONDETERMINISTIC_ALGO", "NVTE_BACKWARD_OVERRIDE", "NVTE_DEBUG", "NVTE_DEBUG_LEVEL", "NVTE_FLASH_ATTN",
     "NVTE_FLASH_ATTN_V2", "NVTE_FLASH_ATTN_V3", "NVTE_FLASH_ATTN_V4", "NVTE_FP8_BLOCK_SCALING_FP32_SCALES",
-    "NVTE_FP8_CURRENT_SCALING_POWER_2_SCALES", "NVTE_FUSED_ATTN", "NVTE_FUSED_ATTN_BACKEND", "NVTE_NVFP4_4OVER6",
+    "NVTE_FP8_CURRENT_SCALING_POWER_2_SCALES", "NVTE_FUSED_ATTN", "NVTE_FUSED_ATTN_AOTRITON", "NVTE_FUSED_ATTN_BACKEND",
+    "NVTE_FUSED_ATTN_CK", "NVTE_NVFP4_4OVER6",
     "NVTE_NVFP4_4OVER6_E4M3_USE_256", "NVTE_NVFP4_4OVER6_ERR_MODE", "NVTE_NVFP4_DISABLE_2D_QUANTIZATION",
     "NVTE_NVFP4_DISABLE_RHT", "NVTE_NVFP4_DISABLE_STOCHASTIC_ROUNDING", "NVTE_NVFP4_ROW_SCALED_ACTIVATION",
     "NVTE_UNFUSED_ATTN",
@@ -68,10 +70,20 @@ _WITHOUT_EFFECT = frozenset((
     "NVTE_USE_CUTLASS_GROUPED_GEMM", "NVTE_USE_FAST_MATH", "NVTE_ZERO_CENTERED_GAMMA_IN_WTYPE",
 ))  # fmt: skip
 
+#: Read by AMD's fork alone.
+_ROCM = frozenset((
+    "NVTE_CK_IS_V3_ATOMIC_FP32", "NVTE_CK_USES_BWD_V3", "NVTE_CK_USES_FWD_V3", "NVTE_ROCM_ENABLE_MXFP8",
+    "NVTE_USE_ATOMIC_AMAX", "NVTE_USE_CAST_TRANSPOSE_TRITON", "NVTE_USE_LAYERNORM_TRITON", "NVTE_USE_RMSNORM_TRITON",
+))  # fmt: skip
+
 #: What is said of those whose purpose is served otherwise.
 _WHY = {
     "NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE": "checkpoints are read without running what is in them",
     "NVTE_APPLY_QK_LAYER_SCALING": "logits are fp32 numbers here, so none overflows",
+    "NVTE_ROCM_ENABLE_MXFP8": "MXFP8 runs wherever a backend serves it",
+    "NVTE_USE_CAST_TRANSPOSE_TRITON": "policies choose backends: TE_DISPATCH_PREFER=quantize=triton",
+    "NVTE_USE_LAYERNORM_TRITON": "policies choose backends: TE_DISPATCH_PREFER=norm=triton",
+    "NVTE_USE_RMSNORM_TRITON": "policies choose backends: TE_DISPATCH_PREFER=norm=triton",
     "NVTE_CUDA_INCLUDE_DIR": "no kernel here is compiled with headers from there",
     "NVTE_NVTX_ENABLED": "modules mark no ranges; nvtx_range_push and its kin read it for those that callers mark",
 }
@@ -89,10 +101,10 @@ def ignored(environ: Mapping[str, str]) -> dict[str, str]:
             continue
         if plugged and name in ("NVTE_PLUGIN", _SET_BY_ITSELF):
             continue
-        if name in _WITHOUT_EFFECT:
+        if name in _WITHOUT_EFFECT or name in _ROCM:
             why = _WHY.get(name, "te_dispatch does not act on this variable")
             found[name] = f"{name}={environ[name]} has no effect: {why}"
         else:
-            hint = did_you_mean(name, sorted(HONOURED | _WITHOUT_EFFECT))
+            hint = did_you_mean(name, sorted(HONOURED | _WITHOUT_EFFECT | _ROCM))
             found[name] = f"{name}={environ[name]} has no effect: there is no variable of this name{hint}"
     return found

@@ -10,12 +10,18 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from te_dispatch.core.environment import ATTENTION_SWITCHES, FUSED_BACKEND, NONDETERMINISTIC, PACKAGE_SWITCHES
+from te_dispatch.core.environment import (
+    ATTENTION_SWITCHES,
+    FUSED_BACKEND,
+    LIBRARY_SWITCHES,
+    NONDETERMINISTIC,
+    PACKAGE_SWITCHES,
+)
 
 if TYPE_CHECKING:
     from te_dispatch.core.manager import OpManager
 
-NAMES = (*ATTENTION_SWITCHES, *PACKAGE_SWITCHES, FUSED_BACKEND, NONDETERMINISTIC)
+NAMES = (*ATTENTION_SWITCHES, *PACKAGE_SWITCHES, *LIBRARY_SWITCHES, FUSED_BACKEND, NONDETERMINISTIC)
 
 
 def values() -> tuple[Any, ...]:
@@ -28,8 +34,8 @@ def values() -> tuple[Any, ...]:
         return len(os.environ), *(os.environ.get(name) for name in NAMES)
     get = _table.get
     return (
-        len(_table), get(_FLASH), get(_FUSED), get(_UNFUSED), get(_V2), get(_V3), get(_V4), get(_BACKEND),
-        get(_NONDETERMINISTIC),
+        len(_table), get(_FLASH), get(_FUSED), get(_UNFUSED), get(_V2), get(_V3), get(_V4), get(_CK),
+        get(_AOTRITON), get(_BACKEND), get(_NONDETERMINISTIC),
     )  # fmt: skip
 
 
@@ -48,6 +54,6 @@ _environ = os.environ
 _table: dict[Any, Any] | None = getattr(os.environ, "_data", None)
 if not isinstance(_table, dict) or not hasattr(os.environ, "encodekey"):
     _table = None
-_FLASH, _FUSED, _UNFUSED, _V2, _V3, _V4, _BACKEND, _NONDETERMINISTIC = (
+_FLASH, _FUSED, _UNFUSED, _V2, _V3, _V4, _CK, _AOTRITON, _BACKEND, _NONDETERMINISTIC = (
     NAMES if _table is None else [os.environ.encodekey(name) for name in NAMES]
 )

@@ -71,6 +71,16 @@ def test_truth_table(values: tuple[str, ...], device: str, operator: str) -> Non
     assert not any(candidate.startswith("reference.") for candidate in everything)
 
 
+@pytest.mark.parametrize("operator", ["attention_fwd", "attention_bwd"])
+def test_amds_libraries_are_switched_one_by_one(operator: str) -> None:
+    everything = decided({}, "amd:gfx942", operator)
+    without = [candidate for candidate in everything if "aotriton" not in candidate]
+    assert without != everything
+    assert decided({"NVTE_FUSED_ATTN_AOTRITON": "0"}, "amd:gfx942", operator) == without
+    on_other_chips = decided({}, "nvidia:sm_90", operator)
+    assert decided({"NVTE_FUSED_ATTN_AOTRITON": "0"}, "nvidia:sm_90", operator) == on_other_chips
+
+
 def test_what_megatron_sets_on_a_hopper_chip() -> None:
     def first(flash: str, fused: str, unfused: str) -> str:
         return decided(dict(zip(SWITCHES, (flash, fused, unfused))), "nvidia:sm_90")[0]

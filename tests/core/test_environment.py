@@ -70,6 +70,8 @@ def test_layers_are_strongest_first(known: Known) -> None:
         ("NVTE_FLASH_ATTN", "flash_package"),
         ("NVTE_FUSED_ATTN", "vendor_library"),
         ("NVTE_UNFUSED_ATTN", "unfused"),
+        ("NVTE_FUSED_ATTN_CK", "ck"),
+        ("NVTE_FUSED_ATTN_AOTRITON", "aotriton"),
     ],
 )
 def test_switches_take_a_trait_out_of_attention(known: Known, variable: str, trait: str) -> None:

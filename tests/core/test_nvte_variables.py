@@ -14,6 +14,7 @@ from te_dispatch.core.environment import (
     DEBUG,
     DEBUG_LEVEL,
     FUSED_BACKEND,
+    LIBRARY_SWITCHES,
     NONDETERMINISTIC,
     PACKAGE_SWITCHES,
 )
@@ -23,7 +24,8 @@ from te_dispatch.core.policy.known import Known
 
 
 def test_what_is_read_is_not_called_ignored() -> None:
-    assert {*ATTENTION_SWITCHES, *PACKAGE_SWITCHES, FUSED_BACKEND, NONDETERMINISTIC, DEBUG, DEBUG_LEVEL} <= HONOURED
+    switches = {*ATTENTION_SWITCHES, *PACKAGE_SWITCHES, *LIBRARY_SWITCHES}
+    assert switches | {FUSED_BACKEND, NONDETERMINISTIC, DEBUG, DEBUG_LEVEL} <= HONOURED
     assert ignored(dict.fromkeys(HONOURED, "1")) == {}
 
 
@@ -36,6 +38,11 @@ def test_variables_of_transformer_engine_that_do_nothing_are_named() -> None:
 def test_what_serves_their_purpose_is_said() -> None:
     (what,) = ignored({"NVTE_APPLY_QK_LAYER_SCALING": "1"}).values()
     assert what == "NVTE_APPLY_QK_LAYER_SCALING=1 has no effect: logits are fp32 numbers here, so none overflows"
+
+
+def test_what_chooses_a_kernel_on_amd_is_told_the_policy_that_does() -> None:
+    (what,) = ignored({"NVTE_USE_RMSNORM_TRITON": "1"}).values()
+    assert what.endswith("has no effect: policies choose backends: TE_DISPATCH_PREFER=norm=triton")
 
 
 def test_a_misspelt_name_gets_the_nearest() -> None:

@@ -245,10 +245,10 @@ _ATTENTION = (
            OneOf("q.dtype", *_HALF), _NOT_DETERMINISTIC, *_HEADS_256, _SQUARE),
     *_sdpa("efficient", _RANK + 2, _CAPTURABLE, set(), _CUDA, _NVIDIA, OneOf("q.dtype", *_FLOATS), _NOT_DETERMINISTIC,
            MultipleOf("head_dim", 8)),
-    *_sdpa("aotriton_flash", _RANK + 1, _CAPTURABLE, {"flash", "vendor_library"}, _CUDA, _AMD,
+    *_sdpa("aotriton_flash", _RANK + 1, _CAPTURABLE, {"flash", "vendor_library", "aotriton"}, _CUDA, _AMD,
            OneOf("q.dtype", *_HALF), _NOT_DETERMINISTIC, *_HEADS_256, _SQUARE),
-    *_sdpa("aotriton_efficient", _RANK + 2, _CAPTURABLE, {"vendor_library"}, _CUDA, _AMD, OneOf("q.dtype", *_FLOATS),
-           _NOT_DETERMINISTIC, MultipleOf("head_dim", 8)),
+    *_sdpa("aotriton_efficient", _RANK + 2, _CAPTURABLE, {"vendor_library", "aotriton"}, _CUDA, _AMD,
+           OneOf("q.dtype", *_FLOATS), _NOT_DETERMINISTIC, MultipleOf("head_dim", 8)),
     *_unfused("unfused_attention", _RANK + 300, _ON_DEVICE, frozenset({"plain_torch", "unfused"}), _LENGTHS_GIVEN),
     # Without max_seqlen the longest sequence is read back.
     *_unfused(
