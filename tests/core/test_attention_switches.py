@@ -71,6 +71,13 @@ def test_truth_table(values: tuple[str, ...], device: str, operator: str) -> Non
     assert not any(candidate.startswith("reference.") for candidate in everything)
 
 
+def test_on_amd_the_vendors_libraries_come_before_triton() -> None:
+    default = MANAGER.bindings.policy
+    found = decided({}, "amd:gfx942", "attention_fwd", default)
+    firsts = [next(i for i, one in enumerate(found) if word in one) for word in ("aotriton", "triton.", "unfused")]
+    assert firsts == sorted(firsts)
+
+
 @pytest.mark.parametrize("operator", ["attention_fwd", "attention_bwd"])
 def test_amds_libraries_are_switched_one_by_one(operator: str) -> None:
     everything = decided({}, "amd:gfx942", operator)
