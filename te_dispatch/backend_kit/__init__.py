@@ -12,6 +12,7 @@ A plugin may use it or not; no operator asks for it. Start with `memory`. May im
 | `te_dispatch.backend_kit.caches` | bounded caches of functions, and a dict with a bound |
 | `te_dispatch.backend_kit.gemm` | what follows a product as one epilogue |
 | `te_dispatch.backend_kit.device` | the current device, its stream, whether it is captured |
+| `te_dispatch.backend_kit.libraries` | a vendor's libraries, opened at run time |
 | `te_dispatch.backend_kit.memory` | contiguous operands, outputs and strides |
 | `te_dispatch.backend_kit.tuning` | timing the candidates of a call for ``te-dispatch tune`` |
 | `te_dispatch.backend_kit.products` | PyTorch's settings and functions of matrix products |
