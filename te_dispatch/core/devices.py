@@ -95,7 +95,7 @@ def facts_problem(facts: object, type: str, vendors: Collection[str]) -> str | N
     if not vendors and type in _TYPES.values() and facts.vendor not in _TYPES:
         return f"says vendor {facts.vendor!r}, which is not in its manifest's vendors"
     elsewhere = _TYPES.get(facts.vendor, type)
-    if elsewhere != type:
+    if elsewhere != type and facts.extra.get("emulated") is not True:
         return f"says vendor {facts.vendor!r}, whose devices are not of this type"
     return None
 

@@ -1,0 +1,10 @@
+// Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace ted::gemm {
+
+void bind(pybind11::module_& m);
+
+}  // namespace ted::gemm

@@ -1,0 +1,181 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Matrix products through hipBLASLt. Contracts: `te_dispatch.ops.gemm`.
+
+`gemm` multiplies plain dtypes, `gemm_codes` quantized operands. What the library does not fuse is not fused here
+either: the requirements leave such calls to others, such as the product in fp32 followed by the epilogue.
+
+fp32 operands are multiplied in fp32, or in TF32 where PyTorch's setting for its own products allows that
+(``torch.set_float32_matmul_precision``, ``torch.backends.cuda.matmul``) and the chip has it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from te_dispatch.backend_kit.call_plans import OFTEN, Planned, launching, planned
+from te_dispatch.backend_kit.memory import contiguous_out
+from te_dispatch.backend_kit.products import allows_tf32
+from te_dispatch.core.errors import Declined
+from te_dispatch.numerics.quantized import Quantized
+from te_dispatch.numerics.quantizers import Quantizer
+from te_dispatch.ops.checks import gemm as checks
+from te_dispatch.ops.results import Gemm
+from te_dispatch_rocm.gemm_operands import empty_product, quantized_operands
+from te_dispatch_rocm.gemm_plans import Operand, plain_operands, plan_of, problem_of
+from te_dispatch_rocm.memory import ALIGNED, address, empty, misaligned, place_of, usable, usable_or_none
+from te_dispatch_rocm.native import load
+
+_native = load()
+
+
+@planned(bias=OFTEN)
+def gemm(
+    a: torch.Tensor | Quantized,
+    b: torch.Tensor | Quantized,
+    *,
+    layout: str,
+    alpha: float = 1.0,
+    out: torch.Tensor | None = None,
+    accumulate: bool = False,
+    bias: torch.Tensor | None = None,
+    epilogue: str | None = None,
+    aux: torch.Tensor | Quantized | None = None,
+    aux_quantizer: Quantizer | None = None,
+    out_dtype: torch.dtype | None = None,
+    out_quantizer: Quantizer | None = None,
+    split_accumulator: bool | None = None,
+) -> Gemm | Planned:
+    """fp32, bf16 and fp16 operands."""
+    shape = checks.gemm(
+        a, b, layout, out, accumulate, bias, epilogue, aux, aux_quantizer, out_dtype, out_quantizer, alpha
+    )  # fmt: skip
+    assert isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and not isinstance(aux, Quantized)
+    dtype = out_dtype or (a.dtype if out is None else out.dtype)
+    left, right, sizes = plain_operands(usable(a), usable(b), layout)
+    if not all(sizes):
+        return _of_nothing(shape, dtype, a.device, out, accumulate, bias, epilogue)
+    return _product(
+        left, right, sizes, "none", shape, dtype, alpha, out, accumulate, bias, epilogue, usable_or_none(aux)
+    )
+
+
+@planned("gemm", bias=OFTEN)
+def gemm_codes(
+    a: torch.Tensor | Quantized,
+    b: torch.Tensor | Quantized,
+    *,
+    layout: str,
+    alpha: float = 1.0,
+    out: torch.Tensor | None = None,
+    accumulate: bool = False,
+    bias: torch.Tensor | None = None,
+    epilogue: str | None = None,
+    aux: torch.Tensor | Quantized | None = None,
+    aux_quantizer: Quantizer | None = None,
+    out_dtype: torch.dtype | None = None,
+    out_quantizer: Quantizer | None = None,
+    split_accumulator: bool | None = None,
+) -> Gemm | Planned:
+    """Quantized operands. AMD's units add in fp32, so `split_accumulator` changes nothing."""
+    shape = checks.gemm(
+        a, b, layout, out, accumulate, bias, epilogue, aux, aux_quantizer, out_dtype, out_quantizer, alpha
+    )  # fmt: skip
+    assert isinstance(a, Quantized) and isinstance(b, Quantized)
+    dtype = out_dtype or (a.dtype if out is None else out.dtype)
+    left, right, sizes = quantized_operands(a, b, layout)
+    if not all(sizes):
+        return _of_nothing(shape, dtype, a.device, out, accumulate, bias, epilogue)
+    return _product(left, right, sizes, a.scaling, shape, dtype, alpha, out, accumulate, bias, None, None)
+
+
+def _of_nothing(
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    out: torch.Tensor | None,
+    accumulate: bool,
+    bias: torch.Tensor | None,
+    epilogue: str | None,
+) -> Gemm:
+    if epilogue is not None:
+        raise Declined(f"hipBLASLt applies {epilogue} to products that have elements and sum something alone")
+    return Gemm(empty_product(shape, dtype, device, out, accumulate, bias), None, None)
+
+
+def _product(
+    a: Operand,
+    b: Operand,
+    sizes: tuple[int, int, int],
+    scaling: str,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    alpha: float,
+    out: torch.Tensor | None,
+    accumulate: bool,
+    bias: torch.Tensor | None,
+    epilogue: str | None,
+    aux: torch.Tensor | None,
+) -> Gemm | Planned:
+    """The product of contiguous, aligned operands."""
+    target = None if out is None else contiguous_out(out, accumulate, ALIGNED)
+    device, stream_of = place_of(a.data)
+    fp32 = a.kind is torch.float32
+    tf32 = fp32 and allows_tf32()
+
+    def problem(bias_dtype: torch.dtype | None) -> Any:
+        aux_dtype = dtype if epilogue == "gelu" else None if aux is None else aux.dtype
+        return problem_of(
+            a, b, sizes, scaling, device, dtype, accumulate, bias_dtype, epilogue, aux_dtype, tf32
+        )  # fmt: skip
+
+    plan, bias = plan_with_bias(problem, dtype, bias, epilogue)
+    memory = a.data.device
+    rows = {"dgelu": sizes[1], "bgrad_b": sizes[1], "bgrad_a": sizes[0]}.get(epilogue or "")
+    workspace, run = plan.workspace, _native.gemm_run
+
+    def launch(
+        a: torch.Tensor,
+        b: torch.Tensor,
+        a_scale: torch.Tensor | None,
+        b_scale: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        out: torch.Tensor | None,
+        aux: torch.Tensor | None,
+    ) -> Any:
+        places = [address(x) for x in (a, b, a_scale, b_scale, bias, aux, out)]
+        if misaligned(*places) or (fp32 and allows_tf32() != tf32):
+            return NotImplemented  # no signature tells these apart
+        result = empty("out", shape, dtype, memory) if out is None else out
+        dbias = None if rows is None else empty("dbias", (rows,), dtype, memory)
+        made = empty("aux", shape, dtype, memory) if epilogue == "gelu" else None
+        scratch = empty("workspace", (workspace,), torch.uint8, memory) if workspace else None
+        run(
+            plan, stream_of(device), *places[:4], result.data_ptr(), places[4] or address(dbias),
+            places[5] or address(made), address(scratch), alpha,
+        )  # fmt: skip
+        return Gemm(result, made, dbias)
+
+    call = launching(launch, a.data, b.data, a.scale, b.scale, bias, target, aux)
+    if target is out or out is None or target is None:
+        return call
+    result: Gemm = call.run()
+    return result._replace(out=out.copy_(target))
+
+
+def plan_with_bias(
+    problem: Any, dtype: torch.dtype, bias: torch.Tensor | None, epilogue: str | None
+) -> tuple[Any, torch.Tensor | None]:
+    """The plan, and the bias as it is given to it: in fp32, which holds it exactly, where the library does not take its
+    own dtype."""
+    if bias is None:
+        return plan_of(problem(None if epilogue in (None, "gelu") else dtype)), None
+    bias = usable(bias)
+    try:
+        return plan_of(problem(bias.dtype)), bias
+    except Declined:
+        if bias.dtype is torch.float32:
+            raise
+        plan = plan_of(problem(torch.float32))
+        return plan, empty("workspace", tuple(bias.shape), torch.float32, bias.device).copy_(bias)
