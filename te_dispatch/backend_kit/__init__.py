@@ -7,6 +7,7 @@ A plugin may use it or not; no operator asks for it. Start with `memory`. May im
 
 | module | what for |
 |---|---|
+| `te_dispatch.backend_kit.algorithms` | tuned algorithms of a library, in a file |
 | `te_dispatch.backend_kit.attention` | attention's parameters as one spec, memory for its gradients |
 | `te_dispatch.backend_kit.call_plans` | launches that are planned once for each signature of a call |
 | `te_dispatch.backend_kit.caches` | bounded caches of functions, and a dict with a bound |
@@ -15,5 +16,6 @@ A plugin may use it or not; no operator asks for it. Start with `memory`. May im
 | `te_dispatch.backend_kit.libraries` | a vendor's libraries, opened at run time |
 | `te_dispatch.backend_kit.memory` | contiguous operands, outputs and strides |
 | `te_dispatch.backend_kit.tuning` | timing the candidates of a call for ``te-dispatch tune`` |
+| `te_dispatch.backend_kit.tuning_operands` | random operands of a product that is tuned |
 | `te_dispatch.backend_kit.products` | PyTorch's settings and functions of matrix products |
 """

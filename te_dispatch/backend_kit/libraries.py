@@ -6,8 +6,8 @@
 3. the system's, by the name that the dynamic linker knows.
 
 Two copies of one library in a process do harm (two cuDNNs switch its fused attention off, two HIP runtimes know nothing
-of each other's memory), so this module never opens a second one, and warns with `DuplicateLibraryWarning` where somebody
-else did. Imports no torch.
+of each other's memory), so this module never opens a second one, and warns with `DuplicateLibraryWarning` where
+somebody else did. Imports no torch.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
 """Where cuBLASLt and cuDNN come from: one file of each, opened at run time (`te_dispatch.backend_kit.libraries`).
 
-The places are PyPI's packages: ``nvidia/cu13``, ``nvidia/cublas``, ``nvidia/cudnn`` beside this Python's other packages.
-Opening creates no CUDA context.
+The places are PyPI's packages: ``nvidia/cu13``, ``nvidia/cublas``, ``nvidia/cudnn`` beside this Python's other
+packages. Opening creates no CUDA context.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ import torch
 
 from te_dispatch.backend_kit import caches
 from te_dispatch.backend_kit import tuning as tuner
-from te_dispatch_cuda import libraries, tuning_cache
-from te_dispatch_cuda.tuning_cache import TuningCacheWarning, cache_file
+from te_dispatch.backend_kit.algorithms import AlgorithmFile, TuningCacheWarning
+from te_dispatch_cuda import libraries
 
 if TYPE_CHECKING:
     from te_dispatch_cuda.gemm_plans import Problem
@@ -30,10 +30,15 @@ OPERATORS = ("gemm",)
 
 CANDIDATES = 32
 
+#: Bytes of cuBLASLt's algorithms.
+_FILE = AlgorithmFile("cuda_gemm.json", 64)
+#: () -> where the winners are kept.
+cache_file = _FILE.path
+
 
 @functools.cache
 def _entries() -> Mapping[str, Mapping[str, Any]]:
-    return tuning_cache.read(cache_file())
+    return _FILE.read()
 
 
 def forget() -> None:
@@ -48,7 +53,7 @@ def forget() -> None:
 def algorithm_for(problem: Problem) -> bytes | None:
     """The tuned algorithm of a problem, None where there is none."""
     entry = _entries().get(key_of(problem)) if _entries() else None
-    return None if entry is None else tuning_cache.algorithm_of(entry)
+    return None if entry is None else _FILE.algorithm_of(entry)
 
 
 @functools.cache
@@ -93,5 +98,5 @@ def _prepare(call: Mapping[str, Any], device: int) -> tuple[str, list[tuner.Cand
 
 
 def _keep(entries: Mapping[str, tuner.Entry]) -> None:
-    tuning_cache.write(cache_file(), entries)
+    _FILE.write(entries)
     forget()

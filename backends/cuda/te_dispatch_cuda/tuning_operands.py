@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""Random operands of a call that is described by facts, and runs of its candidates on them."""
+"""Runs of the candidates of a call that is described by facts, on random operands."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from te_dispatch.backend_kit.tuning import Candidate, repeated, sets_of
+from te_dispatch.backend_kit.tuning_operands import DTYPES, Operands, random_operands
 from te_dispatch.core.errors import Declined
 from te_dispatch.numerics.quantized import CANONICAL_SCALES
-from te_dispatch.ops.shapes import data_shapes, laid_out_shapes
 from te_dispatch_cuda import gemm as gemms
 from te_dispatch_cuda.gemm_calls import problem_of
 from te_dispatch_cuda.gemm_plans import LAID_OUT, Problem
@@ -20,7 +20,6 @@ from te_dispatch_cuda.memory import stream_of
 from te_dispatch_cuda.native import load
 
 _native = load()
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Scratch:
@@ -34,8 +33,7 @@ class Scratch:
         self.device = torch.device("cuda", device)
         self._call = call
         first = self._operands()
-        size = sum(x.numel() * x.element_size() for x in first if x is not None)
-        self._sets = [first, *(self._operands() for _ in range(sets_of(size) - 1))]
+        self._sets = [first, *(self._operands() for _ in range(sets_of(first.bytes()) - 1))]
         self.problem = self._problem(first)
         try:
             self._plan = _native.gemm_plan(*self.problem, None)
@@ -63,47 +61,23 @@ class Scratch:
         except RuntimeError:
             return None
 
-    def _run(self, given: tuple[Any, ...], workspace: torch.Tensor) -> None:
+    def _run(self, given: Operands, workspace: torch.Tensor) -> None:
         addresses = [0 if x is None else x.data_ptr() for x in given]
         stream = stream_of(self.device.index)
         _native.gemm_run(self._plan, stream, *addresses, workspace.data_ptr(), 1.0)
 
-    def _operands(self) -> tuple[Any, ...]:
-        """a, b, their scales, out, bias."""
-        call = self._call
-        m, n, k, layout = call["m"], call["n"], call["k"], call["layout"]
-        shapes = ((k, m) if layout[0] == "T" else (m, k)), ((n, k) if layout[1] == "T" else (k, n))
-        sides = [self._operand(call, side, shapes[i], (m, n)[i]) for i, side in enumerate("ab")]
-        out = torch.zeros((m, n), dtype=_DTYPES[call.get("out_dtype") or self._plain()], device=self.device)
-        bias = torch.randn(n, device=self.device).to(out.dtype) if call.get("bias") else None
-        return sides[0][0], sides[1][0], sides[0][1], sides[1][1], out, bias
+    def _operands(self) -> Operands:
+        return random_operands(
+            self._call, self.device, lambda side, scaling: gemms.operand_format("NT", side, scaling)[1]
+        )
 
-    def _plain(self) -> str:
-        kind = self._call.get("a.dtype", "bf16")
-        return kind if kind in _DTYPES else "bf16"
-
-    def _operand(self, call: Mapping[str, Any], side: str, shape: tuple[int, int], rows: int) -> tuple[Any, Any]:
-        kind = call.get(f"{side}.dtype", "bf16")
-        if kind in _DTYPES:
-            return torch.randn(shape, device=self.device).to(_DTYPES[kind]), None
-        scaling = call.get(f"{side}.scaling", "tensor")
-        shape = (rows, call["k"])
-        # Codes of numbers, none of them NaN or Inf: magnitudes below 0x70, any sign.
-        data = torch.randint(0, 0x70, data_shapes(shape, scaling)[0], dtype=torch.uint8, device=self.device)
-        data |= torch.randint(0, 2, data.shape, dtype=torch.uint8, device=self.device) << 7
-        laid_out = laid_out_shapes(shape, scaling, gemms.operand_format("NT", side, scaling)[1])[0]
-        if scaling in ("mxfp8", "nvfp4"):
-            one = 0x7F if scaling == "mxfp8" else 0x38
-            return data, torch.full(laid_out, one, dtype=torch.uint8, device=self.device)
-        return data, torch.ones(laid_out, device=self.device)
-
-    def _problem(self, given: tuple[Any, ...]) -> Problem:
+    def _problem(self, given: Operands) -> Problem:
         call, (a, b, _, _, out, bias) = self._call, given
         kinds = call.get("a.dtype", "bf16"), call.get("b.dtype", "bf16")
         scalings = call.get("a.scaling", "tensor"), call.get("b.scaling", "tensor")
         layout, kind = "NT", (*kinds, not call.get("split_accumulator"))
-        if kinds[0] in _DTYPES:
-            dtype = _DTYPES[kinds[0]]
+        if kinds[0] in DTYPES:
+            dtype = DTYPES[kinds[0]]
             layout, kind = call["layout"], (dtype, gemms.allows_tf32()) if dtype is torch.float32 else dtype
         elif scalings[0] != "tensor":
             formats = [gemms.operand_format("NT", side, scaling) for side, scaling in zip("ab", scalings, strict=True)]

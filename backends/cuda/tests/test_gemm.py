@@ -3,18 +3,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from te_dispatch_cuda import libraries, tuning_cache
-from te_dispatch_cuda.tuning_cache import TuningCacheWarning
+from te_dispatch_cuda import libraries
 
 API = Path(__file__).resolve().parents[1] / "csrc" / "gemm" / "cublaslt_api.h"
 #: Our name -> NVIDIA's, where theirs is not ours with a prefix.
@@ -98,51 +95,3 @@ def test_our_declarations_are_the_library_s(tmp_path):
         ["g++", "-std=c++17", "-fsyntax-only", *includes, str(tmp_path / "check.cpp")], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-
-
-# -- the cache of tuned algorithms -----------------------------------------------------------------------------------
-
-ENTRY = {"algorithm": "ab" * 64, "words": "algorithm 66", "first_us": 10.0, "best_us": 9.0}
-
-
-def test_what_is_kept_is_read_again_and_other_entries_stay(tmp_path):
-    path = tmp_path / "deep" / "cuda_gemm.json"
-    assert tuning_cache.read(path) == {}
-    tuning_cache.write(path, {"one": ENTRY})
-    tuning_cache.write(path, {"two": {**ENTRY, "algorithm": None}})
-    found = tuning_cache.read(path)
-    assert set(found) == {"one", "two"}
-    assert tuning_cache.algorithm_of(found["one"]) == bytes.fromhex("ab" * 64)
-    assert tuning_cache.algorithm_of(found["two"]) is None
-    left = {file.name for file in path.parent.iterdir()}
-    assert left == {path.name, f".{path.name}.lock"}  # no temporary file
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "{", "[]", "null", '{"format": 0, "entries": {}}', '{"format": 1}', '{"format": 1, "entries": {"a": {}}}',
-     '{"format": 1, "entries": {"a": {"algorithm": "ab"}}}', '{"format": 1, "entries": {"a": {"algorithm": "xy"}}}',
-     '{"format": 1, "entries": ["a"]}'],
-)  # fmt: skip
-def test_a_corrupt_file_is_warned_of_ignored_and_rewritten(tmp_path, text):
-    path = tmp_path / "cuda_gemm.json"
-    path.write_text(text)
-    with pytest.warns(TuningCacheWarning, match="cuda_gemm.json: ignored"):
-        assert tuning_cache.read(path) == {}
-    tuning_cache.write(path, {"one": ENTRY})
-    assert json.loads(path.read_text())["entries"] == {"one": ENTRY}
-
-
-def test_the_cache_s_place(monkeypatch, tmp_path):
-    monkeypatch.setenv("TE_DISPATCH_CACHE_DIR", str(tmp_path))
-    assert tuning_cache.cache_file() == tmp_path / "cuda_gemm.json"
-    monkeypatch.delenv("TE_DISPATCH_CACHE_DIR")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert tuning_cache.cache_file() == tmp_path / "cache" / "te_dispatch" / "cuda_gemm.json"
-
-
-@pytest.mark.skipif(sys.platform == "win32" or os.geteuid() == 0, reason="root may write anywhere")
-def test_a_directory_that_cannot_be_written_is_an_error(tmp_path):
-    tmp_path.chmod(0o500)
-    with pytest.raises(OSError):
-        tuning_cache.write(tmp_path / "cuda_gemm.json", {"one": ENTRY})
