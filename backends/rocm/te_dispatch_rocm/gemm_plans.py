@@ -15,7 +15,7 @@ import torch
 from te_dispatch.backend_kit import caches
 from te_dispatch.core.errors import Declined
 from te_dispatch.ops.gemm import gemm_sizes
-from te_dispatch_rocm import devices
+from te_dispatch_rocm import devices, tuning
 from te_dispatch_rocm.archs import ARCHS
 from te_dispatch_rocm.codes import DTYPES, EPILOGUES, NONE, SCALINGS, type_code
 from te_dispatch_rocm.native import load_with_libraries
@@ -118,8 +118,6 @@ def plan_of(problem: Problem) -> Any:
     Raises:
         Declined: hipBLASLt has no algorithm; the reason is its status.
     """
-    from te_dispatch_rocm import tuning
-
     try:
         return _native.gemm_plan(tuple(problem), functools.partial(tuning.algorithm_for, problem))
     except _native.GemmRefused as error:
@@ -127,9 +125,9 @@ def plan_of(problem: Problem) -> Any:
 
 
 def plain_operands(a: torch.Tensor, b: torch.Tensor, layout: str) -> tuple[Operand, Operand, tuple[int, int, int]]:
-    """Contiguous operands of plain dtypes, and (m, n, k)."""
-    sizes = gemm_sizes(a, b, layout)
-    return Operand(a, None, a.dtype, layout[0] == "T"), Operand(b, None, b.dtype, layout[1] == "T"), sizes
+    """The sides of a product of contiguous tensors, and (m, n, k)."""
+    sides = Operand(a, None, a.dtype, layout[0] == "T"), Operand(b, None, b.dtype, layout[1] == "T")
+    return (*sides, gemm_sizes(a, b, layout))
 
 
 class _Plans:

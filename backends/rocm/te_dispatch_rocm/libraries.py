@@ -161,10 +161,8 @@ def too_old(name: str, version: Version, path: str) -> str | None:
     oldest = OLDEST[name]
     if version == (0, 0, 0) or version[:2] >= oldest:
         return None
-    return (
-        f"{TITLES[name]} {'.'.join(map(str, version))} is too old, needs {'.'.join(map(str, oldest))} (ROCm 6.3): {path}; "
-        f"{PATH} names another installation"
-    )
+    has, needs = ".".join(map(str, version)), ".".join(map(str, oldest))
+    return f"{TITLES[name]} {has} is too old, needs {needs} (ROCm 6.3): {path}; {PATH} names another installation"
 
 
 def problems(maps: str = MAPS, environ: Mapping[str, str] | None = None) -> list[str]:

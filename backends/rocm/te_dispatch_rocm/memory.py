@@ -12,6 +12,7 @@ import torch
 
 from te_dispatch.backend_kit.device import raw_stream
 from te_dispatch.ops import alloc
+from te_dispatch_rocm.probe import on_host
 
 empty = alloc.empty
 
@@ -29,6 +30,11 @@ def place_of(x: torch.Tensor) -> tuple[int, Callable[[int], int]]:
     if x.device.type == "cpu":
         return 0, _no_stream
     return x.get_device(), raw_stream
+
+
+def device_of(index: int) -> torch.device:
+    """PyTorch's device of HIP's index: the CPU where HIP works on the host's memory."""
+    return torch.device("cpu") if on_host() else torch.device("cuda", index)
 
 
 def _no_stream(index: int) -> int:

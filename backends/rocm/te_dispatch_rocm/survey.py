@@ -5,7 +5,8 @@ hipBLASLt ends the process where there is no device, and may where a driver is b
     python survey.py HIP HIPBLASLT FIRST
 
 The files of both libraries, and the first device of which a handle is created. Prints a JSON object a line, as soon as
-it is known: the number of devices or HIP's error, then each device, then what came of its handle. Standard library alone.
+it is known: the number of devices or HIP's error, then each device, then what came of its handle. Imports nothing but
+the standard library.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
 """The entries of the gemm family: hipBLASLt.
 
-Claims. `capturable` and `no_host_sync`: a launch reads nothing back and takes its scalars by value. Not `deterministic`:
-AMD promises no equal bits from equal calls, and some of the library's kernels add partial sums in the order in which
-they come. Not `batch_invariant`: the library picks how it sums by shape.
+Claims. `capturable` and `no_host_sync`: a launch reads nothing back and takes its scalars by value. Not
+`deterministic`: AMD promises no equal bits from equal calls, and some of the library's kernels add partial sums in the
+order in which they come. Not `batch_invariant`: the library picks how it sums by shape.
 
 What a call asks beyond these requirements and the library refuses is declined with the library's status.
 """
@@ -29,10 +29,15 @@ AMD: tuple[Condition, ...] = (
 _NO_CAST: tuple[Condition, ...] = (OneOf("out_quantizer", None), OneOf("aux_quantizer", None))
 _PLAIN: tuple[Condition, ...] = (OneOf("a.dtype", *FLOATS), OneOf("b.dtype", *FLOATS))
 # fp32 operands give fp32 alone; 16-bit ones give their own dtype or fp32.
-_OUTPUTS: tuple[Condition, ...] = (
-    AnyOf(NoneOf("a.dtype", "fp32"), All(OneOf("out_dtype", None, "fp32"), OneOf("out.dtype", None, "fp32"))),
-    AnyOf(NoneOf("a.dtype", "bf16"), All(NoneOf("out_dtype", "fp16"), NoneOf("out.dtype", "fp16"))),
-    AnyOf(NoneOf("a.dtype", "fp16"), All(NoneOf("out_dtype", "bf16"), NoneOf("out.dtype", "bf16"))),
+_OUT_DTYPE: tuple[Condition, ...] = (
+    AnyOf(NoneOf("a.dtype", "fp32"), OneOf("out_dtype", None, "fp32")),
+    AnyOf(NoneOf("a.dtype", "bf16"), NoneOf("out_dtype", "fp16")),
+    AnyOf(NoneOf("a.dtype", "fp16"), NoneOf("out_dtype", "bf16")),
+)
+_OUT: tuple[Condition, ...] = (
+    AnyOf(NoneOf("a.dtype", "fp32"), OneOf("out.dtype", None, "fp32")),
+    AnyOf(NoneOf("a.dtype", "bf16"), NoneOf("out.dtype", "fp16")),
+    AnyOf(NoneOf("a.dtype", "fp16"), NoneOf("out.dtype", "bf16")),
 )
 _EPILOGUES: tuple[Condition, ...] = (
     # The library applies gelu and its derivative to what was accumulated, too.
@@ -85,7 +90,8 @@ def entry(
 
 IMPLEMENTATIONS: tuple[Implementation, ...] = (
     entry(
-        "gemm", "hipblaslt_gemm", "gemm:gemm", *_PLAIN, *_NO_CAST, *_OUTPUTS, *_EPILOGUES, plan="gemm:gemm.plans.repeat"
+        "gemm", "hipblaslt_gemm", "gemm:gemm", *_PLAIN, *_NO_CAST, *_OUT_DTYPE, *_OUT, *_EPILOGUES,
+        plan="gemm:gemm.plans.repeat",
     ),
     entry(
         "gemm", "hipblaslt_fp8_gemm", "gemm:gemm_codes", *_FP8, *_TENSOR, *_NO_CAST, _NO_EPILOGUE,
@@ -95,10 +101,11 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
         "gemm", "hipblaslt_mxfp8_gemm", "gemm:gemm_codes", *_FP8, *_MXFP8, *_NO_CAST, _NO_EPILOGUE, MultipleOf("k", 32),
         plan="gemm:gemm_codes.plans.repeat",
     ),
-    entry("grouped_gemm", "hipblaslt_grouped_gemm", _GROUPED, *_PLAIN, _HOST_SPLITS),
+    entry("grouped_gemm", "hipblaslt_grouped_gemm", _GROUPED, *_PLAIN, *_OUT_DTYPE, _HOST_SPLITS),
     entry("grouped_gemm", "hipblaslt_fp8_grouped_gemm", _GROUPED, *_FP8, *_TENSOR, _HOST_SPLITS),
     entry(
-        "grouped_gemm", "hipblaslt_grouped_gemm_device_splits", _READ_BACK, *_PLAIN, _DEVICE_SPLITS, claims=frozenset()
+        "grouped_gemm", "hipblaslt_grouped_gemm_device_splits", _READ_BACK, *_PLAIN, *_OUT_DTYPE, _DEVICE_SPLITS,
+        claims=frozenset(),
     ),
     entry(
         "grouped_gemm", "hipblaslt_fp8_grouped_gemm_device_splits", _READ_BACK, *_FP8, *_TENSOR, _DEVICE_SPLITS,
