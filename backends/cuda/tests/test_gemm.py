@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""What can be said of matrix products without a GPU: the library's interface as declared, the tuning cache, choices."""
+"""What can be said of matrix products without a GPU: the library's interface as declared, choices."""
 
 from __future__ import annotations
 

@@ -111,16 +111,17 @@ def find(
         if isinstance(found, Library):
             return found
         broken.append(found)
-    if broken:  # the user should hear of it, and of nothing that lies behind it
-        return f"{'; '.join(broken)}; {PATH} names another installation"
+    last = sorted(wanted.sonames)[0]
     if named:
-        return f"{wanted.sonames[0]} and its older names are in no folder that {PATH} names: {os.environ.get(PATH, '')}"
-    found = open_library(wanted, [], version, maps)
-    if isinstance(found, str):
+        reason = f"no folder that {PATH} names has {last}: {os.environ.get(PATH, '')}"
+    else:
+        found = open_library(wanted, [], version, maps)
+        if isinstance(found, Library):
+            return found
         absent = found.count("No such file") == len(wanted.sonames)
-        reason = f"neither a ROCm package, nor /opt/rocm, nor the linker has {wanted.sonames[-1]}" if absent else found
-        return f"{TITLES[wanted.name]} is not here: {reason}; install ROCm, or name its folder in {PATH}"
-    return found
+        reason = f"neither a ROCm package, nor /opt/rocm, nor the linker has {last}" if absent else found
+    reason = "; ".join(broken) or reason  # a copy that does not open is what the user should hear of
+    return f"{TITLES[wanted.name]} is not here: {reason}; install ROCm, or name its folder in {PATH}"
 
 
 def _hip_version(handle: ctypes.CDLL) -> Version:
