@@ -94,10 +94,18 @@ def launching(launch: Launch, *tensors: torch.Tensor | None) -> Planned:
 def _placed(launch: Launch, places: Sequence[int | None], count: int) -> Launch:
     if list(places) == list(range(count)):
         return launch
+    placed: Launch = _placing(tuple(places), count)(launch)
+    return placed
+
+
+@functools.lru_cache(CAPACITY)
+def _placing(places: tuple[int | None, ...], count: int) -> Callable[[Launch], Launch]:
+    """(launch) -> it, as a function of the tensors that are there. Cached, because a call that signatures do not cover
+    comes here every time, and the text of what is compiled is kept for tracebacks."""
     taken = ", ".join(f"x{i}" for i in range(count))
     given = ", ".join("None" if place is None else f"x{place}" for place in places)
-    source = f"def make(launch):\n    return lambda {taken}: launch({given})\n"
-    return compiled(source, "launch", launch=launch)  # type: ignore[no-any-return]
+    source = f"def make():\n    return lambda launch: lambda {taken}: launch({given})\n"
+    return compiled(source, "launch")  # type: ignore[no-any-return]
 
 
 class CallPlans:

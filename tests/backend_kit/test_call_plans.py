@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import linecache
 import operator
 import weakref
 from typing import Any
@@ -310,3 +311,21 @@ def test_a_parameter_of_no_known_kind_is_refused_where_it_is_declared() -> None:
 def test_a_plan_is_run_alone_with_what_is_there() -> None:
     x = torch.randn(2)
     assert Planned(lambda places, count: lambda *xs: (places, count, xs), (None, x)).run() == ([None, 0], 1, (x,))
+
+
+def test_a_call_that_is_planned_every_time_keeps_nothing() -> None:
+    """One tensor in two places is no signature's: its launch is placed anew in every call, and compiled in none."""
+
+    @planned("softmax_bwd")
+    def softmax_bwd(
+        dy: torch.Tensor, y: torch.Tensor, *, scale: float = 1.0, out_dtype: torch.dtype | None = None
+    ) -> Any:
+        return launching(lambda dy, absent, y: (dy, absent, y), dy, None, y)
+
+    x = torch.ones(2, 3)
+    first = softmax_bwd(x, x)
+    assert first[0] is x and first[1] is None and first[2] is x
+    before = len(linecache.cache)
+    for _ in range(20):
+        softmax_bwd(x, x)
+    assert len(linecache.cache) == before
