@@ -61,7 +61,8 @@ def probe_device(snapshot: Snapshot, type: str, index: int | None) -> tuple[Devi
     first = answers[0][2]
     extra: dict[str, FactValue] = {}
     for _, _, facts in reversed(answers):
-        if (facts.vendor, facts.arch) == (first.vendor, first.arch):
+        # What is known of the host's software holds for a chip that the host stands for, too.
+        if (facts.vendor, facts.arch) == (first.vendor, first.arch) or first.emulated:
             extra.update(facts.extra)
     return dataclasses.replace(first, type=type, index=index, extra=extra), problems
 
@@ -95,7 +96,7 @@ def facts_problem(facts: object, type: str, vendors: Collection[str]) -> str | N
     if not vendors and type in _TYPES.values() and facts.vendor not in _TYPES:
         return f"says vendor {facts.vendor!r}, which is not in its manifest's vendors"
     elsewhere = _TYPES.get(facts.vendor, type)
-    if elsewhere != type and facts.extra.get("emulated") is not True:
+    if elsewhere != type and not facts.emulated:
         return f"says vendor {facts.vendor!r}, whose devices are not of this type"
     return None
 

@@ -110,6 +110,12 @@ class DeviceFacts(Mapping[str, FactValue]):
     def __hash__(self) -> int:
         return hash((self.type, self.vendor, self.arch, self.index))
 
+    @property
+    def emulated(self) -> bool:
+        """Whether the device's memory is the host's, where a library or an emulator stands for the chip: the probe says
+        so by the fact ``emulated``, and the device's type is then none of its vendor's."""
+        return self.extra.get("emulated") is True
+
     def label(self) -> str:
         """Short name for tables and messages, e.g. ``nvidia:sm_90`` or ``cpu``."""
         return self.vendor if self.vendor == self.arch else f"{self.vendor}:{self.arch}"

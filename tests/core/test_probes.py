@@ -89,6 +89,24 @@ def test_a_portable_probe_cannot_make_the_host_another_vendor_s_device() -> None
     assert "backend 'alpha'" in problem and "says vendor 'nvidia', whose devices are not of this type" in problem
 
 
+def test_the_host_stands_for_a_vendor_s_chip_where_the_vendor_s_own_probe_says_so() -> None:
+    def amd(extra: dict[str, Any]) -> Manifest:
+        claims = DeviceFacts("cpu", "amd", "gfx942", table=Arch(), extra=extra)
+        return native(claims, "alpha", vendors=("amd",), archs={"amd": {"gfx942": Arch()}})
+
+    emulated = amd({"emulated": True, "version.torch": "theirs"})
+    facts, problems = probe_device(installed(portable(), emulated), "cpu", None)
+    assert (facts.label(), facts.emulated, problems) == ("amd:gfx942", True, [])
+    assert facts["version.torch"] == "theirs"
+    # What else is known of the host holds: here that a kernel language does not run on it.
+    other = native(DeviceFacts("cpu", "cpu", "cpu", extra={"triton.ready": False}), "beta", vendors=(), archs={})
+    facts, _ = probe_device(installed(portable(), emulated, other), "cpu", None)
+    assert facts["triton.ready"] is False
+    for extra in ({}, {"emulated": "yes"}):
+        facts, [problem] = probe_device(installed(portable(), amd(extra)), "cpu", None)
+        assert facts.vendor == "cpu" and "whose devices are not of this type" in problem
+
+
 def test_a_vendor_that_the_manifest_forgot_to_name_is_told() -> None:
     snapshot = installed(portable(), native(_cpu(), vendors=()))
     facts, [problem] = probe_device(snapshot, "cpu", None)
