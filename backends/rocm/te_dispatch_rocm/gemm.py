@@ -10,7 +10,8 @@ fp32 operands are multiplied in fp32, or in TF32 where PyTorch's setting for its
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,7 +24,7 @@ from te_dispatch.numerics.quantizers import Quantizer
 from te_dispatch.ops.checks import gemm as checks
 from te_dispatch.ops.results import Gemm
 from te_dispatch_rocm.gemm_operands import empty_product, quantized_operands
-from te_dispatch_rocm.gemm_plans import Operand, plain_operands, plan_of, problem_of
+from te_dispatch_rocm.gemm_plans import Operand, Problem, plain_operands, plan_of, problem_of
 from te_dispatch_rocm.memory import ALIGNED, address, empty, misaligned, place_of, usable, usable_or_none
 from te_dispatch_rocm.native import load
 
@@ -130,7 +131,9 @@ def _product(
             a, b, sizes, scaling, device, dtype, accumulate, bias_dtype, epilogue, aux_dtype, tf32
         )  # fmt: skip
 
-    plan, bias = plan_with_bias(problem, dtype, bias, epilogue)
+    bias = usable_or_none(bias)
+    biased = plan_with_bias(problem, dtype, bias, epilogue)
+    plan = biased.plan
     memory = a.data.device
     rows = {"dgelu": sizes[1], "bgrad_b": sizes[1], "bgrad_a": sizes[0]}.get(epilogue or "")
     workspace, run = plan.workspace, _native.gemm_run
@@ -151,10 +154,13 @@ def _product(
         dbias = None if rows is None else empty("dbias", (rows,), dtype, memory)
         made = empty("aux", shape, dtype, memory) if epilogue == "gelu" else None
         scratch = empty("workspace", (workspace,), torch.uint8, memory) if workspace else None
+        summand = dbias if bias is None else biased.given(bias)
         run(
-            plan, stream_of(device), *places[:4], result.data_ptr(), places[4] or address(dbias),
-            places[5] or address(made), address(scratch), alpha,
+            plan, stream_of(device), *places[:4], result.data_ptr(), address(summand), places[5] or address(made),
+            address(scratch), alpha,
         )  # fmt: skip
+        if biased.added:
+            result.add_(bias)
         return Gemm(result, made, dbias)
 
     call = launching(launch, a.data, b.data, a.scale, b.scale, bias, target, aux)
@@ -164,18 +170,50 @@ def _product(
     return result._replace(out=out.copy_(target))
 
 
+class Biased(NamedTuple):
+    """A plan, and what is done with the bias.
+
+    Attributes:
+        widened: whether the plan takes it in fp32, which holds it exactly, and not in its own dtype.
+        added: whether the plan leaves it out, and who runs it adds it to the result.
+    """
+
+    plan: Any
+    widened: bool = False
+    added: bool = False
+
+    def given(self, bias: torch.Tensor | None) -> torch.Tensor | None:
+        """The bias as the plan takes it."""
+        if bias is None or self.added:
+            return None
+        if not self.widened:
+            return bias
+        return empty("workspace", tuple(bias.shape), torch.float32, bias.device).copy_(bias)
+
+
 def plan_with_bias(
-    problem: Any, dtype: torch.dtype, bias: torch.Tensor | None, epilogue: str | None
-) -> tuple[Any, torch.Tensor | None]:
-    """The plan, and the bias as it is given to it: in fp32, which holds it exactly, where the library does not take its
-    own dtype."""
+    problem: Callable[[torch.dtype | None], Problem],
+    dtype: torch.dtype,
+    bias: torch.Tensor | None,
+    epilogue: str | None,
+) -> Biased:
+    """The plan of a product with its bias. Where the library takes none, a result in fp32 is one that it can be added
+    to.
+
+    Args:
+        problem: of a dtype of the bias, or of its gradient.
+        dtype: of the result.
+
+    Raises:
+        Declined: the library has no algorithm.
+    """
     if bias is None:
-        return plan_of(problem(None if epilogue in (None, "gelu") else dtype)), None
-    bias = usable(bias)
-    try:
-        return plan_of(problem(bias.dtype)), bias
-    except Declined:
-        if bias.dtype is torch.float32:
-            raise
-        plan = plan_of(problem(torch.float32))
-        return plan, empty("workspace", tuple(bias.shape), torch.float32, bias.device).copy_(bias)
+        return Biased(plan_of(problem(None if epilogue in (None, "gelu") else dtype)))
+    for kind in dict.fromkeys((bias.dtype, torch.float32)):
+        try:
+            return Biased(plan_of(problem(kind)), widened=kind is not bias.dtype)
+        except Declined:
+            continue
+    if dtype is not torch.float32 or epilogue is not None:
+        raise Declined("hipBLASLt has no algorithm for this product with a bias")
+    return Biased(plan_of(problem(None)), added=True)

@@ -15,7 +15,7 @@ from te_dispatch.ops.checks import gemm as checks
 from te_dispatch_rocm.gemm import plan_with_bias
 from te_dispatch_rocm.gemm_operands import empty_product, quantized_operands
 from te_dispatch_rocm.gemm_plans import plain_operands, problem_of
-from te_dispatch_rocm.memory import ALIGNED, address, empty, place_of, usable
+from te_dispatch_rocm.memory import ALIGNED, address, empty, place_of, usable, usable_or_none
 from te_dispatch_rocm.native import load
 
 _native = load()
@@ -59,6 +59,8 @@ def grouped_gemm(
     for group in groups:
         if group.plan is None:
             empty_product(*group.nothing)
+        elif group.added is not None:
+            group.target.add_(group.added)
     for given, group in zip(outs, groups):
         if given is not None and given is not group.target:
             given.copy_(group.target)
@@ -92,6 +94,8 @@ class _Group(NamedTuple):
     target: torch.Tensor
     #: Tensors that were made for this call and must outlive the launch.
     held: tuple[Any, ...]
+    #: A bias that the plan leaves out.
+    added: torch.Tensor | None = None
     #: Arguments of `empty_product` where there is no plan.
     nothing: tuple[Any, ...] = ()
 
@@ -118,13 +122,16 @@ def _group(
     memory = left.data.device
     target = empty("out", shape, dtype, memory) if out is None else contiguous_out(out, accumulate, ALIGNED)
     if not all(sizes):
-        return _Group(None, (), target, (), (shape, dtype, memory, target, accumulate, bias))
+        return _Group(None, (), target, (), nothing=(shape, dtype, memory, target, accumulate, bias))
     device, _ = place_of(left.data)
     tf32 = left.kind is torch.float32 and allows_tf32()
 
     def problem(bias_dtype: torch.dtype | None) -> Any:
         return problem_of(left, right, sizes, scaling, device, dtype, accumulate, bias_dtype, tf32=tf32)
 
-    plan, bias = plan_with_bias(problem, dtype, bias, None)
-    addresses = tuple(address(one) for one in (left.data, right.data, left.scale, right.scale, target, bias))
-    return _Group(plan, addresses, target, (left, right, bias))
+    bias = usable_or_none(bias)
+    biased = plan_with_bias(problem, dtype, bias, None)
+    given = biased.given(bias)
+    places = left.data, right.data, left.scale, right.scale, target, given
+    added = bias if biased.added else None
+    return _Group(biased.plan, tuple(map(address, places)), target, (left, right, given), added)

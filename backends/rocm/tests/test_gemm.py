@@ -81,8 +81,25 @@ def test_operands_with_gaps_at_odd_places_and_outputs_with_gaps(modules):
 
 def test_a_bias_that_the_library_does_not_take_is_given_in_fp32(modules):
     a, b = (torch.randn(shape).bfloat16() for shape in shapes(24, 40, 56, "NT"))
-    bias = torch.randn(40).half()
-    close(modules.gemm.gemm(a, b, layout="NT", bias=bias).out, product(a, b, "NT") + bias.double())
+    plans = modules.gemm.gemm.plans
+    before = plans.hits
+    for _ in range(2):
+        bias = torch.randn(40).half()
+        close(modules.gemm.gemm(a, b, layout="NT", bias=bias).out, product(a, b, "NT") + bias.double())
+    assert plans.hits == before + 1
+
+
+def test_a_bias_that_the_library_does_not_take_at_all(modules, monkeypatch):
+    """Added to a result in fp32, and declined where it would be rounded in between."""
+    monkeypatch.setenv("HOST_HIPBLASLT_REFUSE", "bias")
+    a, b = (torch.randn(shape).bfloat16() for shape in shapes(24, 40, 56, "NT"))
+    bias, out = torch.randn(40).bfloat16(), torch.ones(24, 40)
+    modules.gemm.gemm(a, b, layout="NT", bias=bias, out=out, accumulate=True)
+    close(out, product(a, b, "NT") + bias.double() + 1)
+    (grouped,) = modules.grouped.grouped_gemm([a], [b], layout="NT", bias=[bias], out_dtype=torch.float32)
+    close(grouped, product(a, b, "NT") + bias.double())
+    with pytest.raises(Declined, match="no algorithm for this product with a bias"):
+        modules.gemm.gemm(a, b, layout="NT", bias=bias)
 
 
 @pytest.mark.parametrize("biased", [False, True])

@@ -115,6 +115,21 @@ def test_what_the_library_fuses() -> None:
         assert refusals("hipblaslt_gemm", "gfx942", **PLAIN, **facts) == []
 
 
+@pytest.mark.parametrize(
+    ("arch", "served"),
+    [
+        ("gfx90a", {("gelu", "fp16"), ("dgelu", "fp16"), ("bgrad_a", "fp16")}),
+        ("gfx1100", {("gelu", "bf16"), ("gelu", "fp16")}),
+        ("gfx1201", {("gelu", "fp16")}),
+    ],
+)
+def test_chips_with_few_epilogues(arch: str, served: set[tuple[str, str]]) -> None:
+    for epilogue in ("gelu", "dgelu", "bgrad_a"):
+        for dtype in ("bf16", "fp16"):
+            call = {**PLAIN, "a__dtype": dtype, "b__dtype": dtype, "epilogue": epilogue, "aux": epilogue == "dgelu"}
+            assert (refusals("hipblaslt_gemm", arch, **call) == []) == ((epilogue, dtype) in served)
+
+
 def test_fp8_with_an_epilogue_and_blocks_of_128_are_refused() -> None:
     (reason,) = refusals("hipblaslt_fp8_gemm", "gfx950", **codes("e4m3fn", "e4m3fn"), epilogue="gelu")
     assert "epilogue is gelu" in reason

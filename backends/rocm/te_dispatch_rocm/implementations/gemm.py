@@ -50,6 +50,14 @@ _EPILOGUES: tuple[Condition, ...] = (
         All(NoneOf("a.dtype", "fp32"), NoneOf("out_dtype", "fp32"), NoneOf("out.dtype", "fp32")),
     ),
     OneOf("aux.scaling", None, "none"),
+    # What release 1.2 answers for these chips. Matrix cores for training have more, which it is asked for.
+    AnyOf(
+        OneOf("epilogue", None),
+        OneOf("device.arch", "gfx942", "gfx950"),
+        All(OneOf("epilogue", "gelu"), OneOf("device.arch", "gfx1100"), OneOf("a.dtype", "bf16", "fp16")),
+        All(OneOf("epilogue", "gelu"), OneOf("device.arch", "gfx1200", "gfx1201"), OneOf("a.dtype", "fp16")),
+        All(OneOf("device.arch", "gfx90a"), OneOf("a.dtype", "fp16")),
+    ),
 )
 _NO_EPILOGUE = OneOf("epilogue", None)
 
