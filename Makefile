@@ -36,11 +36,16 @@ BUILT := $(wildcard $(VENV)/.cuda-*)
 PRESENT := $(shell $(PYTHON) $(CUDA)/tools/present_archs.py 2>/dev/null)
 CUDA_SOURCES := $(shell find $(CUDA)/csrc $(CUDA)/cmake -type f -not -name '*.pyc') $(CUDA)/CMakeLists.txt $(CUDA)/pyproject.toml
 cuda_stamp = $(VENV)/.cuda-$(or $(ARCHS),$(1))
+# The backend for AMD GPUs needs a C++ compiler alone (`make rocm`); an installed ROCm is found as it finds it.
+ROCM = backends/rocm
+ROCM_SOURCES := $(shell find $(ROCM)/csrc -type f) $(ROCM)/CMakeLists.txt $(ROCM)/pyproject.toml
+rocm_stamp = $(VENV)/.rocm
+HAS_ROCM := $(or $(ROCM_PATH),$(wildcard /opt/rocm))
 NO_NVCC = @echo "no nvcc: backends/cuda is left out, and so are its tests of the build (make cuda builds it all the same)"
 
-.PHONY: demo test test-all test-integrations test-kit cuda conformance crosscompile lint format types check bench test-gpu sanitize conformance-gpu bench-gpu clean
+.PHONY: demo test test-all test-integrations test-kit cuda rocm conformance conformance-rocm-host crosscompile lint format types check bench test-gpu sanitize conformance-gpu bench-gpu clean
 
-demo: $(STAMP) $(if $(PRESENT),$(call cuda_stamp,$(PRESENT)))
+demo: $(STAMP) $(if $(PRESENT),$(call cuda_stamp,$(PRESENT))) $(if $(HAS_ROCM),$(rocm_stamp))
 	$(BIN)/te-dispatch demo --out $(OUT) $(DEMO)
 
 # Needs no GPU and uses none: where one is visible, modules would be made on it, and these tests' data are on the CPU.
@@ -77,9 +82,17 @@ $(STAMP_INTEGRATIONS): tests/integrations/requirements.txt pyproject.toml \
 
 cuda: $(call cuda_stamp,$(ALL_ARCHS))
 
+rocm: $(rocm_stamp)
+
 # The reference is what the others are compared with; itself, it answers to its own tests.
 conformance: $(STAMP)
 	$(BIN)/te-dispatch $(call certify,torch)
+
+# The kit on the backend for AMD GPUs and a library that stands for the chip on the CPU (docs/rocm.md).
+CHIP ?= gfx942
+conformance-rocm-host: $(rocm_stamp)
+	$(BIN)/python $(ROCM)/tools/host_conformance.py $(CHIP) --level $(LEVEL) --shard $(SHARD) \
+		--out $(OUT)/te_dispatch_conformance_$(CHIP) $(CONFORMANCE)
 
 $(STAMP): pyproject.toml backends/reference/pyproject.toml backends/torch/pyproject.toml backends/triton/pyproject.toml \
 		tools/gfx_emulator/pyproject.toml
@@ -97,6 +110,11 @@ $(VENV)/.cuda-%: $(STAMP) $(CUDA_SOURCES)
 	$(BIN)/python -m pip install --no-deps "nvidia-cudnn-frontend>=1.14"  # what it asks for beside is for its own kernels
 	TE_DISPATCH_CUDA_ARCHS=$* $(compiler_cache) $(BIN)/python -m pip install -v --no-deps --no-build-isolation -e $(CUDA)
 	rm -f $(VENV)/.cuda-*
+	touch $@
+
+$(rocm_stamp): $(STAMP) $(ROCM_SOURCES)
+	$(BIN)/python -m pip install "scikit-build-core>=0.10" "pybind11>=2.12" "cmake>=3.24" ninja
+	$(BIN)/python -m pip install -v --no-deps --no-build-isolation -e $(ROCM)
 	touch $@
 
 check: lint types
@@ -129,12 +147,12 @@ bench: $(STAMP)
 GPU_SITE ?= /tmp/te_dispatch_site
 GPU_PYTHON = PYTHONPATH=$(GPU_SITE):$(PYTHONPATH) $(PYTHON)
 
-$(GPU_SITE)/.installed: $(CUDA_SOURCES) \
+$(GPU_SITE)/.installed: $(CUDA_SOURCES) $(ROCM_SOURCES) \
 		$(shell find te_dispatch backends \( -name '*.py' -o -name '*.json' \) -not -path '*/build/*') pyproject.toml
 	$(if $(NVCC),,$(NO_NVCC))
 	TE_DISPATCH_CUDA_ARCHS=$(or $(ARCHS),$(PRESENT),$(ALL_ARCHS)) $(PYTHON) -m pip install -q --no-deps --no-index \
 		--no-build-isolation --no-compile --upgrade --target $(GPU_SITE) \
-		. ./backends/reference ./backends/torch ./backends/triton $(if $(NVCC),./$(CUDA))
+		. ./backends/reference ./backends/torch ./backends/triton $(if $(NVCC),./$(CUDA)) $(if $(HAS_ROCM),./$(ROCM))
 	touch $@
 
 test-gpu: $(GPU_SITE)/.installed
@@ -151,7 +169,7 @@ sanitize: $(GPU_SITE)/.installed
 	$(GPU_PYTHON) $(CUDA)/tools/sanitize.py $(SANITIZE)
 
 conformance-gpu: $(GPU_SITE)/.installed
-	$(GPU_PYTHON) -m te_dispatch.cli $(call certify,$(if $(NVCC),cuda,torch))
+	$(GPU_PYTHON) -m te_dispatch.cli $(call certify,$(if $(NVCC),cuda,$(if $(HAS_ROCM),rocm,torch)))
 
 # TE: a folder with Transformer Engine to compare with; OPS, LAYER: options of benchmarks/ops.py and layer.py.
 bench-gpu: $(GPU_SITE)/.installed

@@ -40,7 +40,7 @@ EVERY_VERB = (
 @pytest.fixture
 def policy_file(tmp_path: Path) -> Path:
     path = tmp_path / "mine.yaml"
-    path.write_text("version: 1\nprefer: [reference.gemm, rocm]\n")
+    path.write_text("version: 1\nprefer: [reference.gemm, nimbus]\noptional_backends: [nimbus]\n")
     return path
 
 
@@ -158,7 +158,7 @@ def test_policy_lines_and_reasons_are_shown(te, policy_file):
     data = te("explain", "gemm", "dtype=bf16", "-d", "nvidia:sm_90", "-p", str(policy_file), "--json").json
     assert data["chosen"] == "reference.gemm"
     assert data["accepted"][0]["origin"] == f"{policy_file}:2:10"
-    assert any(r["id"] == "rocm" and r["where"] == "absence" for r in data["rejected"])
+    assert any(r["id"] == "nimbus" and r["where"] == "absence" for r in data["rejected"])
     assert data["call"]["a.dtype"] == data["call"]["b.dtype"] == "bf16"
     assert "k" in data["unknown"] and "a.dtype" not in data["unknown"]
     shown = te("explain", "gemm", "dtype=bf16", "-d", "nvidia:sm_90", "-p", str(policy_file)).out
@@ -212,7 +212,7 @@ def test_errors_say_file_line_and_column(te, tmp_path):
 
 def test_checking_tells_what_is_not_installed(te, policy_file):
     data = te("policy", "check", str(policy_file), "--json").json
-    assert data["ok"] and "rocm" in data["absent_backends"] and "reference" not in data["absent_backends"]
+    assert data["ok"] and "nimbus" in data["absent_backends"] and "reference" not in data["absent_backends"]
 
 
 def test_origins_are_shown(te):

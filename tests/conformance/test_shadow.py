@@ -409,12 +409,12 @@ def test_a_missing_kit_or_backend_is_said_once(
             for _ in range(3):
                 ops.gemm(a, b, layout="NT")
                 ops.softmax_fwd(a)
-        with te_dispatch.policy(shadowing(tmp_path, against="rocm")):
+        with te_dispatch.policy(shadowing(tmp_path, against="nimbus")):
             ops.gemm(a, b, layout="NT")
             ops.softmax_fwd(a)
     said = [record.getMessage() for record in caplog.records if record.getMessage().startswith("shadow")]
     assert len(said) == 2, said
-    assert "pip install 'te-dispatch[conformance]'" in said[0] and "'rocm' is not installed" in said[1]
+    assert "pip install 'te-dispatch[conformance]'" in said[0] and "'nimbus' is not installed" in said[1]
     assert te_dispatch.shadow_report() == []
 
 

@@ -25,7 +25,13 @@ print(json.dumps({"served": served, "error": error, "finite": bool(x.grad.isfini
 """
 
 
-@pytest.mark.parametrize(("chip", "encodings"), [("gfx942", {"e4m3fnuz", "e5m2fnuz"}), ("gfx950", {"e4m3fn", "e5m2"})])
+@pytest.mark.parametrize(
+    ("chip", "encodings"),
+    [
+        ("gfx942", {"e4m3fnuz", "e5m2fnuz"}),
+        pytest.param("gfx950", {"e4m3fn", "e5m2"}, marks=pytest.mark.slow),
+    ],
+)
 def test_a_training_step_in_fp8_runs_in_the_chip_s_encoding(run_python, chip, encodings):
     found = json.loads(run_python(_STEP, chip).splitlines()[-1])
     products = [(name, encoding) for operator, name, encoding in found["served"] if operator == "gemm"]
@@ -34,6 +40,7 @@ def test_a_training_step_in_fp8_runs_in_the_chip_s_encoding(run_python, chip, en
     assert found["finite"] and found["error"] < 0.06
 
 
+@pytest.mark.slow
 def test_bf16_on_a_chip_without_fp8(run_python):
     code = _STEP.replace("enabled=True", "enabled=False")
     found = json.loads(run_python(code, "gfx90a").splitlines()[-1])
@@ -56,6 +63,7 @@ torch.testing.assert_close(result.dbias.double(), a.double().sum(0), rtol=1e-5, 
 """
 
 
+@pytest.mark.slow
 def test_what_the_library_does_not_fuse_is_composed_of_its_product(run_python):
     said = run_python(_COMPOSED, "gfx942")
     assert said.split(" ", 1)[0] == "composite.gemm_then_epilogue" and "'gemm': 'rocm.hipblaslt_gemm'" in said
@@ -72,6 +80,7 @@ print(served)
 """
 
 
+@pytest.mark.slow
 def test_no_algorithm_passes_the_call_on(run_python):
     assert "torch.matmul" in run_python(_DECLINED)
 
@@ -82,6 +91,7 @@ def _explain(run_python, chip: str, *arguments: str) -> dict:
     return json.loads(run_python(code, "gfx942", TE_DISPATCH_ROCM_PATH="/nowhere", TE_DISPATCH_ROCM_MEMORY=""))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("chip", "mine", "other"), [("gfx942", "e4m3fnuz", "e4m3fn"), ("gfx950", "e4m3fn", "e4m3fnuz")]
 )
@@ -96,6 +106,7 @@ def test_described_chips_are_explained_on_any_machine(run_python, chip, mine, ot
     assert f"a.dtype is {other}" in reason and mine in reason
 
 
+@pytest.mark.slow
 def test_an_epilogue_on_fp8_is_explained_as_composed(run_python):
     facts = ("a.dtype=e4m3fn", "b.dtype=e4m3fn", "a.scaling=tensor", "b.scaling=tensor", "epilogue=gelu")
     data = _explain(run_python, "gfx950", *facts)
@@ -115,6 +126,7 @@ def test_doctor_tells_devices_apart_and_names_the_libraries(run_python, host_fol
     )
 
 
+@pytest.mark.slow
 def test_doctor_on_a_machine_without_rocm(run_python):
     said = run_python(_DOCTOR, TE_DISPATCH_ROCM_PATH="/nowhere")
     assert (
@@ -122,6 +134,7 @@ def test_doctor_on_a_machine_without_rocm(run_python):
     )
 
 
+@pytest.mark.slow
 def test_a_word_that_memory_does_not_know_is_an_error(run_python):
     code = "from te_dispatch_rocm import probe\ntry: probe.on_host()\nexcept ValueError as error: print(error)\n"
     assert run_python(code, TE_DISPATCH_ROCM_MEMORY="device").strip().endswith("expected host, or nothing")
