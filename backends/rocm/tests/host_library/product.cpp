@@ -61,8 +61,8 @@ void pack_any(int64_t outer, int64_t first, int width, int64_t start, int64_t de
 }
 
 // Adds `depth` products to each of the tile's sums. Compiled twice: for processors with AVX2, and for any.
-#if defined(__x86_64__)
-__attribute__((target_clones("arch=haswell", "default")))
+#if defined(__x86_64__) && !defined(__clang__) && __GNUC__ >= 12
+__attribute__((target_clones("arch=x86-64-v3", "default")))
 #endif
 void add_panel(int64_t depth, const double* __restrict a, const double* __restrict b, double* __restrict tile) {
   Four low[kColumns], high[kColumns];
