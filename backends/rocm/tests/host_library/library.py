@@ -13,7 +13,7 @@ OP_N, OP_T = 111, 112
 COMPUTE_32F, COMPUTE_TF32 = 2, 6
 R_32F, R_16F, R_16BF, E4M3, E5M2, E4M3_FNUZ, E5M2_FNUZ = 0, 2, 14, 28, 29, 1000, 1001
 DEFAULT, BIAS, GELU, GELU_AUX, GELU_AUX_BIAS, DGELU, DGELU_BGRAD, BGRADA, BGRADB = 1, 4, 32, 160, 164, 192, 208, 256, 512
-SUCCESS, NOT_INITIALIZED, INVALID_VALUE, EXECUTION_FAILED, NOT_SUPPORTED = 0, 1, 3, 5, 7
+SUCCESS, NOT_INITIALIZED, INVALID_VALUE, EXECUTION_FAILED, INTERNAL_ERROR, NOT_SUPPORTED = 0, 1, 3, 5, 6, 7
 #: Attributes of a product's descriptor: number and C type.
 ATTRIBUTES: dict[str, tuple[int, Any]] = {
     "transa": (0, c_int32),
@@ -128,7 +128,7 @@ class Library:
     def algorithms(
         self, handle: c_void_p, desc: c_void_p, layouts: list[c_void_p], workspace: int = 1 << 25, count: int = 8
     ) -> list[Result]:
-        """What the heuristic answers; raises `Refused`, too, where it finds none and says success."""
+        """What the heuristic answers, which may be nothing; `Refused` if its status is not success."""
         preference, limit = c_void_p(), c_uint64(workspace)
         self.call("hipblasLtMatmulPreferenceCreate", byref(preference))
         self.call("hipblasLtMatmulPreferenceSetAttribute", preference, 1, byref(limit), c_size_t(8))
@@ -137,23 +137,23 @@ class Library:
             self.call("hipblasLtMatmulAlgoGetHeuristic", handle, desc, *layouts, preference, count, results, byref(found))
         finally:
             self.call("hipblasLtMatmulPreferenceDestroy", preference)
-        if not found.value:
-            raise Refused("hipblasLtMatmulAlgoGetHeuristic", NOT_SUPPORTED)
         return list(results[: found.value])
 
     def run(self, product: Product, choice: int = 0) -> None:
-        """Ask for algorithms and run the product on the one of this place."""
+        """Ask for algorithms and run the product on the one of this place, or on none where there are none."""
         handle, desc = self.handle(), self.desc(product)
         c = product.c or product.d
         layouts = [self.layout(x) for x in (product.a, product.b, c, product.d)]
         try:
-            result = self.algorithms(handle, desc, layouts)[choice]
+            results = self.algorithms(handle, desc, layouts)
+            result = results[choice] if results else Result()
             workspace = (ctypes.c_uint8 * max(result.workspace, 1))()
             alpha, beta = c_float(product.alpha), c_float(product.beta)
             a, b, c_layout, d = layouts
             self.call(
                 "hipblasLtMatmul", handle, desc, byref(alpha), c_void_p(product.a.data), a, c_void_p(product.b.data), b,
-                byref(beta), c_void_p(c.data), c_layout, c_void_p(product.d.data), d, byref(result.algorithm),
+                byref(beta), c_void_p(c.data), c_layout, c_void_p(product.d.data), d,
+                byref(result.algorithm) if results else None,
                 workspace, c_size_t(result.workspace), None,
             )  # fmt: skip
         finally:

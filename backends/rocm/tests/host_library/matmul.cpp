@@ -11,6 +11,8 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <fstream>
+#include <sstream>
 #include <vector>
 
 #ifndef HOST_LIBRARY_AMD_HEADERS
@@ -49,7 +51,7 @@ float gelu_slope(float x) {
 }
 
 // Batch `at` of A, or of B if `second`, as (outer, k).
-Operand operand(const Problem& p, const void* data, bool second, int64_t at) {
+Operand operand(const Problem& p, const void* data, bool second, int64_t at, bool tf32) {
   const Layout& x = second ? *p.b : *p.a;
   const bool turned = second ? p.b_turned : p.a_turned;
   // Columns first: A (outer, k) has k as its columns unless it is turned; B (k, outer) has k as its rows unless it is.
@@ -57,7 +59,7 @@ Operand operand(const Problem& p, const void* data, bool second, int64_t at) {
   const auto type = static_cast<hipDataType>(x.type);
   Operand made{type, static_cast<const char*>(data) + at * x.batch_stride * static_cast<int64_t>(size_of(type)), k_is_first ? x.ld : 1,
                k_is_first ? 1 : x.ld};
-  made.tf32 = p.desc->compute == HIPBLAS_COMPUTE_32F_FAST_TF32;
+  made.tf32 = tf32;
   if (p.desc->a_scale_kind == ScaleKind::kBlock32) {
     // Scales lie as the elements do, with k divided by 32 and nothing between.
     made.block_scales = static_cast<const uint8_t*>(second ? p.desc->b_scale : p.desc->a_scale);
@@ -71,10 +73,10 @@ float scalar(ScaleKind kind, const void* scale) { return kind == ScaleKind::kSca
 float entry(ScaleKind kind, const void* scale, int64_t i) { return kind == ScaleKind::kVector && scale ? static_cast<const float*>(scale)[i] : 1.0f; }
 float scale_or_one(const void* scale) { return scale ? *static_cast<const float*>(scale) : 1.0f; }
 
-void run_batch(const Problem& p, int64_t at, float alpha, float beta, const void* a, const void* b, const void* c, void* d, float* amax) {
+void run_batch(const Problem& p, bool tf32, int64_t at, float alpha, float beta, const void* a, const void* b, const void* c, void* d, float* amax) {
   const Desc& desc = *p.desc;
   std::vector<double> sums(static_cast<size_t>(p.m * p.n));
-  const Operand left = operand(p, a, false, at), right = operand(p, b, true, at);
+  const Operand left = operand(p, a, false, at, tf32), right = operand(p, b, true, at, tf32);
   if (alpha != 0) multiply(p.m, p.n, p.k, left, right, sums.data());
   const float factor = alpha * scalar(desc.a_scale_kind, desc.a_scale) * scalar(desc.b_scale_kind, desc.b_scale);
   const float c_factor = beta * scale_or_one(desc.c_scale), d_scale = scale_or_one(desc.d_scale), aux_scale = scale_or_one(desc.aux_scale);
@@ -106,18 +108,21 @@ void run_batch(const Problem& p, int64_t at, float alpha, float beta, const void
     store_element(p.bias_type, desc.bias, static_cast<int64_t>(i), static_cast<float>(gradient[i]));
 }
 
-void log(const Handle& handle, const Problem& p, float alpha, float beta, const Choice& choice) {
+void log_line(const std::string& line) {
   const std::string path = setting("HOST_HIPBLASLT_LOG", "");
-  std::FILE* file = path.empty() ? nullptr : std::fopen(path.c_str(), "a");
-  if (!file) return;
+  if (path.empty()) return;
+  std::ofstream(path, std::ios::app) << line << "\n";
+}
+
+std::string described(const Handle& handle, const Problem& p, float alpha, float beta, const Choice& choice) {
   const Desc& d = *p.desc;
-  std::fprintf(file,
-               "device=%d arch=%s a=%d b=%d d=%d transa=%d transb=%d m=%ld n=%ld k=%ld alpha=%g beta=%g compute=%d epilogue=%d bias=%d "
-               "a_scale=%d b_scale=%d d_scale=%d amax=%d algorithm=%d workspace=%lu\n",
-               handle.device, handle.arch.c_str(), p.a_type, p.b_type, p.d_type, p.a_turned, p.b_turned, static_cast<long>(p.m),
-               static_cast<long>(p.n), static_cast<long>(p.k), alpha, beta, d.compute, d.epilogue, p.bias_type, static_cast<int>(d.a_scale_kind),
-               static_cast<int>(d.b_scale_kind), d.d_scale != nullptr, d.amax_d != nullptr, choice.index, static_cast<unsigned long>(choice.workspace));
-  std::fclose(file);
+  std::ostringstream text;
+  text << "device=" << handle.device << " arch=" << handle.arch << " a=" << p.a_type << " b=" << p.b_type << " d=" << p.d_type
+       << " transa=" << p.a_turned << " transb=" << p.b_turned << " m=" << p.m << " n=" << p.n << " k=" << p.k << " alpha=" << alpha
+       << " beta=" << beta << " compute=" << d.compute << " epilogue=" << d.epilogue << " bias=" << p.bias_type
+       << " a_scale=" << static_cast<int>(d.a_scale_kind) << " b_scale=" << static_cast<int>(d.b_scale_kind) << " d_scale=" << (d.d_scale != nullptr)
+       << " amax=" << (d.amax_d != nullptr) << " algorithm=" << choice.index << " workspace=" << choice.workspace;
+  return text.str();
 }
 
 hipblasStatus_t refuse(hipblasStatus_t status, const std::string& why) {
@@ -142,7 +147,10 @@ HOST_EXPORT hipblasStatus_t hipblasLtMatmulAlgoGetHeuristic(hipblasLtHandle_t ha
   const hipblasStatus_t status = read_problem(of(desc), of(a), of(b), of(c), of(d), &p);
   if (status != HIPBLAS_STATUS_SUCCESS) return status;
   const std::string why = refusal(handle_of(handle)->arch, p);
-  if (!why.empty()) return refuse(HIPBLAS_STATUS_NOT_SUPPORTED, "no algorithm: " + why);
+  if (!why.empty()) {
+    log_line("no algorithm: " + why);
+    return HIPBLAS_STATUS_SUCCESS;
+  }
   const uint64_t limit = of(preference)->max_workspace;
   for (int i = 0; i < kAlgorithms && *found < requested; ++i) {
     const uint64_t bytes = workspace_of(i, p);
@@ -167,9 +175,9 @@ HOST_EXPORT hipblasStatus_t hipblasLtMatmul(hipblasLtHandle_t handle, hipblasLtM
   Problem p;
   const hipblasStatus_t status = read_problem(of(desc), of(a), of(b), of(c), of(d), &p);
   if (status != HIPBLAS_STATUS_SUCCESS) return status;
-  const std::string why = refusal(handle_of(handle)->arch, p);
-  if (!why.empty()) return refuse(HIPBLAS_STATUS_NOT_SUPPORTED, "no algorithm: " + why);
   if (p.m == 0 || p.n == 0) return HIPBLAS_STATUS_SUCCESS;
+  const std::string why = refusal(handle_of(handle)->arch, p);
+  if (!why.empty()) return refuse(HIPBLAS_STATUS_INTERNAL_ERROR, "no algorithm: " + why);
   if (!alpha || !beta || !c_data || !d_data || (p.k && (!a_data || !b_data))) return refuse(HIPBLAS_STATUS_INVALID_VALUE, "a null pointer");
   Choice choice{kFirstIndex, features(p), 0};
   if (algorithm) {
@@ -186,10 +194,12 @@ HOST_EXPORT hipblasStatus_t hipblasLtMatmul(hipblasLtHandle_t handle, hipblasLtM
   if (hipStreamSynchronize(stream) != hipSuccess || setting("HOST_HIPBLASLT_FAIL", "") == "1") return HIPBLAS_STATUS_EXECUTION_FAILED;
   const float factor = *static_cast<const float*>(alpha), added = *static_cast<const float*>(beta);
   if (added != 0 && eight_of(p.d_type)) return refuse(HIPBLAS_STATUS_NOT_SUPPORTED, "adding to a matrix in FP8");
-  log(*handle_of(handle), p, factor, added, choice);
+  log_line(described(*handle_of(handle), p, factor, added, choice));
   if (choice.workspace) std::memset(workspace, 0xa5, choice.workspace);  // kernels write it; what else lies there shows
   float amax = 0;
-  for (int64_t at = 0; at < p.a->batch_count; ++at) run_batch(p, at, factor, added, a_data, b_data, c_data, d_data, &amax);
+  // Matrix units for TF32 are in gfx94 alone; on other chips AMD's library computes in fp32, or as exactly.
+  const bool tf32 = p.desc->compute == HIPBLAS_COMPUTE_32F_FAST_TF32 && handle_of(handle)->arch.rfind("gfx94", 0) == 0;
+  for (int64_t at = 0; at < p.a->batch_count; ++at) run_batch(p, tf32, at, factor, added, a_data, b_data, c_data, d_data, &amax);
   if (p.desc->amax_d) *static_cast<float*>(p.desc->amax_d) = amax;
   return HIPBLAS_STATUS_SUCCESS;
 }
