@@ -1,6 +1,6 @@
 // Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
 // Which products have an algorithm. The real library's answer is a table of kernels for each chip; this is that table in
-// a few rules. For gfx90a, gfx11 and gfx12 they are what AMD's library itself answers, to which tests/test_transcript.py
+// a few rules. For gfx90a, gfx11 and gfx12 they are what AMD's library itself answers, to which test_transcript.py
 // compares them. For gfx942 and gfx950, whose kernels Debian's package leaves out, they are taken from AMD's documentation
 // of supported data types and from the names of the kernels in AMD's sources
 // (library/src/amd_detail/rocblaslt/src/Tensile/Logic). Where neither tells (GELU's backward there), products are served,

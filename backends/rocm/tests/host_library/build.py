@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -24,7 +25,7 @@ BUILD = HERE.parent.parent / "build" / "host_library"
 HIP, HIPBLASLT = "libamdhip64.so.7", "libhipblaslt.so.1"
 #: Each library's sources and the name without a version that it is found under, too.
 LIBRARIES = {
-    HIP: (("hip.cpp",), "libamdhip64.so"),
+    HIP: (("hip.cpp", "hip_modules.cpp"), "libamdhip64.so"),
     HIPBLASLT: (("hipblaslt.cpp", "matmul.cpp", "problem.cpp", "algorithms.cpp", "product.cpp"), "libhipblaslt.so"),
 }
 FLAGS = ("-std=c++17", "-O3", "-g1", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror")
@@ -50,6 +51,27 @@ def header_flags(headers: Path | None) -> list[str]:
     if headers is None:
         return []
     return ["-DHOST_LIBRARY_AMD_HEADERS", "-D__HIP_PLATFORM_AMD__", "-isystem", str(headers)]
+
+
+def program(name: str, out: Path = BUILD, flags: Sequence[str] = ()) -> Path:
+    """The executable of a file in `programs/`, as ``transcript.cpp``; `flags` are more options for the compiler. Raises as
+    `build` does."""
+    cxx = compiler()
+    source = HERE / "programs" / name
+    options = [cxx, "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-I", str(HERE), *flags]
+    digest = hashlib.sha256(repr(options).encode() + source.read_bytes())
+    for header in sorted(HERE.glob("*.h")):
+        digest.update(header.read_bytes())
+    target = out / f"{source.stem}-{digest.hexdigest()[:16]}"
+    if not target.exists():
+        out.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(dir=out)) / source.stem
+        try:
+            subprocess.run([*options, str(source), "-o", str(made), "-ldl"], check=True)
+            made.rename(target)
+        finally:
+            shutil.rmtree(made.parent, ignore_errors=True)
+    return target
 
 
 def build(out: Path = BUILD, headers: Path | None = None) -> Path:

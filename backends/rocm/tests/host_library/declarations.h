@@ -1,6 +1,6 @@
 // Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
 // The part of HIP's and hipBLASLt's C interfaces that the host library implements, so that it is built without AMD's
-// headers. check_declarations.cpp compares all of it with those headers, where they can be had.
+// headers. test_interface.py compares all of it with those headers, where they can be had.
 #pragma once
 
 #include <cstddef>
@@ -26,14 +26,19 @@ enum hipDeviceAttribute_t {
   hipDeviceAttributeMultiprocessorCount = 63,
   hipDeviceAttributeMaxSharedMemoryPerBlock = 74,
   hipDeviceAttributeWarpSize = 87,
+  hipDeviceAttributePhysicalMultiProcessorCount = 10015,
 };
 
 enum hipStreamCaptureStatus { hipStreamCaptureStatusNone = 0, hipStreamCaptureStatusActive, hipStreamCaptureStatusInvalidated };
 
+struct ihipModule_t;
+struct ihipModuleSymbol_t;
 struct ihipStream_t;
 struct ihipEvent_t;
 typedef ihipStream_t* hipStream_t;
 typedef ihipEvent_t* hipEvent_t;
+typedef ihipModule_t* hipModule_t;
+typedef ihipModuleSymbol_t* hipFunction_t;
 typedef int hipDevice_t;
 
 // Revision 6.0 of the structure; what lies between the named fields is not read here.

@@ -120,6 +120,7 @@ HOST_EXPORT hipError_t hipDeviceGetAttribute(int* value, hipDeviceAttribute_t at
   const std::string arch = devices()[static_cast<size_t>(device)];
   switch (static_cast<int>(attribute)) {
     case hipDeviceAttributeWarpSize: *value = warp_size(arch); return hipSuccess;
+    case hipDeviceAttributePhysicalMultiProcessorCount:
     case hipDeviceAttributeMultiprocessorCount: *value = kUnits; return hipSuccess;
     case hipDeviceAttributeComputeCapabilityMajor: *value = major_of(arch); return hipSuccess;
     case hipDeviceAttributeComputeCapabilityMinor: *value = minor_of(arch); return hipSuccess;

@@ -1,6 +1,6 @@
 // Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
 // libhipblaslt for a machine without AMD's hardware: handles, descriptors and their attributes. Status codes are those of
-// AMD's library, to which tests/test_transcript.py compares them, call by call.
+// AMD's library, to which test_transcript.py compares them, call by call.
 #include "descriptors.h"
 #include "settings.h"
 

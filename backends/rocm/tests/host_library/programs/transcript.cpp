@@ -1,6 +1,6 @@
 // Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
 // Calls the functions of libamdhip64 and libhipblaslt that need no device, and prints what each answers, one per line.
-// tests/test_transcript.py runs it with the host library and with AMD's, and compares. Usage: transcript HIP HIPBLASLT
+// test_transcript.py runs it with the host library and with AMD's, and compares. Usage: transcript HIP HIPBLASLT
 #include "amd.h"
 
 #include <dlfcn.h>

@@ -1,6 +1,6 @@
 // Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
 // Asks libhipblaslt whether it has an algorithm for products of many kinds, and prints each answer on a line.
-// tests/test_transcript.py runs it with the host library and with AMD's, both on the host's libamdhip64, and compares.
+// test_transcript.py runs it with the host library and with AMD's, both on the host's libamdhip64, and compares.
 // Usage: heuristics HIPBLASLT
 #include "amd.h"
 

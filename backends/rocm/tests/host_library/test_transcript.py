@@ -1,0 +1,80 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""The host library answers as AMD's own: the same program calls both and prints what they say.
+
+AMD's library runs without a GPU as far as descriptors go; and on the host's libamdhip64, as far as the choice of an
+algorithm goes, for the chips whose kernels Debian's package has.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+HIP, HIPBLASLT = "libamdhip64.so.7", "libhipblaslt.so.1"
+
+
+@pytest.fixture(scope="session")
+def real_hip(packages, real) -> Path:
+    (found,) = packages.library_folder(real).glob("libamdhip64.so.[0-9]")
+    return found
+
+
+def both(run, packages, real, program, host_arguments, real_arguments, first=None, **variables):
+    """What the program prints with the host library, and what with AMD's."""
+    ours = run([str(program), *host_arguments], **variables)
+    theirs = run([*packages.command(real, program, first), *real_arguments], **variables)
+    return ours, theirs
+
+
+def lines(done) -> list[str]:
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.splitlines()
+
+
+def test_descriptors_and_errors(run, builder, folder, packages, real, real_hip):
+    program = builder.program("transcript.cpp")
+    ours, theirs = both(
+        run, packages, real, program, [str(folder / HIP), str(folder / HIPBLASLT)], [real_hip.name, HIPBLASLT],
+        HOST_HIP_DEVICES="", HIP_VISIBLE_DEVICES="-1",
+    )  # fmt: skip
+    assert lines(ours) == lines(theirs)
+    assert len(lines(ours)) > 500
+
+
+def test_a_handle_without_a_device_ends_the_process(run, builder, folder, packages, real, real_hip):
+    program = builder.program("transcript.cpp")
+    ours, theirs = both(
+        run, packages, real, program, [str(folder / HIP), str(folder / HIPBLASLT), "create"],
+        [real_hip.name, HIPBLASLT, "create"], HOST_HIP_DEVICES="", HIP_VISIBLE_DEVICES="-1",
+    )  # fmt: skip
+    assert (ours.returncode, ours.stdout) == (theirs.returncode, theirs.stdout) == (1, "")
+
+
+@pytest.fixture(scope="session")
+def host_runtime(tmp_path_factory, folder, real_hip) -> Path:
+    """The host's libamdhip64 alone, under the name that AMD's libhipblaslt looks for."""
+    made = tmp_path_factory.mktemp("runtime")
+    (made / real_hip.name).symlink_to(folder / HIP)
+    return made
+
+
+# AMD's library takes a tenth of a second to find that it has no algorithm for gfx90a, which has many kernels.
+@pytest.mark.parametrize("chip", ["gfx1100", "gfx1201", pytest.param("gfx90a", marks=pytest.mark.slow)])
+def test_which_products_have_an_algorithm(run, builder, folder, packages, real, host_runtime, chip):
+    kernels = packages.library_folder(real) / "hipblaslt" / "library" / f"TensileLibrary_lazy_{chip}.dat"
+    if not kernels.is_file():
+        pytest.skip(f"skipped: unavailable: AMD's package has no kernels for {chip}")
+    program = builder.program("heuristics.cpp")
+    ours, theirs = both(
+        run, packages, real, program, [str(folder / HIPBLASLT)], [HIPBLASLT], host_runtime, HOST_HIP_DEVICES=chip
+    )
+    assert lines(ours) == lines(theirs)
+    assert sum(line.endswith("1 found") for line in lines(ours)) > 50
+
+
+def test_another_chip_s_answers_differ(run, builder, folder):
+    """That the comparison can fail."""
+    program = builder.program("heuristics.cpp")
+    answers = {chip: lines(run([str(program), str(folder / HIPBLASLT)], HOST_HIP_DEVICES=chip)) for chip in ("gfx1100", "gfx1201", "gfx90a", "gfx942")}
+    assert len({tuple(answer) for answer in answers.values()}) == 4
