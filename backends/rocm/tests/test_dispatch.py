@@ -44,8 +44,10 @@ def test_a_training_step_in_fp8_runs_in_the_chip_s_encoding(run_python, chip, en
 def test_bf16_on_a_chip_without_fp8(run_python):
     code = _STEP.replace("enabled=True", "enabled=False")
     found = json.loads(run_python(code, "gfx90a").splitlines()[-1])
-    products = {name for operator, name, _ in found["served"] if operator == "gemm"}
-    assert products == {"rocm.hipblaslt_gemm"} and found["error"] < 0.01
+    products = [name for operator, name, _ in found["served"] if operator == "gemm"]
+    # The library sums no operand of bf16 on this chip, so the bias gradient is a step of its own.
+    assert products == ["rocm.hipblaslt_gemm", "rocm.hipblaslt_gemm", "composite.gemm_then_epilogue"]
+    assert found["error"] < 0.01
 
 
 _COMPOSED = """
