@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import subprocess
 
 import pytest
 import torch
@@ -301,6 +302,46 @@ GOOD = {
 def test_codes_are_checked_here_because_the_library_takes_any(modules, changes, said):
     with pytest.raises(ValueError, match=said):
         modules.native.new_gemm_plan(tuple({**GOOD, **changes}.values()), None)
+
+
+#: A library that knows no scale modes, such as one before 0.15.
+_OLD_LIBRARY = """
+#include <stddef.h>
+static int made;
+int hipblasLtCreate(void **x) { *x = &made; return 0; }
+int hipblasLtGetVersion(void *x, int *version) { *version = 1200; return 0; }
+int hipblasLtMatmulDescCreate(void **x, int compute, int scale) { *x = &made; return 0; }
+int hipblasLtMatmulDescDestroy(void *x) { return 0; }
+int hipblasLtMatmulDescSetAttribute(void *x, int name, const void *value, size_t size) { return name < 31 ? 0 : 3; }
+int hipblasLtMatrixLayoutCreate(void **x, int type, unsigned long rows, unsigned long columns, long ld) {
+  *x = &made;
+  return 0;
+}
+int hipblasLtMatrixLayoutDestroy(void *x) { return 0; }
+int hipblasLtMatmulPreferenceCreate(void **x) { *x = &made; return 0; }
+int hipblasLtMatmulPreferenceDestroy(void *x) { return 0; }
+int hipblasLtMatmulPreferenceSetAttribute(void *x, int name, const void *value, size_t size) { return 0; }
+int hipblasLtMatmulAlgoGetHeuristic(void) { return 7; }
+int hipblasLtMatmul(void) { return 6; }
+"""
+
+
+def test_what_an_older_release_lacks_is_refused_and_no_error(run_python, host_folder, tmp_path):
+    (tmp_path / "old.c").write_text(_OLD_LIBRARY)
+    old = str(tmp_path / "old.so")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", old, str(tmp_path / "old.c")], check=True)
+    problem = {**GOOD, "a_type": 16, "b_type": 16, "scaling": 2}
+    code = (
+        "from te_dispatch_rocm import _native as n\n"
+        f"n.open_hip({str(host_folder / 'libamdhip64.so.7')!r}); n.open_hipblaslt({old!r})\n"
+        f"for problem in ({tuple(problem.values())}, {tuple(GOOD.values())}):\n"
+        "    try: n.new_gemm_plan(problem, None)\n"
+        "    except n.GemmRefused as error: print(error)\n"
+    )
+    assert run_python(code, "gfx950").splitlines() == [
+        "hipBLASLt does not take attribute 31 of this product: invalid value",
+        "hipBLASLt has no algorithm for this product: not supported",
+    ]
 
 
 def test_null_addresses_and_foreign_algorithms_are_refused(modules):

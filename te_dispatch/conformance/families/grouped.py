@@ -56,8 +56,9 @@ def _make(values: Values, maker: Maker) -> Arguments:
 
 
 def _record(x: torch.Tensor, values: Values, name: str, maker: Maker) -> Quantized:
-    cast = values["cast"]
-    quantizer = quantizer_of(cast.removesuffix(SWIZZLED), "e4m3fn" if name == "a" else values["b_encoding"])
+    cast, other = values["cast"], values["b_encoding"]
+    own = "e4m3fnuz" if other.endswith("fnuz") else "e4m3fn"
+    quantizer = quantizer_of(cast.removesuffix(SWIZZLED), own if name == "a" else other)
     usage = operand_format(values["layout"], name, quantizer.scaling)[0]
     made = maker.quantized(x, quantizer, "both" if quantizer.scaling == "tensor" else usage)
     return maker.laid_out(made, "swizzled_32x4x4") if cast.endswith(SWIZZLED) else made
@@ -144,6 +145,13 @@ def _alike(values: Values) -> bool:
     return "/" not in values["columns"] or values["splits"] == "list"
 
 
+def _tensor_scaled_or_listed(values: Values) -> bool:
+    """Records with scales of blocks are not dealt out, and are made in OCP's encodings."""
+    if values["cast"] in ("current", "delayed"):
+        return True
+    return values["splits"] == "list" and not values["b_encoding"].endswith("fnuz")
+
+
 # Two spaces, because they are served by different implementations: each must see every pair of the other options.
 register(
     Space(
@@ -160,13 +168,13 @@ register(
             _LAYOUT,
             _SPLITS,
             Axis("cast", ("current", "delayed", "block_1d", "mxfp8", f"mxfp8{SWIZZLED}")),
-            Axis("b_encoding", ("e4m3fn", "e5m2")),
+            Axis("b_encoding", ("e4m3fn", "e5m2", "e4m3fnuz")),
             Axis("accumulation", ("default", "split", "fast")),
             *_REST,
         ),
         _make,
         _rules,
-        every(_alike, lambda values: values["cast"] in ("current", "delayed") or values["splits"] == "list"),
+        every(_alike, _tensor_scaled_or_listed),
         forms="cast",
         turned=_TURNED,
         together=_WRITTEN,

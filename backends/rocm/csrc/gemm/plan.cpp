@@ -59,14 +59,18 @@ std::string Problem::packed() const {
   return {reinterpret_cast<const char*>(fields), sizeof(fields)};
 }
 
+// An older release may lack an attribute, which is no failure of the call's.
 template <class T>
 void Plan::set(int32_t attribute, const T& value) const {
-  lt::check(lt::api().desc_set(desc_.get(), attribute, &value, sizeof(value)), "an attribute of a product");
+  const lt::Status status = lt::api().desc_set(desc_.get(), attribute, &value, sizeof(value));
+  if (status != lt::kSuccess)
+    throw lt::Refused("hipBLASLt does not take attribute " + std::to_string(attribute) + " of this product: " +
+                      lt::status_name(status));
 }
 
 void Plan::point(int32_t attribute, const void*& known, const void* address) const {
   if (known == address) return;
-  set(attribute, address);
+  lt::check(lt::api().desc_set(desc_.get(), attribute, &address, sizeof(address)), "an address of a product");
   known = address;
 }
 
