@@ -137,10 +137,11 @@ def test_fp8_with_an_epilogue_and_blocks_of_128_are_refused() -> None:
 
 
 def test_block_scales_need_the_chip_and_a_release_that_has_them() -> None:
-    call = codes("e4m3fn", "e4m3fn", "mxfp8", k=256)
+    call = codes("e4m3fn", "e4m3fn", "mxfp8", m=64, n=32, k=256)
     assert refusals("hipblaslt_mxfp8_gemm", "gfx950", **call) == []
     assert refusals("hipblaslt_mxfp8_gemm", "gfx1201", **call) == ["device.block_scaled_matmul is (), needs mxfp8"]
     requires = IMPLEMENTATIONS["hipblaslt_mxfp8_gemm"].requires
+    assert refusals("hipblaslt_mxfp8_gemm", "gfx950", **{**call, "m": 48}) == ["m is 48, needs a multiple of 32"]
     facts = {name.replace("__", "."): value for name, value in call.items()}
     old = [one.check({**GEMM, **facts}, device("gfx950", version__hipblaslt="0.12.1")) for one in requires]
     assert [v.reason for v in old if v.holds is False] == ["device.version.hipblaslt is 0.12.1, needs >= 0.15"]

@@ -77,6 +77,8 @@ _MXFP8: tuple[Condition, ...] = (
     OneOf("a.scaling", "mxfp8"),
     OneOf("b.scaling", "mxfp8"),
 )
+#: The library has kernels for whole blocks alone.
+_WHOLE_BLOCKS: tuple[Condition, ...] = tuple(MultipleOf(size, 32) for size in ("m", "n", "k"))
 _HOST_SPLITS, _DEVICE_SPLITS = OneOf("splits", "none", "host"), OneOf("splits", "device")
 _GROUPED, _READ_BACK = "gemm_grouped:grouped_gemm", "gemm_grouped:grouped_gemm_device_splits"
 
@@ -106,7 +108,7 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
         plan="gemm:gemm_codes.plans.repeat",
     ),
     entry(
-        "gemm", "hipblaslt_mxfp8_gemm", "gemm:gemm_codes", *_FP8, *_MXFP8, *_NO_CAST, _NO_EPILOGUE, MultipleOf("k", 32),
+        "gemm", "hipblaslt_mxfp8_gemm", "gemm:gemm_codes", *_FP8, *_MXFP8, *_NO_CAST, _NO_EPILOGUE, *_WHOLE_BLOCKS,
         plan="gemm:gemm_codes.plans.repeat",
     ),
     entry("grouped_gemm", "hipblaslt_grouped_gemm", _GROUPED, *_PLAIN, *_OUT_DTYPE, _HOST_SPLITS),
