@@ -1,9 +1,9 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
 """Fetches AMD's own headers and libraries, as Debian packages them, into a folder: for tests, on machines without them.
 
-    python backends/rocm/tools/amd_packages.py headers              # HIP's and hipBLASLt's headers: 12 MB to load
-    python backends/rocm/tools/amd_packages.py libraries            # these, libhipblaslt, libamdhip64 and what they need:
-                                                                    # 340 MB to load, 1.2 GB unpacked
+    python backends/rocm/tools/amd_packages.py headers      # HIP's and hipBLASLt's headers: 12 MB to load
+    python backends/rocm/tools/amd_packages.py libraries    # these, libhipblaslt, libamdhip64 and what they need:
+                                                            # 340 MB to load, 1.2 GB unpacked
 
 It asks the Debian mirror that this machine's own apt uses, for the suites that AMD's packages appear in first; the
 newest hipBLASLt of them is taken, whatever its version. The package manager's state is one of its own, so the system is
@@ -13,8 +13,8 @@ left as it is, and nothing is installed; no privileges are needed. The folder is
 Exits with 0 and prints the folder; where nothing can be had, exits with 75 and prints `skipped: unavailable: <reason>`.
 The reason is kept in the folder, for tests that skip.
 
-The libraries need a newer glibc than most systems have. `command(folder, program)` runs a program with the one that came
-along.
+The libraries need a newer glibc than most systems have. `command(folder, program)` runs a program with the one that
+came along.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Unavailable(RuntimeError):
 
 
 def found(kind: str, folder: Path = FOLDER) -> Path:
-    """The folder of what was fetched, whose `usr/` is a system's; `kind` is of `KINDS`. Raises `Unavailable`, with how to
-    fetch or why that failed."""
+    """The folder of what was fetched, whose `usr/` is a system's; `kind` is of `KINDS`. Raises `Unavailable`, with how
+    to fetch or why that failed."""
     for one in ("libraries", "headers") if kind == "headers" else (kind,):
         if (folder / one).is_dir():
             return folder / one
@@ -72,11 +72,11 @@ def command(folder: Path, program: Path, first: Path | None = None) -> list[str]
     """The command that runs a program of this machine with the unpacked libraries and their glibc; libraries in `first`
     come before the unpacked ones. Append the program's arguments."""
     libraries = library_folder(folder)
-    loaders = [path for where in (libraries, folder / "usr" / "lib64", folder / "lib64") for path in where.glob("ld-linux*.so.*")]
-    if not loaders:
+    loader = next(libraries.glob("ld-linux*.so.*"), None) or next(folder.glob("**/ld-linux*.so.*"), None)
+    if loader is None:
         raise Unavailable(f"no dynamic linker below {folder}")
     path = os.pathsep.join(str(one) for one in (first, libraries) if one is not None)
-    return [str(loaders[0]), "--library-path", path, str(program)]
+    return [str(loader), "--library-path", path, str(program)]
 
 
 def versions(folder: Path) -> dict[str, str]:
@@ -113,18 +113,17 @@ def fetch(kind: str, folder: Path = FOLDER, again: bool = False, suites: tuple[s
 
 
 def mirror() -> tuple[str, str]:
-    """(address, keyring or nothing) of the Debian archive among this machine's own apt sources. Raises `Unavailable`."""
+    """(address, keyring or "") of the Debian archive among this machine's own apt sources. Raises `Unavailable`."""
     for tool in ("apt-get", "apt-cache", "dpkg-deb"):
         if shutil.which(tool) is None:
             raise Unavailable(f"{tool} is not on this machine")
-    fields = "$(REPO_URI)|$(ORIGIN)|$(SIGNED_BY)"
-    listed = subprocess.run(
-        ["apt-get", "indextargets", "--format", fields, "Created-By: Packages"], capture_output=True, text=True, timeout=60
-    )
+    command = ["apt-get", "indextargets", "--format", "$(REPO_URI)|$(ORIGIN)|$(SIGNED_BY)", "Created-By: Packages"]
+    listed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     rows = [line.split("|") for line in listed.stdout.splitlines() if line.count("|") == 2]
     # The origin is known once apt has updated; before, the path says what the archive is.
     for uri, origin, keyring in rows:
-        if (origin == "Debian" or (origin.startswith("$") and uri.rstrip("/").endswith("/debian"))) and "security" not in uri:
+        known = origin == "Debian" or (origin.startswith("$") and uri.rstrip("/").endswith("/debian"))
+        if known and "security" not in uri:
             return uri, "" if keyring.startswith("$") else keyring
     raise Unavailable("this machine's apt sources name no Debian archive")
 
@@ -189,10 +188,9 @@ class _Apt:
 
     def _newest(self) -> str:
         """The suite with the newest hipBLASLt. Versions of one package are listed newest first."""
-        rows = [line.split("|") for line in self.run("apt-cache", "madison", NEWEST).splitlines()]
-        for row in rows:
+        for line in self.run("apt-cache", "madison", NEWEST).splitlines():
             for suite in self.suites:
-                if f" {suite}/" in row[2]:
+                if f" {suite}/" in line.rpartition("|")[2]:
                     return suite
         raise Unavailable(f"the archive has no {NEWEST} in {' or '.join(self.suites)}")
 

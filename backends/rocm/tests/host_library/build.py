@@ -54,8 +54,8 @@ def header_flags(headers: Path | None) -> list[str]:
 
 
 def program(name: str, out: Path = BUILD, flags: Sequence[str] = ()) -> Path:
-    """The executable of a file in `programs/`, as ``transcript.cpp``; `flags` are more options for the compiler. Raises as
-    `build` does."""
+    """The executable of a file in `programs/`, as ``transcript.cpp``; `flags` are more options for the compiler. Raises
+    as `build` does."""
     cxx = compiler()
     source = HERE / "programs" / name
     options = [cxx, "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-I", str(HERE), *flags]

@@ -1,5 +1,6 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""The host library, and AMD's headers and libraries to compare it with. What is not there skips tests, with its reason."""
+"""The host library, and AMD's headers and libraries to compare it with. What is not there skips tests, with its
+reason."""
 
 from __future__ import annotations
 
@@ -84,7 +85,7 @@ def real(packages: ModuleType) -> Path:
 
 @pytest.fixture(scope="session")
 def run() -> Callable[..., Any]:
-    """run(command, **variables) runs a program with no variables of `CHOICES` but these, and returns what came of it."""
+    """run(command, **variables) runs a program with no variables of `CHOICES` but these; subprocess.run's result."""
 
     def go(command: list[str], **variables: str) -> Any:
         kept = {name: value for name, value in os.environ.items() if name not in CHOICES}

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, byref, c_float, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
+from ctypes import byref, c_float, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,8 @@ from typing import Any
 OP_N, OP_T = 111, 112
 COMPUTE_32F, COMPUTE_TF32 = 2, 6
 R_32F, R_16F, R_16BF, E4M3, E5M2, E4M3_FNUZ, E5M2_FNUZ = 0, 2, 14, 28, 29, 1000, 1001
-DEFAULT, BIAS, GELU, GELU_AUX, GELU_AUX_BIAS, DGELU, DGELU_BGRAD, BGRADA, BGRADB = 1, 4, 32, 160, 164, 192, 208, 256, 512
+DEFAULT, BIAS, GELU, GELU_BIAS, GELU_AUX, GELU_AUX_BIAS = 1, 4, 32, 36, 160, 164
+DGELU, DGELU_BGRAD, BGRADA, BGRADB = 192, 208, 256, 512
 SUCCESS, NOT_INITIALIZED, INVALID_VALUE, EXECUTION_FAILED, INTERNAL_ERROR, NOT_SUPPORTED = 0, 1, 3, 5, 6, 7
 #: Attributes of a product's descriptor: number and C type.
 ATTRIBUTES: dict[str, tuple[int, Any]] = {
@@ -134,7 +135,9 @@ class Library:
         self.call("hipblasLtMatmulPreferenceSetAttribute", preference, 1, byref(limit), c_size_t(8))
         results, found = (Result * count)(), c_int(-1)
         try:
-            self.call("hipblasLtMatmulAlgoGetHeuristic", handle, desc, *layouts, preference, count, results, byref(found))
+            self.call(
+                "hipblasLtMatmulAlgoGetHeuristic", handle, desc, *layouts, preference, count, results, byref(found)
+            )
         finally:
             self.call("hipblasLtMatmulPreferenceDestroy", preference)
         return list(results[: found.value])
