@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 import torch
 
 from te_dispatch.backend_kit.attention import packed_shape
+from te_dispatch.backend_kit.flash import rows_aligned
 from te_dispatch.backend_kit.memory import contiguous_strides
 from te_dispatch.core.errors import Declined
 from te_dispatch.ops.attention_spec import AttentionSpec, Sizes
 from te_dispatch_cuda.attention.frontend import handle_of
-from te_dispatch_cuda.attention.geometry import extents, fits, pages, ragged, side
+from te_dispatch_cuda.attention.geometry import extents, pages, ragged, side
 from te_dispatch_cuda.attention.graphs import Builder, Graph, Slot, refusal, rows_of, up
 from te_dispatch_cuda.attention.rows import Rows, Sequences, dense_rows, rows
 
@@ -104,7 +105,7 @@ def _operands_of(s: AttentionSpec) -> tuple[tuple[Sizes, Sizes], ...]:
 
 def unfit(s: AttentionSpec) -> bool:
     """Whether cuDNN cannot read q, k or v where they lie."""
-    return not all(fits(shape, stride, s.dtype.itemsize) for shape, stride in _operands_of(s))
+    return not all(rows_aligned(shape, stride, s.dtype.itemsize) for shape, stride in _operands_of(s))
 
 
 def _with_copies(s: AttentionSpec, cleaned: tuple[int, ...]) -> AttentionSpec:

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 
 from te_dispatch.backend_kit.attention import attention_backward, attention_forward, empty_gradients
+from te_dispatch.backend_kit.flash import ALIGNMENT
 from te_dispatch.core.errors import Declined
 from te_dispatch.numerics.quantizers import Quantizer
 from te_dispatch.ops.attention_spec import AttentionSpec, AttentionTensors
 from te_dispatch.ops.results import AttentionBackward, AttentionForward, Saved
 from te_dispatch_cuda.attention import calls, repeated, run
 from te_dispatch_cuda.attention.assemble import Call
-from te_dispatch_cuda.attention.geometry import ALIGNMENT
 from te_dispatch_cuda.attention.rows import batch_of, dense_lengths
 from te_dispatch_cuda.memory import address, copied, dense, dense_aligned, empty, stream_of
 

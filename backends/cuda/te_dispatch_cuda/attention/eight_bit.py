@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 from te_dispatch.backend_kit.attention import attention_backward, attention_forward
+from te_dispatch.backend_kit.flash import ALIGNMENT
 from te_dispatch.core.errors import Declined
 from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized
 from te_dispatch.numerics.quantizers import Quantizer
 from te_dispatch.ops.attention_spec import AttentionSpec, AttentionTensors
 from te_dispatch.ops.results import AttentionBackward, AttentionForward, Saved
 from te_dispatch_cuda.attention import eight_bit_graphs as graphs
-from te_dispatch_cuda.attention.geometry import ALIGNMENT
 from te_dispatch_cuda.attention.graphs import BEHIND_DV, BEHIND_LSE, UP_TO_DOUT
 from te_dispatch_cuda.attention.run import execute
 from te_dispatch_cuda.memory import copied, dense_aligned, empty, stream_of

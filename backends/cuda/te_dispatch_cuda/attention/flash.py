@@ -3,8 +3,8 @@
 
 Their diagonals end in the bottom right corner, their queries and keys are (b, s, h, d) or packed (t, h, d) without
 gaps, in rows that start at multiples of 16 bytes, and their dropout draws from a generator. What lies otherwise is
-copied; what else differs the manifest keeps away, or `_aligned`. They allocate results and workspace themselves,
-through PyTorch.
+copied; what else differs the manifest keeps away, or `require_same_diagonal`. They allocate results and workspace
+themselves, through PyTorch.
 """
 
 from __future__ import annotations
@@ -14,59 +14,14 @@ from collections.abc import Callable
 import torch
 
 from te_dispatch.backend_kit.attention import attention_backward, attention_forward, empty_gradients
+from te_dispatch.backend_kit.flash import batch_first, flash_options, require_same_diagonal
 from te_dispatch.core.errors import Declined
 from te_dispatch.numerics.quantizers import Quantizer
 from te_dispatch.ops.attention_spec import AttentionSpec, AttentionTensors
 from te_dispatch.ops.results import AttentionBackward, AttentionForward, Saved
-from te_dispatch_cuda.attention.flash_packages import FOUR, THREE, TWO, Options, Package
-from te_dispatch_cuda.attention.geometry import ALIGNMENT, fits
+from te_dispatch_cuda.attention.flash_packages import FOUR, THREE, TWO, Package
 from te_dispatch_cuda.attention.rows import Sequences, batch_of, dense_lengths, rows
-from te_dispatch_cuda.memory import address, copied, stream_of
-
-
-def _aligned(s: AttentionSpec, t: AttentionTensors, name: str) -> None:
-    """Whether the operator's diagonal is the packages' one.
-
-    Raises:
-        Declined: a diagonal that starts in the top left corner of a score matrix that may not be square.
-    """
-    if s.bottom_right or s.band == (-1, -1):
-        return
-    sequence = 0 if s.layout == "sbhd" else 1
-    if s.layout != "thd" and s.q_shape[sequence] == s.k_shape[sequence]:
-        return
-    if s.layout == "thd" and t.cu_seqlens_q is t.cu_seqlens_kv:
-        return
-    raise Declined(
-        f"{name} ends its diagonal in the bottom right corner; {s.mask} wants the top left one, and lengths differ"
-    )
-
-
-def _options(s: AttentionSpec, t: AttentionTensors) -> Options:
-    """Raises:
-    Declined: a scale that is not positive: the packages find the largest logit before they scale.
-    """
-    if not s.scale > 0:
-        raise Declined(f"FlashAttention needs a positive softmax_scale, got {s.softmax_scale}")
-    left, right = s.band
-    thd = s.layout == "thd"
-    return Options(
-        s.scale, right == 0 and left < 0, left, right, float(s.softcap), t.cu_seqlens_q if thd else None,
-        t.cu_seqlens_kv if thd else None, s.q_shape[0] if s.max_seqlen_q is None else s.max_seqlen_q,
-        s.k_shape[0] if s.max_seqlen_kv is None else s.max_seqlen_kv, s.deterministic,
-    )  # fmt: skip
-
-
-def _batch_first(x: torch.Tensor, layout: str) -> torch.Tensor:
-    """(b, s, h, d), or (t, h, d): a view, unless it does not lie as the packages load it."""
-    if x.data_ptr() % ALIGNMENT or not fits(x.shape, x.stride(), x.element_size()):
-        x = copied(x)
-    return x.transpose(0, 1) if layout == "sbhd" else x
-
-
-def _sees_nothing(o: Options, rows_: int, columns: int) -> bool:
-    """Whether the first rows of a score matrix, whose diagonal ends in the bottom right corner, may see no key."""
-    return 0 <= o.right < rows_ - columns
+from te_dispatch_cuda.memory import address, stream_of
 
 
 def _mend_forward(out: torch.Tensor, lse: torch.Tensor | None, s: AttentionSpec, t: AttentionTensors) -> None:
@@ -102,11 +57,11 @@ def _forward(package: Package) -> Callable[..., AttentionForward]:
             )
         if package.equal_heads and v.shape[-1] != q.shape[-1]:
             raise Declined(f"{package.name} needs equal head dimensions, got {q.shape[-1]} and {v.shape[-1]}")
-        _aligned(spec, tensors, package.name)
-        o = _options(spec, tensors)
-        out, own = package.forward(_batch_first(q, layout), _batch_first(k, layout), _batch_first(v, layout), o)
+        require_same_diagonal(spec, tensors, package.name)
+        o = flash_options(spec, tensors, package.name)
+        out, own = package.forward(batch_first(q, layout), batch_first(k, layout), batch_first(v, layout), o)
         lse = None if inference else (own.t().contiguous() if thd else own[..., : out.shape[1]])
-        if lse is not None and not thd and _sees_nothing(o, out.shape[1], k.shape[0 if layout == "sbhd" else 1]):
+        if lse is not None and not thd and o.sees_nothing(out.shape[1], k.shape[0 if layout == "sbhd" else 1]):
             lse = lse.masked_fill(lse == torch.inf, -torch.inf)  # as FlashAttention 2 has them
         if thd:
             _mend_forward(out, lse, spec, tensors)
@@ -137,10 +92,10 @@ def _backward(package: Package) -> Callable[..., AttentionBackward]:
     ) -> AttentionBackward:
         """The package's backward."""
         layout = spec.layout
-        o = _options(spec, tensors)
+        o = flash_options(spec, tensors, package.name)
         gradients = empty_gradients(spec, spec.dtype)
         package.backward(
-            *(_batch_first(x, layout) for x in (dout, q, k, v, out)), saved.tensors[0], o,
+            *(batch_first(x, layout) for x in (dout, q, k, v, out)), saved.tensors[0], o,
             tuple(x.transpose(0, 1) if layout == "sbhd" else x for x in gradients),
         )  # fmt: skip
         if layout == "thd":

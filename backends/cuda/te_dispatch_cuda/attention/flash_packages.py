@@ -14,27 +14,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from te_dispatch.backend_kit.flash import FlashOptions as Options
+
 Gradients = tuple[torch.Tensor, ...]
-
-
-class Options(NamedTuple):
-    """What the packages take alike.
-
-    Attributes:
-        causal: the diagonal alone bounds keys. left, right: the window, -1 unbounded.
-        cu_seqlens_q, cu_seqlens_kv, longest_q, longest_kv: of packed operands; the lengths None for dense ones.
-    """
-
-    scale: float
-    causal: bool
-    left: int
-    right: int
-    softcap: float
-    cu_seqlens_q: torch.Tensor | None
-    cu_seqlens_kv: torch.Tensor | None
-    longest_q: int
-    longest_kv: int
-    deterministic: bool
 
 
 class Package(NamedTuple):

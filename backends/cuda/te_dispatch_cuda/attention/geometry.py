@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""Operands as cuDNN takes them: whether it can, their dimensions and strides; sizes of the score matrix."""
+"""Operands as cuDNN takes them: their dimensions and strides; sizes of the score matrix."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ from typing import NamedTuple
 
 from te_dispatch.core.errors import Declined
 from te_dispatch.ops.attention_spec import AttentionSpec, Sizes
-
-#: Bytes that cuDNN's kernels load at once: rows and tensors start at multiples of it.
-ALIGNMENT = 16
 
 
 class Side(NamedTuple):
@@ -22,13 +19,6 @@ class Side(NamedTuple):
     dims: Sizes
     strides: Sizes
     token: int
-
-
-def fits(shape: Sizes, stride: Sizes, element_size: int) -> bool:
-    """Whether cuDNN can read a tensor where it lies: features beside each other, rows aligned, nothing broadcast."""
-    if shape[-1] > 1 and stride[-1] != 1:
-        return False
-    return all(n == 1 or (step > 0 and step * element_size % ALIGNMENT == 0) for n, step in zip(shape[:-1], stride))
 
 
 def _named(shape: Sizes, stride: Sizes) -> list[int]:

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from te_dispatch.backend_kit.attention import empty_gradients, spec_of
+from te_dispatch.backend_kit.flash import ALIGNMENT
 from te_dispatch.ops.results import AttentionBackward, AttentionForward, Saved
 from te_dispatch_cuda.attention import calls
 from te_dispatch_cuda.attention.assemble import Call
-from te_dispatch_cuda.attention.geometry import ALIGNMENT
 from te_dispatch_cuda.attention.graphs import BEHIND_DV, BEHIND_LSE, UP_TO_DOUT
 from te_dispatch_cuda.attention.run import execute
 from te_dispatch_cuda.memory import empty, stream_of
