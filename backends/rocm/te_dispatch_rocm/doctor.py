@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 
-from te_dispatch_rocm import devices, libraries, native
+from te_dispatch_rocm import devices, libraries, native, probe
 from te_dispatch_rocm.archs import ARCHS
 
 Row = tuple[str, str, str]
@@ -24,6 +24,7 @@ def doctor() -> list[Row]:
         known = f"{library.version_text}, " if library.version != (0, 0, 0) else ""
         rows.append((wanted.name, "ok", f"{known}{library.source}: {library.path}"))
     rows += [("libraries", "warning", problem) for problem in libraries.problems()]
+    rows.append(("AITER", "ok" if probe.aiter_version()[0].isdigit() else "missing", probe.aiter_version()))
     return rows + device_rows(devices.found())
 
 

@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
+from importlib import metadata
 
 from te_dispatch.core.facts import UNKNOWN, DeviceFacts, FactValue
 from te_dispatch_rocm import devices, libraries, native
 from te_dispatch_rocm.archs import ARCHS
 
+#: Names of AITER's distribution, as it was published under.
+AITER = ("amd-aiter", "aiter")
 #: ``host``: HIP's libraries work on the host's memory, so that tensors of the CPU count as those of HIP's device 0. For
 #: libraries that stand for the chip in tests.
 MEMORY = "TE_DISPATCH_ROCM_MEMORY"
@@ -25,6 +29,27 @@ def on_host() -> bool:
     if value not in ("", "host"):
         raise ValueError(f"{MEMORY}={value}: expected host, or nothing")
     return value == "host"
+
+
+def driver_version(file: str = "/sys/module/amdgpu/version") -> FactValue:
+    """The kernel module's own release, such as ``6.12.12``; unknown where it is the one of the Linux kernel, which has
+    none beside the kernel's."""
+    try:
+        with open(file, encoding="utf-8", errors="replace") as text:
+            return text.read().strip() or UNKNOWN
+    except OSError:
+        return UNKNOWN
+
+
+@functools.cache
+def aiter_version() -> str:
+    """AITER's, by its metadata: importing it compiles."""
+    for name in AITER:
+        try:
+            return metadata.version(name)
+        except (metadata.PackageNotFoundError, OSError):
+            continue
+    return "not installed"
 
 
 def unavailable() -> str | None:
@@ -73,6 +98,8 @@ def _facts(type_: str, index: int, arch: str | None, hip_index: int | None = Non
         "version.hip": UNKNOWN if isinstance(hip, str) or hip.version == (0, 0, 0) else hip.version_text,
         "version.hipblaslt": device.version or UNKNOWN,
         "hipblaslt": state,
+        "version.amdgpu": driver_version(),
+        "version.aiter": aiter_version(),
     }
     if type_ == "cpu":
         extra["emulated"] = True

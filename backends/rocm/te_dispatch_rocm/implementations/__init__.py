@@ -2,6 +2,6 @@
 """What this backend offers, as data: one module per operator family."""
 
 from te_dispatch.core.manifest import Implementation
-from te_dispatch_rocm.implementations import gemm
+from te_dispatch_rocm.implementations import aiter, gemm
 
-IMPLEMENTATIONS: tuple[Implementation, ...] = (*gemm.IMPLEMENTATIONS,)
+IMPLEMENTATIONS: tuple[Implementation, ...] = (*gemm.IMPLEMENTATIONS, *aiter.IMPLEMENTATIONS)
