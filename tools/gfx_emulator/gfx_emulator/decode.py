@@ -11,7 +11,7 @@ import functools
 import importlib.util
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,8 +101,29 @@ def _decoder() -> Callable[[bytes, str], Any]:
     return decode_inst
 
 
-@functools.lru_cache(maxsize=65536)
+#: What was decoded, by its own bytes alone: an instruction's first word says how long it is, so that no key is the
+#: beginning of another one.
+_known: dict[bytes, tuple[int, str, str, dict[str, int]]] = {}
+
+
 def _decoded(data: bytes) -> tuple[int, str, str, dict[str, int]]:
+    for size in (4, 8, 12, 16):
+        found = _known.get(data[:size])
+        if found is not None:
+            return found
+    found = _read(data)
+    if found[0] and len(data) >= found[0]:
+        _known[data[: found[0]]] = found
+    return found
+
+
+@functools.cache
+def _fields_of(kind: Hashable) -> tuple[str, ...]:
+    """Those of `_FIELDS` that a format has."""
+    return tuple(name for name in _FIELDS if hasattr(kind, name))
+
+
+def _read(data: bytes) -> tuple[int, str, str, dict[str, int]]:
     # The tables find the pair of a scale and its product by the second instruction alone: only where the first one is a
     # scale may they see both.
     seen = data if data[2:4] == _LOAD_SCALE else data[:8]
@@ -111,10 +132,10 @@ def _decoded(data: bytes) -> tuple[int, str, str, dict[str, int]]:
     except (ValueError, AssertionError):
         return 0, "", "", {}
     fields: dict[str, int] = {}
-    for name in _FIELDS:
-        if hasattr(type(found), name):
-            value = getattr(found, name)
-            fields[name] = int(getattr(value, "offset", value))
+    kind: Any = type(found)
+    for name in _fields_of(kind):
+        value = getattr(found, name)
+        fields[name] = int(getattr(value, "offset", value))
     if found.op.name.startswith("V_MFMA") and "cbsz" not in fields:
         # The tables have some matrix instructions in the general packed format, of which they are a form.
         word = int.from_bytes(data[:8], "little")

@@ -42,22 +42,33 @@ def fused_odd(a: Array, b: Array, c: Array) -> Array:
 def fused_32(a: Array, b: Array, c: Array) -> Array:
     """Fused multiply-add of float32."""
     total = a.astype(np.float64) * b + c
+    result = np.asarray(total.astype(np.float32))
     bits = np.ascontiguousarray(total).view(np.int64)
-    # A second rounding can only go wrong where the first one ended on a tie of fp32, or below its normal range.
-    risky = (bits & 0x1FFFFFFF == 0x10000000) | (np.abs(total) < 2.0**-125)
-    if not risky.any():
-        return total.astype(np.float32)
-    return fused_odd(a, b, c).astype(np.float32)
+    # A second rounding can only go wrong where the first one ended on a tie of fp32, or below its normal range. A sum
+    # that is zero is exact: products of fp32 numbers lie far above what float64 loses.
+    risky = (bits & 0x1FFFFFFF == 0x10000000) | (np.abs(total) < 2.0**-125) & (total != 0)
+    if risky.any():
+        first, second, third = (np.broadcast_to(one, total.shape)[risky] for one in (a, b, c))
+        result[risky] = fused_odd(first, second, third).astype(np.float32)
+    return result
 
 
 def fused_64(a: Array, b: Array, c: Array, power: Array | None = None) -> Array:
-    """(a * b + c) * 2^power of float64, rounded once: by rational arithmetic."""
+    """(a * b + c) * 2^power of float64, rounded once.
+
+    Where no intermediate result can overflow or be subnormal: by Boldo and Melquiond's algorithm (as in `fused_odd`).
+    Elsewhere, and with powers: by rational arithmetic.
+    """
     shape = np.broadcast_shapes(a.shape, b.shape, c.shape)
-    plain = np.broadcast_to(a * b + c, shape).copy()
     operands = [np.broadcast_to(one, shape) for one in (a, b, c)]
+    plain = np.array(operands[0] * operands[1] + operands[2])
+    left = np.isfinite(operands[0]) & np.isfinite(operands[1]) & np.isfinite(operands[2])
+    if power is None:
+        usual = _usual(operands[0]) & _usual(operands[1]) & _usual(operands[2])
+        plain[usual] = _fused_usual(*(one[usual] for one in operands))
+        left &= ~usual
     powers = np.zeros(shape, np.int64) if power is None else np.broadcast_to(power, shape)
-    finite = np.isfinite(operands[0]) & np.isfinite(operands[1]) & np.isfinite(operands[2])
-    for place in zip(*np.nonzero(finite)):
+    for place in zip(*np.nonzero(left)):
         first, second, third = (Fraction(float(one[place])) for one in operands)
         exact = (first * second + third) * Fraction(2) ** int(powers[place])
         if exact:
@@ -66,6 +77,41 @@ def fused_64(a: Array, b: Array, c: Array, power: Array | None = None) -> Array:
             except OverflowError:
                 plain[place] = np.inf if exact > 0 else -np.inf
     return plain
+
+
+def _usual(value: Array) -> Array:
+    """Numbers whose products and sums, and the errors of those, are far from float64's ends, and zeros."""
+    size = np.abs(value)
+    return (size > 2.0**-400) & (size < 2.0**400) | (size == 0)
+
+
+def _fused_usual(a: Array, b: Array, c: Array) -> Array:
+    product = a * b
+    (a_high, a_low), (b_high, b_low) = _halves(a), _halves(b)
+    rest = ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
+    upper, lower = _sum_and_error(c, rest)
+    total, error = _sum_and_error(product, upper)
+    tail, tail_error = _sum_and_error(lower, error)
+    # The tail, rounded to odd.
+    bits = tail.view(np.int64)
+    towards = np.where((tail_error > 0) == (tail > 0), 1, -1)
+    tail = np.where((tail_error != 0) & (bits & 1 == 0), bits + towards, bits).view(np.float64)
+    return total + tail
+
+
+def _halves(value: Array) -> tuple[Array, Array]:
+    """Numbers of 26 bits that add up to float64 (Dekker, "A floating-point technique for extending the available
+    precision", 1971)."""
+    scaled = value * 134217729.0
+    high = scaled - (scaled - value)
+    return high, value - high
+
+
+def _sum_and_error(a: Array, b: Array) -> tuple[Array, Array]:
+    """A sum and its exact error (Knuth's TwoSum)."""
+    total = a + b
+    other = total - a
+    return total, (a - (total - other)) + (b - other)
 
 
 def with_nans(value: Array, sources: Sequence[Array]) -> Array:

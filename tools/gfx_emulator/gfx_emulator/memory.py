@@ -8,6 +8,7 @@ mean what they say, or chosen here, with unmapped pages around it.
 from __future__ import annotations
 
 import bisect
+from collections.abc import Callable
 
 import numpy as np
 
@@ -24,10 +25,19 @@ class OutsideError(Exception):
         self.place, self.near = place, near
 
 
-class Memory:
-    """Allocations by address."""
+#: Finds what an address that no allocation holds may belong to: (array, its address, its name), or None.
+Finder = Callable[[int], "tuple[Array, int, str] | None"]
 
-    def __init__(self) -> None:
+
+class Memory:
+    """Allocations by address.
+
+    Args:
+        finder: asked where an access is outside; what it finds is registered.
+    """
+
+    def __init__(self, finder: Finder | None = None) -> None:
+        self._finder = finder
         self._bases: list[int] = []
         self._buffers: list[Array] = []
         self._names: list[str] = []
@@ -87,6 +97,18 @@ class Memory:
 
     def _parts(self, addresses: Array, size: int) -> list[tuple[Array, Array, Array | slice]]:
         """(buffer, offsets in it, which of the addresses) of each allocation that is touched."""
+        while True:
+            try:
+                return self._owned(addresses, size)
+            except OutsideError as error:
+                if self._finder is None:
+                    raise
+                found = self._finder(int(addresses[error.place]))
+                if found is None or found[1] in self._bases:
+                    raise
+                self.register(*found)
+
+    def _owned(self, addresses: Array, size: int) -> list[tuple[Array, Array, Array | slice]]:
         if not len(addresses):
             return []
         owner = np.searchsorted(self._starts, addresses, side="right") - 1
