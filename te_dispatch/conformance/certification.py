@@ -11,6 +11,7 @@ from typing import Union
 
 from te_dispatch.conformance import journal, running
 from te_dispatch.conformance.case import Unit
+from te_dispatch.conformance.emulated import device_entered, emulated_device
 from te_dispatch.conformance.expectations import Expectations
 from te_dispatch.conformance.journal import Journal
 from te_dispatch.conformance.outcome import Outcome
@@ -68,13 +69,30 @@ def certify(
         WorkerError, OracleError: the kit cannot go on.
         FatalPlugin: an installed backend's manifest or probe ends the process that runs it.
     """
-    started = time.monotonic()
     names = (backend,) if isinstance(backend, str) else tuple(backend)
     operators = (op,) if isinstance(op, str) else tuple(op)
     settings = settings or Settings(names, against, operators, level)
     manager = manager or scopes.MANAGER
     if manager is scopes.MANAGER:
-        refuse_fatal(settings.device)
+        refuse_fatal(None if emulated_device(settings) else settings.device)
+    with device_entered(manager, settings):
+        return _certified(
+            manager, settings, units, skip_file, expected_failures_file, journal_file, resume, progress, planning
+        )
+
+
+def _certified(
+    manager: OpManager,
+    settings: Settings,
+    units: Sequence[Unit] | None,
+    skip_file: str | None,
+    expected_failures_file: str | None,
+    journal_file: str | Path | None,
+    resume: bool,
+    progress: Progress | None,
+    planning: Planning | None,
+) -> Report:
+    started = time.monotonic()
     # Before the plan, which takes a minute at level full.
     expectations = Expectations.load(skip_file, expected_failures_file)
     facts = environment(manager, settings)

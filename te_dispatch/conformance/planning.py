@@ -15,6 +15,7 @@ from te_dispatch.conformance import checks, covering
 from te_dispatch.conformance.case import Case, Unit
 from te_dispatch.conformance.coverage import Claims, Coverage, Covered, Unjudged, cover
 from te_dispatch.conformance.coverage import covered as coverage_of
+from te_dispatch.conformance.emulated import emulated_device, emulating_backends
 from te_dispatch.conformance.outcome import DECLINED, JUDGED, REFUSED, Outcome
 from te_dispatch.conformance.parallel import mapped
 from te_dispatch.conformance.recording import RECORDED, Recording
@@ -56,11 +57,13 @@ class Plan:
 
 
 def device_of(settings: Settings) -> torch.device:
-    """The device that subjects run on.
+    """The device that subjects run on; of an emulated one the host.
 
     Raises:
         UsageError: there is no such device.
     """
+    if emulated_device(settings) is not None:
+        return torch.device("cpu")
     if settings.device is None:
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         return accelerator or torch.device("cpu")
@@ -341,7 +344,8 @@ def backends_of(manager: OpManager, settings: Settings) -> frozenset[str]:
             manager.snapshot.implementation(candidate)
         except KeyError:
             raise UsageError(f"implementation: {candidate!r} is not installed") from None
-    return frozenset(settings.backends or installed - {settings.against})
+    emulating = emulating_backends(manager, settings)
+    return frozenset(settings.backends or emulating or installed - {settings.against})
 
 
 def _operators(settings: Settings) -> list[str]:

@@ -102,8 +102,10 @@ def planned(config: pytest.Config) -> tuple[Plan, Expectations]:
 
 
 def _plan(config: pytest.Config) -> tuple[Plan, Expectations]:
+    import contextlib
     import dataclasses
 
+    from te_dispatch.conformance.emulated import device_entered, emulated_device
     from te_dispatch.conformance.expectations import Expectations
     from te_dispatch.conformance.planning import plan
     from te_dispatch.core import scopes
@@ -111,7 +113,11 @@ def _plan(config: pytest.Config) -> tuple[Plan, Expectations]:
 
     settings = settings_of(config)
     try:
-        refuse_fatal(settings.device)
+        refuse_fatal(None if emulated_device(settings) else settings.device)
+        # Until pytest ends: units may run in this process.
+        entered = contextlib.ExitStack()
+        entered.enter_context(device_entered(scopes.MANAGER, settings))
+        config.add_cleanup(entered.close)
         made = plan(scopes.MANAGER, settings)
         # Each unit becomes a test, which pytest holds in memory anyway.
         made = dataclasses.replace(made, units=list(made.units))

@@ -12,6 +12,7 @@ import os
 from collections.abc import Sequence
 
 from te_dispatch.conformance.case import Unit
+from te_dispatch.conformance.emulated import device_entered
 from te_dispatch.conformance.outcome import Outcome
 from te_dispatch.conformance.planning import backends_of, device_of
 from te_dispatch.conformance.recording import Recording
@@ -46,8 +47,9 @@ def replay(
     case = recording.case(file)
     Recording.of_case(case)  # now, and not in a worker
     settings = Settings(backends=tuple(backends), against=recording.against, device=device, isolated=isolated)
-    units = [Unit(one, _CHECK, case) for one in _implementations(recording, settings)]
-    return list(run(units, settings))
+    with device_entered(scopes.MANAGER, settings):
+        units = [Unit(one, _CHECK, case) for one in _implementations(recording, settings)]
+        return list(run(units, settings))
 
 
 def _implementations(recording: Recording, settings: Settings) -> list[str]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
@@ -10,9 +11,11 @@ from typing import Any
 
 from te_dispatch.conformance.bench import bench_of
 from te_dispatch.conformance.case import Unit
-from te_dispatch.conformance.execute import run_unit
+from te_dispatch.conformance.emulated import device_entered
+from te_dispatch.conformance.execute import Bench, run_unit
 from te_dispatch.conformance.isolation import become_worker
 from te_dispatch.conformance.settings import Settings
+from te_dispatch.core import scopes
 
 
 def main(descriptor: int) -> None:
@@ -29,12 +32,18 @@ def main(descriptor: int) -> None:
 def serve(pipe: Connection, settings: Settings) -> None:
     """Build a bench, then answer unit ids with outcomes, and functions with what they return, until the other end
     closes."""
-    try:
-        bench = bench_of(settings)
-    except Exception as error:  # reported by the parent, which knows how
-        pipe.send(("error", f"{type(error).__name__}: {error}"))
-        return
-    pipe.send(("ready", None))
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(device_entered(scopes.MANAGER, settings))
+            bench = bench_of(settings)
+        except Exception as error:  # reported by the parent, which knows how
+            pipe.send(("error", f"{type(error).__name__}: {error}"))
+            return
+        pipe.send(("ready", None))
+        _answer(pipe, settings, bench)
+
+
+def _answer(pipe: Connection, settings: Settings, bench: Bench) -> None:
     for request in _requests(pipe):
         answer: tuple[str, Any]
         try:

@@ -75,6 +75,11 @@ class Subject:
     calls: Calls = field(default_factory=Calls)
 
     @property
+    def emulated(self) -> bool:
+        """Whether its device is emulated on the host."""
+        return self.manager.emulation is not None
+
+    @property
     def claims(self) -> frozenset[str]:
         return self.implementation.claims
 
@@ -150,11 +155,12 @@ _decisions: dict[tuple[Any, ...], tuple[Snapshot, Decision]] = {}
 
 def _decided(manager: OpManager, operator: Operator, device: torch.device, facts: Mapping[str, Any]) -> Decision:
     snapshot = manager.snapshot
-    key = (operator.name, device, tuple(facts.items()))
+    device_facts = manager.device_facts(device)
+    key = (operator.name, device_facts, tuple(facts.items()))
     kept = _decisions.get(key)
     if kept is not None and kept[0] is snapshot:
         return kept[1]
-    decision = resolve(operator, facts, manager.device_facts(device), _ANY, snapshot)
+    decision = resolve(operator, facts, device_facts, _ANY, snapshot)
     while len(_decisions) >= _KEPT:
         _decisions.pop(next(iter(_decisions), key), None)
     _decisions[key] = (snapshot, decision)

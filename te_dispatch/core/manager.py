@@ -43,6 +43,7 @@ from te_dispatch.core.trampolines import Trampolines
 
 if TYPE_CHECKING:
     from te_dispatch.core.dispatcher import Dispatcher
+    from te_dispatch.core.emulation import Emulation
     from te_dispatch.core.policy.known import Known
 
 _log = logging.getLogger("te_dispatch")
@@ -75,6 +76,8 @@ class OpManager:
         self._layers = ProcessLayers(Sources(environ, self.known))
         #: The devices of this process, as backends of the registry know them.
         self.devices = ProcessDevices(self)
+        #: What executes the kernels of an emulated device that the CPU counts as; None where it counts as itself.
+        self.emulation: Emulation | None = None
         self._known: Known | None = None
         #: What the registry's manifests name.
         self.functions = Functions(self)
@@ -191,6 +194,19 @@ class OpManager:
         """Facts of a ``torch.device`` (or anything with ``type`` and ``index``), probed once."""
         return self.devices.facts(device)
 
+    def stand_in(self, facts: DeviceFacts | None, emulation: Emulation | None) -> None:
+        """Let the CPU count as another device (`te_dispatch.core.emulation`), or as itself again for None. Calls made
+        afterwards resolve anew."""
+        with self.lock:
+            layers = dataclasses.replace(self._layers, generation=next(self._generations))
+            self._change(
+                layers,
+                (self, "devices", ProcessDevices(self, facts)),
+                (self, "emulation", emulation),
+                (self, "_kept", {}),
+                (self, "_environments", {}),
+            )
+
     def report_problems(self, problems: list[str]) -> None:
         """Warn of what probes did wrong, and keep it for whoever asks."""
         for problem in problems:
@@ -280,7 +296,7 @@ class OpManager:
                 (self, "_snapshot", None),
                 (self, "_registry", self._registry + 1),
                 (self, "_known", None),
-                (self, "devices", ProcessDevices(self)),
+                (self, "devices", ProcessDevices(self, self.devices.stand_in)),
                 (self, "functions", Functions(self)),
                 (self, "_kept", {}),
                 (self, "_environments", {}),

@@ -130,6 +130,9 @@ class Manifest:
         unavailable: ``"module:function"`` of ``unavailable() -> str | None``: why nothing of this backend can run on
             this machine, None if it can. Asked once, at the first resolution.
         description: one line.
+        emulators: ``vendor:arch`` of chips that this backend can emulate, for tests -> ``"module:function"`` of
+            ``emulator(arch)``, a context manager that yields an `Emulation` (`te_dispatch.core.emulation`): while it is
+            entered, the backend compiles kernels for that chip and executes them on tensors of the CPU.
     """
 
     name: str
@@ -141,6 +144,7 @@ class Manifest:
     doctor: str | None = None
     unavailable: str | None = None
     description: str = ""
+    emulators: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         where = f"manifest {self.name!r}"

@@ -95,6 +95,7 @@ def _field_problems(manifest: Manifest) -> Iterator[str]:
     for type_, target in manifest.devices.items():
         if not isinstance(type_, str) or not _is_target(target):
             yield f"devices[{type_!r}] must read 'module:function', got {target!r}"
+    yield from _emulator_problems(manifest.emulators)
     for name in ("doctor", "unavailable"):
         target = getattr(manifest, name)
         if target is not None and not _is_target(target):
@@ -102,6 +103,15 @@ def _field_problems(manifest: Manifest) -> Iterator[str]:
     if not isinstance(manifest.description, str):
         yield f"description must be a str, got {manifest.description!r}"
     yield from _arch_problems(manifest.archs)
+
+
+def _emulator_problems(emulators: object) -> Iterator[str]:
+    if not isinstance(emulators, Mapping):
+        yield f"emulators is {_shown(emulators)}, not a dict of 'vendor:arch' -> 'module:function'"
+        return
+    for label, target in emulators.items():
+        if not isinstance(label, str) or not re.fullmatch(r"[^\s:]+:[^\s:]+", label) or not _is_target(target):
+            yield f"emulators[{label!r}] must read 'vendor:arch': 'module:function', got {target!r}"
 
 
 def _is_target(value: object) -> bool:

@@ -28,16 +28,21 @@ class ProcessDevices:
 
     Args:
         manager: whose backends are asked.
+        stand_in: facts of another device that the CPU counts as.
     """
 
-    def __init__(self, manager: OpManager) -> None:
+    def __init__(self, manager: OpManager, stand_in: DeviceFacts | None = None) -> None:
         self._manager = manager
+        #: Of what the CPU counts as; None: of itself.
+        self.stand_in = stand_in
         #: (type, index) -> facts.
         self.known: dict[tuple[str, int | None], DeviceFacts] = {}
         self._several: bool | None = None
 
     def facts(self, device: Any) -> DeviceFacts:
         """Facts of a ``torch.device`` (or anything with ``type`` and ``index``), probed once."""
+        if self.stand_in is not None and device.type == "cpu":
+            return self.stand_in
         key = (device.type, device.index)
         found = self.known.get(key)
         if found is not None:

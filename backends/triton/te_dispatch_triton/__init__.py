@@ -14,4 +14,5 @@ MANIFEST = Manifest(
     implementations=IMPLEMENTATIONS,
     doctor="te_dispatch_triton.doctor:doctor",
     unavailable="te_dispatch_triton.probe:unavailable",
+    emulators={f"amd:{arch}": "te_dispatch_triton.emulation:emulator" for arch in ("gfx942", "gfx950")},
 )

@@ -17,8 +17,6 @@ from te_dispatch_triton.archs import ARCHS
 #: makes wrong binaries of some of them (`te_dispatch_triton.assembler`).
 OLDEST = (3, 6)
 INTERPRET = "TRITON_INTERPRET"
-#: The chip that the CPU stands for.
-_emulated: str | None = None
 
 
 def interpreting() -> bool:
@@ -84,19 +82,11 @@ def compiles_for(backend: str) -> bool:
     return importlib.util.find_spec(f"triton.backends.{backend}") is not None
 
 
-def emulate(arch: str | None) -> None:
-    """Let the CPU stand for an AMD chip (None: itself again), whose kernels an emulator executes
-    (`crosscompile.emulated`)."""
-    global _emulated
-    _emulated = arch
-
-
 def cpu(index: int = 0) -> DeviceFacts | None:
-    """Facts of the host, which Triton's interpreter or an emulator serves where the process asked for it."""
+    """Facts of the host, which Triton's interpreter serves where the process asked for it."""
     if unavailable() is not None:
         return None
-    ready = interpreting() or _emulated is not None
-    extra: dict[str, FactValue] = {"triton.ready": ready, "version.triton": triton_version() or UNKNOWN}
+    extra: dict[str, FactValue] = {"triton.ready": interpreting(), "version.triton": triton_version() or UNKNOWN}
     return DeviceFacts("cpu", "cpu", "cpu", "host", index, None, extra)
 
 

@@ -3,12 +3,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import re
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,22 +24,20 @@ from te_dispatch.numerics.quantizers import (
 )
 from te_dispatch_torch import activation as portable_activation
 from te_dispatch_torch import quantize as portable
+from te_dispatch_triton import emulation
 
 pytestmark = [pytest.mark.compiles]
-KIT = Path(__file__).parents[1] / "tools" / "emulated_conformance.py"
 COPIES = ("row_data", "col_data", "row_scale_inv", "col_scale_inv", "global_scale_inv")
 
 
 @pytest.fixture(params=["gfx942", "gfx950"])
 def emulator(request: pytest.FixtureRequest) -> Iterator[Any]:
     """A chip; its name is the test's parameter."""
-    if importlib.util.find_spec("gfx_emulator") is None:
-        pytest.skip("tools/gfx_emulator is not installed")
-    from te_dispatch_triton.crosscompile import emulated
-
-    reason = emulated.missing()
+    reason = emulation.missing()
     if reason is not None:
         pytest.skip(reason)
+    from te_dispatch_triton.crosscompile import emulated
+
     with emulated.emulated(request.param) as found:
         yield found
 
@@ -226,22 +219,3 @@ def _quantize_many() -> Any:
     from te_dispatch_triton.quantize_many import multi_tensor_quantize
 
     return multi_tensor_quantize
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
-def test_the_conformance_kit_runs_on_the_emulator(arch: str, tmp_path: Path) -> None:
-    command = [sys.executable, str(KIT), arch]
-    options = ["--op", "softmax_fwd", "--check", "values", "--out", str(tmp_path)]
-    ran = subprocess.run([*command, *options], capture_output=True, text=True)
-    if ran.returncode == 2 and "not installed" in ran.stderr:
-        pytest.skip(ran.stderr.strip())
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert re.search(r"[1-9]\d* claimed, [1-9]\d* passed, 0 failed", ran.stdout), ran.stdout
-    assert re.search(rf"[1-9]\d* launches of \d kernels were executed on {arch}", ran.stdout), ran.stdout
-
-
-def test_the_kit_over_the_emulator_names_the_chips() -> None:
-    ran = subprocess.run([sys.executable, str(KIT), "gfx90a"], capture_output=True, text=True)
-    assert ran.returncode == 2
-    assert "expected a chip, one of gfx942, gfx950, got ['gfx90a']" in ran.stderr

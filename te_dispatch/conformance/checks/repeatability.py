@@ -229,6 +229,8 @@ def _claiming(name: str) -> str:
 
 
 def _repeatable_applies(subject: Subject, space: Space) -> str | None:
+    if subject.emulated:
+        return "an emulator executes a launch in the same order every time"
     return None if "deterministic" in subject.claims else _claiming("deterministic")
 
 

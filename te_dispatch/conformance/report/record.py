@@ -126,6 +126,8 @@ class Report:
         """Why this run is no certificate; nothing where it is one."""
         asked, found = self.settings, self.counts
         reasons = []
+        if "emulated by" in self.environment:
+            reasons.append(f"the device was emulated, which does not prove {self.environment['not proven']}")
         if self.single:
             reasons.append("single units were run")
         elif self.partial:
@@ -295,6 +297,14 @@ def environment(manager: OpManager, settings: Settings) -> dict[str, Any]:
         "numpy": numpy.__version__,
         "platform": platform.platform(),
         **versions,
+        **(
+            {}
+            if manager.emulation is None
+            else {
+                "emulated by": manager.emulation.by,
+                "not proven": "; ".join(manager.emulation.unproven),
+            }
+        ),
         "backends": {b.name: f"{b.distribution} {b.version}" for b in manager.snapshot.backends.values()},
         "code": digests(manager, sorted({*backends_of(manager, settings), settings.against})),
     }
