@@ -43,7 +43,8 @@ rocm_stamp = $(VENV)/.rocm
 HAS_ROCM := $(or $(ROCM_PATH),$(wildcard /opt/rocm))
 NO_NVCC = @echo "no nvcc: backends/cuda is left out, and so are its tests of the build (make cuda builds it all the same)"
 
-.PHONY: demo test test-all test-integrations test-kit cuda rocm conformance conformance-rocm-host crosscompile lint format types check bench test-gpu sanitize conformance-gpu bench-gpu clean
+.PHONY: demo test test-all test-integrations test-kit cuda rocm conformance conformance-rocm-host conformance-emulated \
+	crosscompile lint format types check bench test-gpu sanitize conformance-gpu bench-gpu clean
 
 demo: $(STAMP) $(if $(PRESENT),$(call cuda_stamp,$(PRESENT))) $(if $(HAS_ROCM),$(rocm_stamp))
 	$(BIN)/te-dispatch demo --out $(OUT) $(DEMO)
@@ -88,11 +89,16 @@ rocm: $(rocm_stamp)
 conformance: $(STAMP)
 	$(BIN)/te-dispatch $(call certify,torch)
 
-# The kit on the backend for AMD GPUs and a library that stands for the chip on the CPU (docs/rocm.md).
+# The kit on the backend for AMD GPUs and a library that stands for the chip on the CPU (docs/rocm.md): CHIP=gfx950.
 CHIP ?= gfx942
 conformance-rocm-host: $(rocm_stamp)
 	$(BIN)/python $(ROCM)/tools/host_conformance.py $(CHIP) --level $(LEVEL) --shard $(SHARD) \
 		--out $(OUT)/te_dispatch_conformance_$(CHIP) $(CONFORMANCE)
+
+# The Triton backend's kernels for an AMD chip, whose machine code is executed on the CPU (docs/rocm.md): CHIP=gfx950, or
+# a part of the units, SHARD=2/8.
+conformance-emulated: $(STAMP)
+	$(BIN)/te-dispatch $(call certify,triton) --device emulated:$(CHIP) --limit 300
 
 $(STAMP): pyproject.toml backends/reference/pyproject.toml backends/torch/pyproject.toml backends/triton/pyproject.toml \
 		tools/gfx_emulator/pyproject.toml

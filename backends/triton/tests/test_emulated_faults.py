@@ -2,7 +2,7 @@
 """Faults planted in kernels for AMD's chips are caught by the conformance kit on an emulated device.
 
 Each is planted in a copy of a kernel's source, or in the machine code that Triton made of it. Without the faults the
-units pass (`make emulated-conformance`).
+units pass (`make conformance-emulated`).
 """
 
 from __future__ import annotations

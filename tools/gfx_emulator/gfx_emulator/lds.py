@@ -40,20 +40,24 @@ class Lds:
         self._writer = np.zeros_like(self._data)
         self._reader = np.zeros_like(self._data)
         self._modifier = np.zeros_like(self._data)
+        #: Whether there were atomics: without them their marks are not looked at.
+        self._modified = False
 
     def barrier(self, workgroup: int) -> None:
         """All waves of a workgroup have met."""
         part = slice(workgroup * self.stride, (workgroup + 1) * self.stride)
         self._writer[part] = _NOBODY
         self._reader[part] = _NOBODY
-        self._modifier[part] = _NOBODY
+        if self._modified:
+            self._modifier[part] = _NOBODY
 
     def load(self, addresses: Array, size: int, waves: Array) -> Array:
         """uint8 ``[n, size]`` at flat addresses (int64 ``[n]``), read by waves (uint8 ``[n]``, numbers in the
         workgroup)."""
         word, places, mark = self._access(addresses, size, waves)
         self._look(self._writer, word, places, mark, waves, "reads what", "wrote", allowed=(_SAME,))
-        self._look(self._modifier, word, places, mark, waves, "reads what", "modified by an atomic")
+        if self._modified:
+            self._look(self._modifier, word, places, mark, waves, "reads what", "modified by an atomic")
         self._join(self._reader, word, places, mark, waves)
         data: Array = np.ascontiguousarray(self._data.view(f"u{word}")[places])
         return data.view(np.uint8)
@@ -64,7 +68,8 @@ class Lds:
         values = np.ascontiguousarray(data).view(f"u{word}")
         memory = self._data.view(f"u{word}")
         different = memory[places] != values
-        for kept, other in ((self._writer, "wrote"), (self._reader, "read"), (self._modifier, "modified by an atomic")):
+        others = [(self._writer, "wrote"), (self._reader, "read")]
+        for kept, other in [*others, (self._modifier, "modified by an atomic")] if self._modified else others:
             self._look(kept, word, places, mark, waves, "writes what", other, among=different)
         writers = self._writer.view(f"u{word}")
         writer = writers[places]
@@ -81,6 +86,7 @@ class Lds:
     def atomic(self, addresses: Array, size: int, waves: Array) -> None:
         """Look for races of read-modify-writes, which `peek` and `put` make."""
         word, places, mark = self._access(addresses, size, waves)
+        self._modified = True
         for kept, other in ((self._writer, "wrote"), (self._reader, "read")):
             self._look(kept, word, places, mark, waves, "modifies what", other)
         self._join(self._modifier, word, places, mark, waves)

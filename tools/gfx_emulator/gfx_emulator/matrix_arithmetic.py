@@ -29,6 +29,10 @@ from gfx_emulator.arrays import Array
 _FRACTION, _WIDE = 24, 31
 #: The exponent of a product that is zero: below every other.
 _ZERO = -999
+#: 2^24 over what a product is below the largest, as far as anything of it is kept.
+_SCALES = np.exp2(_FRACTION - np.arange(64)).astype(np.float32)
+#: Powers of two that `_power` is asked for, at most.
+_LARGEST_POWER = 1022
 #: Elements of the largest temporary arrays.
 _CHUNK = 1 << 20
 
@@ -83,6 +87,49 @@ def _exponents(value: Array, smallest: int) -> Array:
 
 def _group(a: Array, b: Array, c: Array, format_a: Format, format_b: Format) -> Array:
     """One group of products, added to c."""
+    first, second = (_exponents(one, kind.smallest_exponent) for one, kind in ((a, format_a), (b, format_b)))
+    # Products lie below 2^(the sum of exponents + 2).
+    ordinary = int(first.max()) + int(second.max()) + 2 <= 128
+    if not (ordinary and np.isfinite(a).all() and np.isfinite(b).all() and np.isfinite(c).all()):
+        return _group_of_any(a, b, c, format_a, format_b)
+    left, right = _Factors(a, first), _Factors(b, second)
+    if format_a.halves:
+        even, even_exponent = _fixed_sum(left, right, range(0, a.shape[2], 2))
+        odd, odd_exponent = _fixed_sum(left, right, range(1, a.shape[2], 2))
+        exponent = np.maximum(even_exponent, odd_exponent)
+        dot = _cut(even, exponent, _FRACTION) + _cut(odd, exponent, _FRACTION)
+    else:
+        dot, exponent = _fixed_sum(left, right, range(a.shape[2]))
+    return _added(dot, exponent, c, format_a.halves)
+
+
+class _Factors:
+    """An operand ``[w, rows, k]`` as significands (float32) and exponents (int16), ``[k, w, rows]`` each."""
+
+    def __init__(self, value: Array, exponents: Array) -> None:
+        significands = value * _power(-np.maximum(exponents, -_LARGEST_POWER))
+        self.significands = np.ascontiguousarray(significands.astype(np.float32).transpose(2, 0, 1))
+        self.exponents = np.ascontiguousarray(exponents.transpose(2, 0, 1))
+
+
+def _fixed_sum(left: _Factors, right: _Factors, terms: range) -> tuple[Array, Array]:
+    """`_aligned_sum` of finite products, term by term: aligned products have at most 26 bits and a sign, which integers
+    of 32 bits hold eight of, and significands of a product 22 bits, which fp32 holds."""
+    exponents = [left.exponents[k][:, :, None] + right.exponents[k][:, None, :] for k in terms]
+    largest = np.maximum(exponents[0], np.int16(_ZERO))
+    for one in exponents[1:]:
+        np.maximum(largest, one, out=largest)
+    total = np.zeros(largest.shape, np.int32)
+    for k, exponent in zip(terms, exponents):
+        scale = _SCALES[np.minimum(largest - exponent, len(_SCALES) - 1)]
+        scale *= left.significands[k][:, :, None] * right.significands[k][:, None, :]
+        total += scale.astype(np.int32)
+    wide = largest.astype(np.int64)
+    return total * _power(wide - _FRACTION), wide
+
+
+def _group_of_any(a: Array, b: Array, c: Array, format_a: Format, format_b: Format) -> Array:
+    """The same, of numbers that may be Inf or NaN or have such products."""
     # A zero's exponent makes every sum with it lower than those of other numbers, and that is all that is asked of it.
     exponents = (
         _exponents(a, format_a.smallest_exponent)[:, :, None, :]
@@ -98,12 +145,17 @@ def _group(a: Array, b: Array, c: Array, format_a: Format, format_b: Format) -> 
         dot = _cut(even, exponent, _FRACTION) + _cut(odd, exponent, _FRACTION)
     else:
         dot, exponent = _aligned_sum(products, exponents)
+    return _added(dot, exponent, c, format_a.halves)
+
+
+def _added(dot: Array, exponent: Array, c: Array, halves: bool) -> Array:
+    """The sum of a group's products, whose largest exponent is given, added to the accumulator."""
     addend = c.astype(np.float64)
     _, power = np.frexp(addend)
     own = np.where(addend == 0, -126, np.maximum(power - 1, -126))
     largest = np.maximum(exponent, own)
     rest = _cut(addend, largest, _FRACTION)
-    if format_a.halves:
+    if halves:
         # What of the accumulator is far below the products is lost altogether, not cut downward.
         rest = np.where(own < largest - _FRACTION - 1, 0.0, rest)
     total = _cut(dot, largest, _WIDE + 1) + rest
@@ -122,5 +174,10 @@ def _aligned_sum(products: Array, exponents: Array) -> tuple[Array, Array]:
 
 def _cut(value: Array, exponent: Array, bits: int) -> Array:
     """Cut downward to a number of fractional bits below an exponent."""
-    scale = np.exp2((bits - exponent).astype(np.float64))
+    scale = _power(bits - exponent)
     return np.floor(value * scale) / scale
+
+
+def _power(exponent: Array) -> Array:
+    """2^exponent of integers within float64's normal range."""
+    return (exponent.astype(np.int64) + 1023 << 52).view(np.float64)

@@ -62,35 +62,47 @@ def _scale(instruction: Instruction, context: Context) -> Execute:
     codes, target = source_codes(instruction), Target(instruction, form.kind)
     first, second, third = (source(instruction, index, codes[index], form.kind) for index in range(3))
     flags = instruction["sdst"]
-    smallest = 2.0 ** (1 - form.bias)
 
     def execute(active: Active) -> None:
         shape = (active.count, LANES)
         value, denominator, numerator = (np.broadcast_to(read(active), shape) for read in (first, second, third))
-        is_denominator, is_numerator = value == denominator, value == numerator
-        ratio = np.abs(numerator.astype(np.float64) / denominator)
-        tiny_inverse = np.isfinite(denominator) & (form.exponent(denominator) >= 2 * form.bias)
-        tiny_inverse &= np.abs(denominator) > 2.0 ** (form.bias - 1)
-        tiny_ratio = (ratio < smallest) & (numerator != 0) & np.isfinite(denominator)
-        subnormal = (form.exponent(denominator) == 0) & (denominator != 0)
-        up, down = (value * form.dtype(2.0**power) for power in (form.scale, -form.scale))
-        difference = form.exponent(numerator) - form.exponent(denominator)
-        cases = [
-            ((numerator == 0) | (denominator == 0), np.full(shape, np.nan, form.dtype), False),
-            (difference >= form.near_overflow, np.where(is_denominator, up, value), True),
-            (subnormal, up, False),
-            (tiny_inverse & tiny_ratio, np.where(is_denominator, down, value), True),
-            (tiny_inverse, down, False),
-            (tiny_ratio, np.where(is_numerator, up, value), True),
-            (form.exponent(numerator) <= form.tiny, up, False),
-        ]  # fmt: skip
-        conditions = [condition for condition, _, _ in cases]
-        result = np.select(conditions, [scaled for _, scaled, _ in cases], value)
-        undo = np.select(conditions, [np.full(shape, flag) for _, _, flag in cases], False)
+        result, undo = np.array(value), np.zeros(shape, np.bool_)
+        above, below = form.exponent(numerator), form.exponent(denominator)
+        # What is far from every limit is not scaled: no other lane needs the rest.
+        near = (above <= form.tiny) | (below == 0) | (below >= 2 * form.bias)
+        near |= (above - below >= form.near_overflow) | (above - below < 3 - form.bias)
+        if near.any():
+            result[near], undo[near] = _scaled(form, value[near], denominator[near], numerator[near])
         target.write(active, floats.with_nans(result, []))
-        active.set_mask(flags, undo.astype(np.bool_) & active.active_lanes())
+        active.set_mask(flags, undo & active.active_lanes())
 
     return execute
+
+
+def _scaled(form: _Precision, value: Array, denominator: Array, numerator: Array) -> tuple[Array, Array]:
+    """(operand 0, scaled where it has to be, whether V_DIV_FMAS has to undo it), of arrays with one axis."""
+    shape, smallest = value.shape, 2.0 ** (1 - form.bias)
+    is_denominator, is_numerator = value == denominator, value == numerator
+    ratio = np.abs(numerator.astype(np.float64) / denominator)
+    tiny_inverse = np.isfinite(denominator) & (form.exponent(denominator) >= 2 * form.bias)
+    tiny_inverse &= np.abs(denominator) > 2.0 ** (form.bias - 1)
+    tiny_ratio = (ratio < smallest) & (numerator != 0) & np.isfinite(denominator)
+    subnormal = (form.exponent(denominator) == 0) & (denominator != 0)
+    up, down = (value * form.dtype(2.0**power) for power in (form.scale, -form.scale))
+    difference = form.exponent(numerator) - form.exponent(denominator)
+    cases = [
+        ((numerator == 0) | (denominator == 0), np.full(shape, np.nan, form.dtype), False),
+        (difference >= form.near_overflow, np.where(is_denominator, up, value), True),
+        (subnormal, up, False),
+        (tiny_inverse & tiny_ratio, np.where(is_denominator, down, value), True),
+        (tiny_inverse, down, False),
+        (tiny_ratio, np.where(is_numerator, up, value), True),
+        (form.exponent(numerator) <= form.tiny, up, False),
+    ]  # fmt: skip
+    conditions = [condition for condition, _, _ in cases]
+    result = np.select(conditions, [scaled for _, scaled, _ in cases], value)
+    undo = np.select(conditions, [np.full(shape, flag) for _, _, flag in cases], False)
+    return result, undo.astype(np.bool_)
 
 
 @implements("V_DIV_FMAS_F32", "V_DIV_FMAS_F64")

@@ -40,6 +40,8 @@ def _bfe(value: Array, offset: Array, size: Array) -> Array:
 
 def _perm(first: Array, second: Array, selector: Array) -> Array:
     """V_PERM_B32: each byte of the result is one of the eight bytes of {first, second}, a sign or a constant."""
+    if selector.size and (selector == selector.flat[0]).all():
+        return _perm_of(first, second, [int(selector.flat[0]) >> 8 * byte & 0xFF for byte in range(4)])
     shape = np.broadcast_shapes(first.shape, second.shape, selector.shape)
     both = np.broadcast_to(first.astype(np.uint64) << np.uint64(32) | second, shape)
     result = np.zeros(shape, np.uint32)
@@ -55,6 +57,23 @@ def _perm(first: Array, second: Array, selector: Array) -> Array:
             special = np.where(choice >= 13, np.uint32(0xFF), np.where(choice == 12, np.uint32(0), sign))
             plain = np.where(choice > 7, special, plain)
         result |= plain << np.uint32(8 * byte)
+    return result
+
+
+def _perm_of(first: Array, second: Array, choices: list[int]) -> Array:
+    """The same where every lane chooses alike."""
+    result = np.zeros(np.broadcast_shapes(first.shape, second.shape), np.uint32)
+    for byte, choice in enumerate(choices):
+        target = np.uint32(8 * byte)
+        if choice < 8:
+            source = first if choice > 3 else second
+            result |= (source >> np.uint32(8 * (choice & 3)) & np.uint32(0xFF)) << target
+        elif choice < 12:
+            source = first if choice > 9 else second
+            sign = source >> np.uint32(15 if choice % 2 == 0 else 31) & np.uint32(1)
+            result |= sign * np.uint32(0xFF) << target
+        elif choice > 12:
+            result |= np.uint32(0xFF) << target
     return result
 
 
