@@ -228,7 +228,10 @@ def conformance(
     resume: Annotated[bool, typer.Option("--resume", help="Go on where the run in --out was stopped.")] = False,
     skip_file: Annotated[str | None, typer.Option(metavar="FILE", help="Units to leave out, with reasons.")] = None,
     expect_file: Annotated[str | None, typer.Option(metavar="FILE", help="Units known to fail, with reasons.")] = None,
-    device: Annotated[str | None, typer.Option("--device", "-d", help="PyTorch device.")] = None,
+    device: Annotated[
+        str | None,
+        typer.Option("--device", "-d", help="PyTorch device, or a chip that a backend emulates: emulated:gfx942."),
+    ] = None,
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Worker processes.")] = 1,
     limit: Annotated[float, typer.Option(min=1.0, metavar="SECONDS", help="For each unit.")] = 60.0,
     in_process: Annotated[bool, typer.Option("--in-process", help="No workers: a crash ends the run.")] = False,

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
+
 from te_dispatch.conformance.settings import Settings, UsageError
 from te_dispatch.core.emulation import emulated, emulating
 from te_dispatch.core.errors import DispatchError
@@ -32,10 +34,14 @@ def device_entered(manager: OpManager, settings: Settings) -> Iterator[None]:
             with a backend that would run on the host.
     """
     device = emulated_device(settings)
-    if device is None or manager.emulation is not None:
+    if device is None:
         yield
         return
     try:
+        if manager.emulation is not None:
+            _require_same(manager, device)
+            yield
+            return
         backends = emulating_backends(manager, settings)
         if settings.against != Settings.against:
             raise UsageError(f"against: on an emulated device results are compared with {Settings.against} alone")
@@ -49,6 +55,13 @@ def device_entered(manager: OpManager, settings: Settings) -> Iterator[None]:
             yield
     except DispatchError as error:
         raise UsageError(f"device: {settings.device}: {error}") from error
+
+
+def _require_same(manager: OpManager, device: str) -> None:
+    """See that the emulated device which the process has entered is the run's."""
+    entered, asked = manager.device_facts(torch.device("cpu")), emulating(manager.snapshot, device)[0]
+    if entered.label() != asked.label():
+        raise UsageError(f"device: {PREFIX}{device}: this process is emulating {entered.label()}")
 
 
 def emulating_backends(manager: OpManager, settings: Settings) -> list[str]:

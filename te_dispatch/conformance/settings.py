@@ -26,7 +26,8 @@ class Settings:
         shard: (i, n): run the i-th (from 1) of n parts.
         product: every combination instead of every pair.
         checks: names; empty for all.
-        device: where subjects run; None for the accelerator if there is one.
+        device: where subjects run; None for the accelerator if there is one. ``emulated:gfx942`` is a chip that a
+            backend emulates on the host (`te_dispatch.conformance.emulated`).
         limit_s: seconds that a single unit may take.
         jobs: worker processes.
         isolated: run units in processes of their own, so that a crash or a hang costs one unit.

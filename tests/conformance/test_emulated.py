@@ -14,6 +14,7 @@ import torch
 from te_dispatch.conformance import Report, Settings, UsageError, certify
 from te_dispatch.conformance.report import markdown, page
 from te_dispatch.core import scopes
+from te_dispatch.core.emulation import emulated
 
 pytest_plugins = "pytester"
 
@@ -140,6 +141,13 @@ def test_without_the_emulator_the_chip_s_kernels_are_not_claimed() -> None:
 def test_what_cannot_be_judged_is_refused(given: dict[str, object], told: str) -> None:
     with pytest.raises(UsageError, match=told):
         certified(**given)
+
+
+def test_a_process_emulates_one_chip_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    with emulated(scopes.MANAGER, "z1"):
+        assert certified().ok
+        with pytest.raises(UsageError, match="this process is emulating zeta:z1"):
+            certified(device="emulated:gfx942", backends=("triton",))
 
 
 def test_what_the_emulator_needs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,15 +68,19 @@ def _scale(instruction: Instruction, context: Context) -> Execute:
         value, denominator, numerator = (np.broadcast_to(read(active), shape) for read in (first, second, third))
         result, undo = np.array(value), np.zeros(shape, np.bool_)
         above, below = form.exponent(numerator), form.exponent(denominator)
-        # What is far from every limit is not scaled: no other lane needs the rest.
-        near = (above <= form.tiny) | (below == 0) | (below >= 2 * form.bias)
-        near |= (above - below >= form.near_overflow) | (above - below < 3 - form.bias)
+        near = near_limits(form, above, below)
         if near.any():
             result[near], undo[near] = _scaled(form, value[near], denominator[near], numerator[near])
         target.write(active, floats.with_nans(result, []))
         active.set_mask(flags, undo & active.active_lanes())
 
     return execute
+
+
+def near_limits(form: _Precision, above: Array, below: Array) -> Array:
+    """Whether numerators and denominators of these exponents may have to be scaled; others need not be looked at."""
+    near = (above <= form.tiny) | (below == 0) | (below >= 2 * form.bias)
+    return near | (above - below >= form.near_overflow) | (above - below < 3 - form.bias)
 
 
 def _scaled(form: _Precision, value: Array, denominator: Array, numerator: Array) -> tuple[Array, Array]:

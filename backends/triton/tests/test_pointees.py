@@ -1,0 +1,60 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Which memory an emulated launch may access where it is given addresses as numbers."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("gfx_emulator")
+
+from te_dispatch_triton.crosscompile import pointees
+from te_dispatch_triton.launch import Config, Launch
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def found() -> Iterator[pointees.Pointees]:
+    made = pointees.Pointees()
+    yield made
+    made.close()
+
+
+def launched(*args: Any) -> Launch:
+    return Launch(None, (1, 1, 1), args, (), Config(), CPU)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("how", [tuple, torch.tensor], ids=["tuple", "table"])
+def test_only_tensors_that_are_pointed_to_are_found(found: pointees.Pointees, how: Any) -> None:
+    pointed, other = torch.arange(64), torch.arange(64)
+    find = found.finder(launched(how([7, pointed.data_ptr() + 8])))
+    assert find is not None
+    array, address, name = find(pointed.data_ptr() + 500) or pytest.fail("not found")
+    assert address == pointed.untyped_storage().data_ptr() and name == "512 bytes"
+    assert array.view("int64").tolist() == list(range(64))
+    assert find(other.data_ptr()) is None
+
+
+@pytest.mark.parametrize("args", [(), (torch.ones(3), 5, 1.5), ((1, 2, 3),)], ids=["none", "plain", "sizes"])
+def test_a_launch_without_addresses_may_access_its_arguments_alone(found: pointees.Pointees, args: Any) -> None:
+    assert found.finder(launched(*args)) is None
+
+
+def test_objects_are_looked_through_once(found: pointees.Pointees, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many objects that stay are left out of later searches, with the tensors among them remembered."""
+    monkeypatch.setattr(pointees, "_MANY", 1)
+    before, frozen = torch.arange(4), gc.get_freeze_count()
+    find = found.finder(launched((1 << 40,)))
+    assert find is not None and find(12345) is None
+    assert gc.get_freeze_count() > frozen
+    behind = torch.arange(4)
+    for tensor in (before, behind):
+        find = found.finder(launched((tensor.data_ptr(),)))
+        assert find is not None and find(tensor.data_ptr()) is not None
+    found.close()
+    assert gc.get_freeze_count() == 0
