@@ -79,7 +79,7 @@ def test_a_plan_tells_what_runs_where_it_comes_from_and_under_what() -> None:
     )
     assert plan.kernels == {"a.k": "1", "b.k": "1", "c.f": "1", "d.p": "1"}
     assert plan.devices["cpu"]["version.lib"] == "9.1"
-    assert plan.policy["prefer"] == ["native", "triton", "torch"]
+    assert plan.policy["prefer"] == ["native", "trait:aotriton", "triton", "torch"]
 
 
 def test_a_plan_keeps_calls_that_were_made_before_the_key_grew() -> None:

@@ -17,6 +17,7 @@ from te_dispatch.core.operator import OPERATORS
 from te_dispatch.core.requirements import DEVICE_PREFIX
 from te_dispatch_rocm import MANIFEST
 from te_dispatch_rocm.archs import ARCHS
+from te_dispatch_rocm.implementations.aiter import AITER
 from te_dispatch_rocm.implementations.gemm import AMD
 
 IMPLEMENTATIONS = {one.name: one for one in MANIFEST.implementations}
@@ -36,7 +37,8 @@ def test_names_are_unique() -> None:
 def test_signature_and_facts(implementation, modules) -> None:
     operator = OPERATORS[implementation.operator]
     assert implementation.operator_version == operator.version
-    assert implementation.requires[: len(AMD)] == AMD
+    of_chips = AITER if implementation.name.startswith("aiter") else AMD
+    assert implementation.requires[: len(of_chips)] == of_chips
     module, _, attribute = implementation.target.partition(":")
     mine = inspect.signature(getattr(importlib.import_module(module), attribute)).parameters.values()
     theirs = operator.signature.parameters.values()

@@ -32,7 +32,8 @@ def quantize(
     check.matrix("x", x)
     check.quantizer("quantizer", quantizer, x.device)
     check.one_of("usage", usage, USAGES)
-    check.rotatable("x", x, quantizer, usage)
+    if quantizer.kind == "nvfp4_rht":
+        check.rotatable("x", x.shape, quantizer, usage)
     if rng_state is not None:
         if quantizer.kind == "nvfp4_4over6":
             raise ValueError("rng_state: given with a nvfp4_4over6 quantizer, which rounds to nearest, expected None")
@@ -108,7 +109,7 @@ def split_quantize(x: Any, splits: Any, quantizers: Any, usage: Any) -> None:
     check.one_of("usage", usage, USAGES)
     _quantizers(quantizers, len(splits), "split", x.device)
     for i, (rows, quantizer) in enumerate(zip(splits, quantizers)):
-        check.rotated(f"splits[{i}]", rows, quantizer, usage)
+        check.rotatable(f"splits[{i}]", (rows, x.shape[1]), quantizer, usage)
 
 
 def _splits(name: str, splits: Any, total: int) -> None:
@@ -137,7 +138,7 @@ def multi_tensor_quantize(xs: Any, quantizers: Any, usage: Any) -> None:
     check.one_of("usage", usage, USAGES)
     _quantizers(quantizers, len(xs), "tensor", xs[0].device)
     for i, (x, quantizer) in enumerate(zip(xs, quantizers)):
-        check.rotatable(f"xs[{i}]", x, quantizer, usage)
+        check.rotatable(f"xs[{i}]", x.shape, quantizer, usage)
 
 
 @cached_check("compute_amax")

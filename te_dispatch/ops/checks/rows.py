@@ -12,6 +12,7 @@ from te_dispatch.ops.activation import GATED, KINDS
 from te_dispatch.ops.checks import values as check
 from te_dispatch.ops.checks.check_cache import cached_check
 from te_dispatch.ops.checks.signatures import CONTENTS, OFTEN, OFTEN_QUANTIZER
+from te_dispatch.ops.shapes import USAGES
 
 _ROPE_LAYOUTS = ("sbhd", "bshd", "thd")
 
@@ -24,6 +25,16 @@ def _normalized(x: Any, gamma: Any, beta: Any = None) -> None:
     _weight("gamma", gamma, x, shape[-1:])
     if beta is not None:
         _weight("beta", beta, x, shape[-1:])
+
+
+def _cast(x: Any, quantizer: Any, usage: Any) -> None:
+    """The optional quantizer of a result with the shape of x."""
+    if quantizer is None:
+        check.one_of("usage", usage, USAGES)
+        return
+    check.cast("quantizer", quantizer, usage, x.device)
+    if quantizer.kind == "nvfp4_rht":
+        check.rotatable("x", x.shape, quantizer, usage)
 
 
 def _weight(name: str, weight: Any, x: torch.Tensor, shape: torch.Size) -> None:
@@ -43,7 +54,7 @@ def norm_fwd(
         check.shaped("residual", residual, x.shape, check.FLOATS, x.device)
         if residual.dtype != x.dtype:
             raise ValueError(f"residual: got dtype {residual.dtype}, expected x's, {x.dtype}")
-    check.cast("quantizer", quantizer, usage, x)
+    _cast(x, quantizer, usage)
     check.dtype("out_dtype", out_dtype)
 
 
@@ -77,7 +88,7 @@ def _activated(x: Any, kind: Any, params: Any) -> None:
 @cached_check("activation_fwd", quantizer=OFTEN_QUANTIZER)
 def activation_fwd(x: Any, kind: Any, params: Any, quantizer: Any, usage: Any, out_dtype: Any) -> None:
     _activated(x, kind, params)
-    check.cast("quantizer", quantizer, usage, x)
+    _cast(x, quantizer, usage)
     check.dtype("out_dtype", out_dtype)
 
 
@@ -86,7 +97,7 @@ def activation_bwd(dy: Any, x: Any, kind: Any, params: Any, quantizer: Any, usag
     _activated(x, kind, params)
     columns = x.shape[-1] // 2 if kind in GATED else x.shape[-1]
     check.shaped("dy", dy, (*x.shape[:-1], columns), check.FLOATS, x.device)
-    check.cast("quantizer", quantizer, usage, x)
+    _cast(x, quantizer, usage)
 
 
 @cached_check("softmax_fwd")

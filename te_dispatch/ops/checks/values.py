@@ -186,23 +186,16 @@ def quantizer(name: str, value: Any, device: torch.device) -> None:
         number(f"{name}.epsilon", value.epsilon, 0.0)
 
 
-def cast(name: str, value: Any, usage: Any, x: Operand) -> None:
-    """The optional quantizer of a fused operator with the argument `x`, whose shape its result has, and its usage."""
+def cast(name: str, value: Any, usage: Any, device: torch.device) -> None:
+    """The optional quantizer of a fused operator, and its usage."""
     one_of("usage", usage, USAGES)
     if value is not None:
-        quantizer(name, value, x.device)
-        rotatable("x", x, value, usage)
+        quantizer(name, value, device)
 
 
-def rotatable(name: str, x: Operand, value: Any, usage: str) -> None:
-    """A quantizer that rotates blocks of 16 rows finds whole blocks in `x`, where it makes the column-wise copy."""
-    if isinstance(value, NVFP4HadamardQuantizer):
-        rotated(name, rows_of(tuple(x.shape)), value, usage)
-
-
-def rotated(name: str, rows: int, value: Any, usage: str) -> None:
-    """The same of a number of rows."""
-    if isinstance(value, NVFP4HadamardQuantizer) and usage != "row" and rows % SIZE:
+def rotatable(name: str, of: Sequence[int], value: Any, usage: str) -> None:
+    """Of a quantizer that rotates blocks of 16 rows: a shape has whole blocks, where it makes the column-wise copy."""
+    if isinstance(value, NVFP4HadamardQuantizer) and usage != "row" and (rows := rows_of(tuple(of))) % SIZE:
         raise ValueError(
             f"{name}: got {rows} rows with a Hadamard transform of the column-wise copy, expected a multiple of {SIZE}"
         )

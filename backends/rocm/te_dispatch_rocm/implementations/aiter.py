@@ -13,7 +13,7 @@ from te_dispatch.core.requirements import All, AnyOf, Compare, Condition, Multip
 RANK = 100
 _HALF = ("bf16", "fp16")
 #: Chips that AITER has prebuilt kernels for and the package's own releases.
-_AITER: tuple[Condition, ...] = (
+AITER: tuple[Condition, ...] = (
     OneOf("device.vendor", "amd"),
     OneOf("device.arch", "gfx942", "gfx950"),
     Compare("device.version.aiter", ">=", "0.1"),
@@ -64,7 +64,7 @@ _BACKWARD = (OneOf("dp_quantizer", None), OneOf("dqkv_quantizer", None), _same_d
 
 def _entry(op: str, name: str, target: str, *requires: Condition, **more: object) -> Implementation:
     return Implementation(
-        f"{op}@1", name, f"te_dispatch_rocm.{target}", (*_AITER, *requires), RANK, frozenset(), **more,  # type: ignore[arg-type]
+        f"{op}@1", name, f"te_dispatch_rocm.{target}", (*AITER, *requires), RANK, frozenset(), **more,  # type: ignore[arg-type]
     )  # fmt: skip
 
 
