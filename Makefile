@@ -44,7 +44,7 @@ HAS_ROCM := $(or $(ROCM_PATH),$(wildcard /opt/rocm))
 NO_NVCC = @echo "no nvcc: backends/cuda is left out, and so are its tests of the build (make cuda builds it all the same)"
 
 .PHONY: demo test test-all test-integrations test-kit cuda rocm conformance conformance-rocm-host conformance-emulated \
-	crosscompile lint format types check bench test-gpu sanitize conformance-gpu bench-gpu clean
+	crosscompile lint format types check bench test-gpu sanitize conformance-gpu certify-amd bench-gpu clean
 
 demo: $(STAMP) $(if $(PRESENT),$(call cuda_stamp,$(PRESENT))) $(if $(HAS_ROCM),$(rocm_stamp))
 	$(BIN)/te-dispatch demo --out $(OUT) $(DEMO)
@@ -177,6 +177,19 @@ sanitize: $(GPU_SITE)/.installed
 conformance-gpu: $(GPU_SITE)/.installed
 	$(GPU_PYTHON) -m te_dispatch.cli $(call certify,$(if $(NVCC),cuda,$(if $(HAS_ROCM),rocm,torch)))
 
+# On a machine with AMD GPUs and PyTorch for ROCm: what is there, then the kit at level full on every backend that serves
+# the chip, in an environment that sees this Python's packages. The page tells chip, driver and library versions.
+# Interrupted, it goes on where it was (docs/rocm.md).
+VENV_AMD ?= .venv-amd
+CERTIFICATE_AMD = $(OUT)/te_dispatch_certificate_amd
+certify-amd:
+	$(PYTHON) -m venv --system-site-packages $(VENV_AMD)
+	$(VENV_AMD)/bin/python -m pip install ".[conformance]" ./backends/reference ./backends/torch ./backends/triton ./$(ROCM)
+	-$(VENV_AMD)/bin/te-dispatch doctor
+	$(VENV_AMD)/bin/te-dispatch conformance $(foreach one,$(or $(BACKEND),rocm triton torch),--backend $(one)) \
+		--level $(if $(filter file,$(origin LEVEL)),full,$(LEVEL)) --out $(CERTIFICATE_AMD) \
+		$(if $(wildcard $(CERTIFICATE_AMD)/journal.jsonl),--resume) $(CONFORMANCE)
+
 # TE: a folder with Transformer Engine to compare with; OPS, LAYER: options of benchmarks/ops.py and layer.py.
 bench-gpu: $(GPU_SITE)/.installed
 	$(GPU_PYTHON) benchmarks/argument_checks.py
@@ -186,4 +199,4 @@ bench-gpu: $(GPU_SITE)/.installed
 	$(GPU_PYTHON) benchmarks/layer.py $(if $(TE),--te $(TE)) $(LAYER)
 
 clean:
-	rm -rf $(VENV) $(VENV_INTEGRATIONS) build dist *.egg-info backends/*/*.egg-info backends/*/build
+	rm -rf $(VENV) $(VENV_INTEGRATIONS) $(VENV_AMD) build dist *.egg-info backends/*/*.egg-info backends/*/build
