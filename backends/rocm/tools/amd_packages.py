@@ -26,6 +26,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent.parent / "build" / "amd_packages"
@@ -68,14 +69,14 @@ def library_folder(folder: Path) -> Path:
     raise Unavailable(f"no libhipblaslt below {folder}")
 
 
-def command(folder: Path, program: Path, first: Path | None = None) -> list[str]:
-    """The command that runs a program of this machine with the unpacked libraries and their glibc; libraries in `first`
-    come before the unpacked ones. Append the program's arguments."""
+def command(folder: Path, program: Path, before: Sequence[Path] = (), after: Sequence[Path] = ()) -> list[str]:
+    """The command that runs a program of this machine with the unpacked libraries and their glibc; append the program's
+    arguments. The linker looks in `before`, then among the unpacked libraries, then in `after`."""
     libraries = library_folder(folder)
     loader = next(libraries.glob("ld-linux*.so.*"), None) or next(folder.glob("**/ld-linux*.so.*"), None)
     if loader is None:
         raise Unavailable(f"no dynamic linker below {folder}")
-    path = os.pathsep.join(str(one) for one in (first, libraries) if one is not None)
+    path = os.pathsep.join(str(one) for one in (*before, libraries, *after))
     return [str(loader), "--library-path", path, str(program)]
 
 

@@ -146,5 +146,6 @@ def test_programs_run_with_the_unpacked_linker_and_libraries(packages, tmp_path)
     libraries.mkdir(parents=True)
     for name in ("libhipblaslt.so.1", "ld-linux-x86-64.so.2"):
         (libraries / name).touch()
-    command = packages.command(tmp_path, Path("/a/program"), Path("/first"))
-    assert command == [str(libraries / "ld-linux-x86-64.so.2"), "--library-path", f"/first:{libraries}", "/a/program"]
+    loader = str(libraries / "ld-linux-x86-64.so.2")
+    command = packages.command(tmp_path, Path("/a/program"), [Path("/first")], [Path("/last")])
+    assert command == [loader, "--library-path", f"/first:{libraries}:/last", "/a/program"]

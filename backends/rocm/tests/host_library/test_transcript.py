@@ -1,16 +1,20 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
 """The host library answers as AMD's own: the same program calls both and prints what they say.
 
-AMD's library runs without a GPU as far as descriptors go; and on the host's libamdhip64, as far as the choice of an
-algorithm goes, for the chips whose kernels Debian's package has.
+AMD's library runs without a GPU as far as descriptors go; and on the host's libamdhip64, as far as the launch of a
+kernel, for the chips whose kernels Debian's package has. There the binding itself runs on it, too.
 """
 
 from __future__ import annotations
 
+import os
+import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
 
+HERE = Path(__file__).resolve().parent
 HIP, HIPBLASLT = "libamdhip64.so.7", "libhipblaslt.so.1"
 
 
@@ -20,10 +24,10 @@ def real_hip(packages, real) -> Path:
     return found
 
 
-def both(run, packages, real, program, host_arguments, real_arguments, first=None, **variables):
-    """What the program prints with the host library, and what with AMD's."""
+def both(run, packages, real, program, host_arguments, real_arguments, before=(), **variables):
+    """What came of the program with the host library, and what with AMD's."""
     ours = run([str(program), *host_arguments], **variables)
-    theirs = run([*packages.command(real, program, first), *real_arguments], **variables)
+    theirs = run([*packages.command(real, program, before), *real_arguments], **variables)
     return ours, theirs
 
 
@@ -59,18 +63,40 @@ def host_runtime(tmp_path_factory, folder, real_hip) -> Path:
     return made
 
 
-# AMD's library takes a tenth of a second to find that it has no algorithm for gfx90a, which has many kernels.
-@pytest.mark.parametrize("chip", ["gfx1100", "gfx1201", pytest.param("gfx90a", marks=pytest.mark.slow)])
-def test_which_products_have_an_algorithm(run, builder, folder, packages, real, host_runtime, chip):
+def need_kernels(packages, real, chip) -> None:
     kernels = packages.library_folder(real) / "hipblaslt" / "library" / f"TensileLibrary_lazy_{chip}.dat"
     if not kernels.is_file():
         pytest.skip(f"skipped: unavailable: AMD's package has no kernels for {chip}")
+
+
+# AMD's library takes a tenth of a second to find that it has no algorithm for gfx90a, which has many kernels.
+@pytest.mark.parametrize("chip", ["gfx1100", "gfx1201", pytest.param("gfx90a", marks=pytest.mark.slow)])
+def test_which_products_have_an_algorithm(run, builder, folder, packages, real, host_runtime, chip):
+    need_kernels(packages, real, chip)
     program = builder.program("heuristics.cpp")
     ours, theirs = both(
-        run, packages, real, program, [str(folder / HIPBLASLT)], [HIPBLASLT], host_runtime, HOST_HIP_DEVICES=chip
+        run, packages, real, program, [str(folder / HIPBLASLT)], [HIPBLASLT], [host_runtime], HOST_HIP_DEVICES=chip
     )
     assert lines(ours) == lines(theirs)
     assert sum(line.endswith("1 found") for line in lines(ours)) > 50
+
+
+@pytest.mark.parametrize("chip", ["gfx1100", pytest.param("gfx1201", marks=pytest.mark.slow)])
+def test_the_binding_plans_the_same_products(run, folder, packages, real, host_runtime, chip):
+    """The descriptors that the binding makes are good for AMD's library, which then has an algorithm for the products
+    that the host library has one for; it gets as far as the launch of a kernel."""
+    pytest.importorskip("te_dispatch_rocm", reason="the backend is installed where its module is built: make rocm")
+    need_kernels(packages, real, chip)
+    script = str(HERE / "programs" / "binding_plans.py")
+    libpython = Path(sysconfig.get_config_var("LIBDIR"))
+    python = packages.command(real, Path(sys.executable), after=[libpython])
+    paths = os.pathsep.join((str(host_runtime), str(packages.library_folder(real))))
+    ours = lines(run([sys.executable, script, "run"], HOST_HIP_DEVICES=chip, TE_DISPATCH_ROCM_PATH=str(folder)))
+    theirs = lines(run([*python, script, "run"], HOST_HIP_DEVICES=chip, TE_DISPATCH_ROCM_PATH=paths))
+    assert ours[:-1] == theirs[:-1]
+    assert (ours[-1], theirs[-1]) == ("ran: [64.0]", "did not run: hipblasLtMatmul: internal error (6)")
+    planned = [line for line in ours if line.endswith("some candidates")]
+    assert 30 < len(planned) < len(ours) - 30
 
 
 def test_another_chip_s_answers_differ(run, builder, folder):
