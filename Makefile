@@ -43,8 +43,9 @@ rocm_stamp = $(VENV)/.rocm
 HAS_ROCM := $(or $(ROCM_PATH),$(wildcard /opt/rocm))
 NO_NVCC = @echo "no nvcc: backends/cuda is left out, and so are its tests of the build (make cuda builds it all the same)"
 
-.PHONY: demo test test-all test-integrations test-kit cuda rocm conformance conformance-rocm-host conformance-emulated \
-	crosscompile lint format types check bench test-gpu sanitize conformance-gpu certify-amd bench-gpu clean
+.PHONY: demo test test-all test-integrations test-kit cuda rocm amd-packages conformance conformance-rocm-host \
+	conformance-emulated crosscompile lint format types check bench test-gpu sanitize conformance-gpu certify-amd \
+	bench-gpu clean
 
 demo: $(STAMP) $(if $(PRESENT),$(call cuda_stamp,$(PRESENT))) $(if $(HAS_ROCM),$(rocm_stamp))
 	$(BIN)/te-dispatch demo --out $(OUT) $(DEMO)
@@ -84,6 +85,12 @@ $(STAMP_INTEGRATIONS): tests/integrations/requirements.txt pyproject.toml \
 cuda: $(call cuda_stamp,$(ALL_ARCHS))
 
 rocm: $(rocm_stamp)
+
+# AMD's own headers and libraries, for tests that compare with them (docs/rocm.md). The system is left as it is. What
+# cannot be had is said here, and by the tests that are skipped without it.
+amd-packages: $(STAMP)
+	$(PYTHON) $(ROCM)/tools/amd_packages.py libraries || $(PYTHON) $(ROCM)/tools/amd_packages.py headers || test $$? = 75
+	$(BIN)/python -m pip install "hip-python[libraries]" || echo "skipped: unavailable: hip-python"
 
 # The reference is what the others are compared with; itself, it answers to its own tests.
 conformance: $(STAMP)
