@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
+import warnings
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,21 @@ def host_runtime(tmp_path_factory, folder, real_hip) -> Path:
     return made
 
 
+#: The release of hipBLASLt that algorithms.cpp follows; others have some kernels more or fewer.
+KNOWN = "7.2."
+
+
+def agree(ours: list[str], theirs: list[str], packages, real) -> None:
+    """All answers are the same; of another release than the known one, 19 in 20."""
+    differing = [pair for pair in zip(ours, theirs, strict=True) if pair[0] != pair[1]]
+    release = packages.versions(real)["libhipblaslt-dev"]
+    if release.startswith(KNOWN):
+        assert differing == []
+    elif differing:
+        warnings.warn(f"hipBLASLt {release} differs in {len(differing)} answers: {differing}", stacklevel=2)
+        assert len(differing) <= len(ours) / 20
+
+
 def need_kernels(packages, real, chip) -> None:
     kernels = packages.library_folder(real) / "hipblaslt" / "library" / f"TensileLibrary_lazy_{chip}.dat"
     if not kernels.is_file():
@@ -77,7 +93,7 @@ def test_which_products_have_an_algorithm(run, builder, folder, packages, real, 
     ours, theirs = both(
         run, packages, real, program, [str(folder / HIPBLASLT)], [HIPBLASLT], [host_runtime], HOST_HIP_DEVICES=chip
     )
-    assert lines(ours) == lines(theirs)
+    agree(lines(ours), lines(theirs), packages, real)
     assert sum(line.endswith("1 found") for line in lines(ours)) > 50
 
 
@@ -93,10 +109,25 @@ def test_the_binding_plans_the_same_products(run, folder, packages, real, host_r
     paths = os.pathsep.join((str(host_runtime), str(packages.library_folder(real))))
     ours = lines(run([sys.executable, script, "run"], HOST_HIP_DEVICES=chip, TE_DISPATCH_ROCM_PATH=str(folder)))
     theirs = lines(run([*python, script, "run"], HOST_HIP_DEVICES=chip, TE_DISPATCH_ROCM_PATH=paths))
-    assert ours[:-1] == theirs[:-1]
+    agree(ours[:-1], theirs[:-1], packages, real)
     assert (ours[-1], theirs[-1]) == ("ran: [64.0]", "did not run: hipblasLtMatmul: internal error (6)")
     planned = [line for line in ours if line.endswith("some candidates")]
     assert 30 < len(planned) < len(ours) - 30
+
+
+def test_answers_of_another_release_may_differ_a_little(packages, tmp_path):
+    known, later, ours = tmp_path / "known", tmp_path / "later", ["yes"] * 100
+    for folder, version in ((known, "7.2.4+dfsg-1"), (later, "7.3.0-1")):
+        folder.mkdir()
+        (folder / "versions").write_text(f"libhipblaslt-dev={version}\n")
+    five, six = (["no"] * count + ["yes"] * (100 - count) for count in (5, 6))
+    agree(ours, ours, packages, known)
+    with pytest.raises(AssertionError):
+        agree(ours, five, packages, known)
+    with pytest.warns(UserWarning, match=r"7\.3\.0-1 differs in 5 answers"):
+        agree(ours, five, packages, later)
+    with pytest.warns(UserWarning), pytest.raises(AssertionError):
+        agree(ours, six, packages, later)
 
 
 def test_another_chip_s_answers_differ(run, builder, folder):
