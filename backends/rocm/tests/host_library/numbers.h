@@ -12,6 +12,10 @@
 #include <cstdint>
 #include <cstring>
 
+#ifndef __FLT16_MANT_DIG__
+#error "the host library needs a compiler with _Float16: GCC 12 or newer, Clang 15 or newer"
+#endif
+
 namespace host {
 
 // One encoding of FP8: 1 sign bit, `exponent` bits, `mantissa` bits.
