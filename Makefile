@@ -57,11 +57,11 @@ on_cpu = CUDA_VISIBLE_DEVICES= HIP_VISIBLE_DEVICES= $(BIN)/python -m pytest -n 2
 test: $(STAMP)
 	$(on_cpu) $(or $(TESTS),--part quick)
 
-# All of them, with those of the CUDA backend's build where there is nvcc; with PART=rest those that `make test` leaves,
-# with SLICE=2/3 the second third of those.
+# All of them, with those of the CUDA backend's build where there is nvcc and of the ROCm backend where there is a C++
+# compiler; with PART=rest those that `make test` leaves, with SLICE=2/3 the second third of those.
 PART ?=
 SLICE ?=
-test-all: $(STAMP) $(if $(NVCC),$(call cuda_stamp,$(ALL_ARCHS)))
+test-all: $(STAMP) $(if $(NVCC),$(call cuda_stamp,$(ALL_ARCHS))) $(if $(shell command -v c++),$(rocm_stamp))
 	$(if $(NVCC)$(BUILT),,$(NO_NVCC))
 	$(on_cpu) $(if $(PART),--part $(PART)) $(if $(SLICE),--slice $(SLICE))
 

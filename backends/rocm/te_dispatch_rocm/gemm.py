@@ -159,8 +159,8 @@ def _product(
             plan, stream_of(device), *places[:4], result.data_ptr(), address(summand), places[5] or address(made),
             address(scratch), alpha,
         )  # fmt: skip
-        if biased.added:
-            result.add_(bias)
+        if biased.added and bias is not None:
+            result.add_(bias.detach())
         return Gemm(result, made, dbias)
 
     call = launching(launch, a.data, b.data, a.scale, b.scale, bias, target, aux)
@@ -188,7 +188,7 @@ class Biased(NamedTuple):
             return None
         if not self.widened:
             return bias
-        return empty("workspace", tuple(bias.shape), torch.float32, bias.device).copy_(bias)
+        return empty("workspace", tuple(bias.shape), torch.float32, bias.device).copy_(bias.detach())
 
 
 def plan_with_bias(

@@ -60,7 +60,7 @@ def grouped_gemm(
         if group.plan is None:
             empty_product(*group.nothing)
         elif group.added is not None:
-            group.target.add_(group.added)
+            group.target.add_(group.added.detach())
     for given, group in zip(outs, groups):
         if given is not None and given is not group.target:
             given.copy_(group.target)

@@ -59,6 +59,7 @@ def empty_product(
 ) -> torch.Tensor:
     """The result of a product that has no elements, or sums nothing: the bias alone."""
     target = empty("out", shape, dtype, device) if out is None else out
+    bias = None if bias is None else bias.detach()
     if not accumulate:
         return target.zero_() if bias is None else target.copy_(bias.expand(shape))
     return target if bias is None else target.copy_(target.float() + bias.float())

@@ -58,7 +58,7 @@ def usable(x: torch.Tensor) -> torch.Tensor:
     """x where it is contiguous and aligned, else a copy in a workspace."""
     if x.is_contiguous() and not x.data_ptr() % ALIGNED:
         return x
-    return empty("workspace", tuple(x.shape), x.dtype, x.device).copy_(x)
+    return empty("workspace", tuple(x.shape), x.dtype, x.device).copy_(x.detach())
 
 
 def usable_or_none(x: torch.Tensor | None) -> torch.Tensor | None:

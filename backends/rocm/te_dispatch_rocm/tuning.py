@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from te_dispatch.backend_kit import caches
 from te_dispatch.backend_kit import tuning as tuner
 from te_dispatch.backend_kit.algorithms import AlgorithmFile, TuningCacheWarning
+from te_dispatch.core.tuning_cache import Entry
 from te_dispatch_rocm import devices
 from te_dispatch_rocm.archs import ARCHS, FNUZ, OCP
 
@@ -100,6 +101,6 @@ def _prepare(call: Mapping[str, Any], device: int) -> tuple[str, list[tuner.Cand
     return key_of(scratch.problem), scratch.candidates(CANDIDATES)
 
 
-def _keep(entries: Mapping[str, tuner.Entry]) -> None:
+def _keep(entries: Mapping[str, Entry]) -> None:
     _FILE.write(entries)
     forget()

@@ -103,6 +103,19 @@ def test_a_bias_that_the_library_does_not_take_at_all(modules, monkeypatch):
         modules.gemm.gemm(a, b, layout="NT", bias=bias)
 
 
+@pytest.mark.parametrize("refused", ["", "bias"])
+def test_results_require_no_gradient_whatever_operands_do(modules, monkeypatch, refused):
+    """Also where the bias is added, or is all of the result."""
+    monkeypatch.setenv("HOST_HIPBLASLT_REFUSE", refused)
+    x, weight = (torch.randn(shape).requires_grad_() for shape in shapes(24, 40, 56, "NT"))
+    bias = torch.randn(40).requires_grad_()
+    outs = [torch.zeros(rows, 40) for rows in (24, 0)]
+    found = modules.grouped.grouped_gemm([x], [weight] * 2, [24, 0], layout="NT", bias=[bias] * 2, out=outs)
+    single = [modules.gemm.gemm(x[:rows], weight, layout="NT", bias=bias).out for rows in (24, 0)]
+    assert not any(one.requires_grad for one in (*found, *single))
+    close(outs[0], (product(x, weight, "NT") + bias.double()).detach())
+
+
 @pytest.mark.parametrize("biased", [False, True])
 def test_gelu_and_its_input(modules, biased):
     a, b = (torch.randn(shape).bfloat16() for shape in shapes(24, 40, 56, "NT"))
