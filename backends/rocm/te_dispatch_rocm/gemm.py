@@ -148,7 +148,7 @@ def _product(
         aux: torch.Tensor | None,
     ) -> Any:
         places = [address(x) for x in (a, b, a_scale, b_scale, bias, aux, out)]
-        if misaligned(*places) or (fp32 and allows_tf32() != tf32):
+        if misaligned(*places[:2], *places[4:]) or (fp32 and allows_tf32() != tf32):
             return NotImplemented  # no signature tells these apart
         result = empty("out", shape, dtype, memory) if out is None else out
         dbias = None if rows is None else empty("dbias", (rows,), dtype, memory)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import torch
 
+from te_dispatch.backend_kit.memory import contiguous
 from te_dispatch.core.errors import Declined
 from te_dispatch.numerics.quantized import CANONICAL_SCALES, Quantized
 from te_dispatch.ops.gemm import gemm_sizes
@@ -41,11 +42,11 @@ def _side(name: str, x: Quantized, rows_contracted: bool, turned: bool) -> Opera
         data, scale = (x.col_data, x.col_scale_inv) if rows_contracted else (x.row_data, x.row_scale_inv)
         if data is None or scale is None:
             raise Declined(f"{name} has no {'column' if rows_contracted else 'row'}-wise copy")
-        return Operand(usable(data), usable(scale), x.encoding, turned)
+        return Operand(usable(data), contiguous(scale), x.encoding, turned)
     row, column = (x.row_data, x.row_scale_inv, turned), (x.col_data, x.col_scale_inv, not turned)
     for data, scale, lies in (column, row) if rows_contracted else (row, column):
         if data is not None and scale is not None:
-            return Operand(usable(data), usable(scale), x.encoding, lies)
+            return Operand(usable(data), contiguous(scale), x.encoding, lies)
     raise Declined(f"{name} has no copy")
 
 

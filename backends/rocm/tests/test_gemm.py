@@ -261,6 +261,19 @@ def test_launches_are_kept_by_signature_and_address(modules):
     assert plans.hits == before + 1
 
 
+def test_scales_may_be_of_any_four_bytes(modules):
+    """As those of many tensors that were cast at once are."""
+    plans = modules.gemm.gemm_codes.plans
+    before, scales = plans.hits, torch.empty(3)
+    a, b = record(32, 64, "e4m3fnuz"), record(48, 64, "e4m3fnuz")
+    expected = product(values(a), values(b), "NT")
+    scales[1:2] = a.row_scale_inv
+    a.row_scale_inv = scales[1:2]
+    for _ in range(2):
+        close(modules.gemm.gemm_codes(a, b, layout="NT", out_dtype=torch.float32).out, expected)
+    assert plans.hits == before + 1
+
+
 def test_tf32_is_asked_for_where_pytorch_allows_it_and_not_where_gfx950_drops_alpha(modules, monkeypatch):
     seen = []
     make = modules.plans.plan_of
