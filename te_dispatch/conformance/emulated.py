@@ -7,7 +7,7 @@ Subjects then run on tensors of the host, and the whole process sees the facts o
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 
@@ -34,34 +34,32 @@ def device_entered(manager: OpManager, settings: Settings) -> Iterator[None]:
             with a backend that would run on the host.
     """
     device = emulated_device(settings)
-    if device is None:
+    with ExitStack() as stack:
+        if device is not None:
+            _require_emulated(manager, settings, device)
+            if manager.emulation is None:
+                try:
+                    stack.enter_context(emulated(manager, device))
+                except DispatchError as error:
+                    raise UsageError(f"device: {settings.device}: {error}") from error
         yield
-        return
-    try:
-        if manager.emulation is not None:
-            _require_same(manager, device)
-            yield
-            return
-        backends = emulating_backends(manager, settings)
-        if settings.against != Settings.against:
-            raise UsageError(f"against: on an emulated device results are compared with {Settings.against} alone")
-        for name in settings.backends:
-            if name in manager.snapshot.backends and name not in backends:
-                raise UsageError(
-                    f"backend: {name} does not emulate {device}, and would run on the host; those that emulate it: "
-                    f"{', '.join(backends)}"
-                )
-        with emulated(manager, device):
-            yield
-    except DispatchError as error:
-        raise UsageError(f"device: {settings.device}: {error}") from error
 
 
-def _require_same(manager: OpManager, device: str) -> None:
-    """See that the emulated device which the process has entered is the run's."""
-    entered, asked = manager.device_facts(torch.device("cpu")), emulating(manager.snapshot, device)[0]
-    if entered.label() != asked.label():
-        raise UsageError(f"device: {PREFIX}{device}: this process is emulating {entered.label()}")
+def _require_emulated(manager: OpManager, settings: Settings, device: str) -> None:
+    """Raise for what `device_entered` refuses, but for what the emulator needs."""
+    backends = emulating_backends(manager, settings)
+    if settings.against != Settings.against:
+        raise UsageError(f"against: on an emulated device results are compared with {Settings.against} alone")
+    for name in settings.backends:
+        if name in manager.snapshot.backends and name not in backends:
+            raise UsageError(
+                f"backend: {name} does not emulate {device}, and would run on the host; those that emulate it: "
+                f"{', '.join(backends)}"
+            )
+    if manager.emulation is not None:
+        entered, asked = manager.device_facts(torch.device("cpu")), emulating(manager.snapshot, device)[0]
+        if entered.label() != asked.label():
+            raise UsageError(f"device: {settings.device}: this process is emulating {entered.label()}")
 
 
 def emulating_backends(manager: OpManager, settings: Settings) -> list[str]:

@@ -279,3 +279,19 @@ def test_results_do_not_depend_on_how_many_waves_run_together() -> None:
         machine.launch(kernel, memory, (7,), (64,), segment, limits=Limits(waves=waves))
         results.append(out.tolist())
     assert results[0] == results[1] == results[2] == [12 * i for i in range(7 * 64)]
+
+
+def _sets_mode(text: str) -> list[int]:
+    """What a program computes that sets a part of MODE."""
+    out = words()
+    testing.run(testing.assembled(f"{PROLOGUE}{text}\n  v_mov_b32 v2, 7\n{STORE}"), [out])
+    return [int(x) for x in out]
+
+
+def test_rounding_to_nearest_may_be_set_again() -> None:
+    """As LLVM does behind a write of another part of MODE; other roundings are not emulated."""
+    for place in ("2, 2", "0, 4"):
+        assert _sets_mode(f"s_setreg_imm32_b32 hwreg(HW_REG_MODE, {place}), 0") == [7] * 64
+    for place, value in (("2, 2", 3), ("0, 2", 1), ("4, 4", 0)):
+        with pytest.raises(NotImplementedInstruction, match="hardware register 1, bits"):
+            _sets_mode(f"s_setreg_imm32_b32 hwreg(HW_REG_MODE, {place}), {value}")

@@ -338,10 +338,17 @@ def _load(instruction: Instruction, context: Context) -> Execute:
     return execute
 
 
+#: Of MODE, from the lowest: rounding of fp32, then of fp16 and fp64, two bits each.
+_ROUNDING_BITS = 4
+
+
 @implements("S_SETREG_IMM32_B32", "S_SETREG_B32")
 def _set_register(instruction: Instruction, context: Context) -> Execute:
     place = instruction["simm16"]
     register, offset, size = place & 0x3F, place >> 6 & 0x1F, (place >> 11 & 0x1F) + 1
+    if register == 1 and offset + size <= _ROUNDING_BITS and instruction.get("literal", 1) == 0:
+        # Round to nearest even, which it is all the time: LLVM says so once more where it lost track of MODE.
+        return lambda active: None
     # Of MODE (1) only the bit FP16_OVFL can be changed: the others are taken from the kernel descriptor once.
     if register != 1 or (offset, size) != (23, 1):
         raise NotImplementedInstruction(
