@@ -14,8 +14,8 @@ A call goes through these modules, in this order:
 6. The implementation runs. `errors.Declined`, raised before anything is written, hands the call to the next candidate.
 
 Start with `resolve`. Beside that path: `plan` freezes decisions, `planning` decides a module's calls without making
-them (`module_plan`), `shadow` compares backends in a running job, `tuning_cache` keeps what backends measured,
-`autograd` and `memory` are part of what an implementation must obey.
+them (`module_plan`), `shadow` compares backends in a running job, `emulation` lets the CPU count as another chip,
+`tuning_cache` keeps what backends measured, `autograd` and `memory` are part of what an implementation must obey.
 
 May import: the standard library; stevedore, PyYAML and msgspec at the first resolution; torch and
 `te_dispatch.torch_private` in functions only. No other room: `te_dispatch.ops` declares the operators, describes their

@@ -91,8 +91,8 @@ class ProcessDevices:
         accelerator = current_accelerator()
         if accelerator is not None:
             self.facts(accelerator)
-        self.facts(SimpleNamespace(type="cpu", index=None))
-        return list(self.known.values())
+        host = self.facts(SimpleNamespace(type="cpu", index=None))
+        return [*self.known.values(), *([] if self.stand_in is None else [host])]
 
     def several(self) -> bool:
         """Whether calls on different kinds of devices may meet in this process."""

@@ -67,6 +67,7 @@ def test_dispatch_sees_the_emulated_device_while_it_is_entered() -> None:
         assert (facts.label(), facts["warp_size"], facts["version.zeta"]) == ("zeta:z2", 64, "7.1")
         assert facts.name == "zeta:z2 (emulated)" and not facts.described
         assert call(m) == "on_z2"
+        assert [one.label() for one in m.devices.seen()] == ["zeta:z2"]
         assert emulator.events == ["enter z2"]
     assert emulator.events == ["enter z2", "leave"] and m.emulation is None
     with pytest.raises(NoImplementation, match="arch is cpu"):
