@@ -12,6 +12,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import triton.language as tl
 from triton import knobs
 
 _runtime = knobs.runtime
@@ -21,6 +22,14 @@ _SHORT = ("self", "gridX", "gridY", "gridZ", "stream", "function", "args")
 
 #: What the function closes over that Triton 3.5 and 3.6 put around the C launcher of a kernel with descriptors.
 _CLOSED_OVER = {"launcher", "tensordesc_indices", "tensordesc_meta"}
+
+
+@tl.core.builtin
+def for_amd(_semantic: Any = None) -> tl.constexpr:
+    """In a kernel: whether it is being compiled for AMD's chips, whatever device this machine has; False where Triton
+    does not say."""
+    options = getattr(getattr(_semantic, "builder", None), "options", None)
+    return tl.constexpr(getattr(options, "backend_name", None) == "hip")
 
 
 def hooked() -> bool:

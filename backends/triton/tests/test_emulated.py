@@ -59,10 +59,15 @@ def assert_same(a: Quantized, b: Quantized) -> None:
         assert left is None or torch.equal(left, right), name
 
 
+def every_number() -> torch.Tensor:
+    """Every bfloat16, Inf and each NaN included: (256, 256)."""
+    return torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).reshape(256, 256)
+
+
 @pytest.mark.parametrize("encoding", FP8_ENCODINGS)
 @pytest.mark.sampled(4)
 def test_every_16_bit_value_is_cast_to_the_portable_bytes(emulator: Any, encoding: str) -> None:
-    x = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).reshape(256, 256)
+    x = every_number()
     made, expected = (
         module.quantize(x, DelayedQuantizer(encoding, scale=torch.full((1,), 0.5), amax=torch.zeros(1)), usage="both")
         for module in (_quantize(), portable)
@@ -75,6 +80,24 @@ def _quantize() -> Any:
     from te_dispatch_triton import quantize
 
     return quantize
+
+
+def test_a_signaling_nan_costs_no_maximum(emulator: Any) -> None:
+    """The chips' maximum of a number and a signaling NaN is NaN, and of that and the next number the next number."""
+    x = every_number()
+    for shown in (x, torch.where(x.isinf(), 0.0, x)):
+        amax = torch.zeros(1)
+        _quantize().quantize(shown, DelayedQuantizer(scale=torch.ones(1), amax=amax), usage="row")
+        assert amax == shown[~shown.isnan()].abs().max()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["current", "block_1d", "block_2d", "nvfp4"])
+def test_a_signaling_nan_costs_no_scale(emulator: Any, name: str) -> None:
+    made, expected = (
+        module.quantize(every_number(), CASTS[name](), usage="both") for module in (_quantize(), portable)
+    )
+    assert_same(made, expected)
 
 
 CASTS: dict[str, Any] = {

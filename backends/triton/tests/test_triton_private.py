@@ -80,3 +80,10 @@ def test_the_ptx_version_of_an_assembler(monkeypatch: pytest.MonkeyPatch) -> Non
     }
     monkeypatch.setattr(assembler, "knobs", SimpleNamespace(nvidia=SimpleNamespace(**tools)))
     assert assembler.replacement.__wrapped__() is None
+
+
+@pytest.mark.parametrize(("backend", "expected"), [("hip", True), ("cuda", False), (None, False)])
+def test_kernels_know_that_they_are_compiled_for_amd(backend: str | None, expected: bool) -> None:
+    options = SimpleNamespace() if backend is None else SimpleNamespace(backend_name=backend)
+    semantic = SimpleNamespace(builder=SimpleNamespace(options=options))
+    assert triton_private.for_amd(_semantic=semantic).value is expected

@@ -108,7 +108,7 @@ def activation_tiles(
             M, N, bound, SCALING, TWO_D, ENCODING, COMMON, HARD, POWER_OF_TWO, INTERPRETED,
         )  # fmt: skip
         if GATED and not SPLIT:
-            found = tl.maximum(found, tl.abs(dv))  # of NaN and a number the number
+            found = tl.maximum(found, tile.magnitudes(dv))  # of NaN and a number the number
             delivery.deliver(
                 dv, out, row_data, row_scales, column_data, column_scales, sums, factor, epsilon, first_row,
                 first_column + H, M, N, N, SCALING, TWO_D, ENCODING, COMMON, HARD, POWER_OF_TWO, INTERPRETED,
@@ -306,6 +306,6 @@ def activation_maxima(
             d = widen(tl.load(dy + places, mask=mask, other=0.0))
             y, dv = activation.backward(d, u, v, limit, alpha, FUNCTION, GATED, PTX)
             if GATED:
-                found = tl.maximum(found, tl.abs(dv))
-        found = tl.maximum(found, tl.abs(y))  # of NaN and a number the number
+                found = tl.maximum(found, tile.magnitudes(dv))
+        found = tl.maximum(found, tile.magnitudes(y))  # of NaN and a number the number
     tile.put_maximum(maxima, program, tile.amax_of(found))

@@ -216,6 +216,6 @@ def norm_tiles(
                     INTERPRETED,
                 )  # fmt: skip
                 if LOOKS:
-                    found = tl.maximum(found, tl.abs(out))
+                    found = tl.maximum(found, tile.magnitudes(out))
     if LOOKS:
         delivery.record(found, program, maxima, history)

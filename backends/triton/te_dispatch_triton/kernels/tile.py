@@ -29,6 +29,7 @@ import triton.language as tl
 from triton import knobs
 
 from te_dispatch_triton.kernels.codes import encode, scale_from_amax
+from te_dispatch_triton.triton_private import for_amd
 
 #: As ``@triton.jit`` reads it when this module is imported.
 INTERPRETED: tl.constexpr = tl.constexpr(knobs.runtime.interpret)
@@ -58,8 +59,13 @@ def inside(rows, columns, M, N):
 
 @triton.jit
 def magnitudes(v):
-    """|v| for maxima. A chip's maximum of a number and NaN is the number; NumPy's is not where that NaN signals."""
-    if INTERPRETED:
+    """|v| for maxima.
+
+    A maximum of a number and NaN is the number, on NVIDIA. NumPy's and AMD's is NaN where that NaN signals (AMD's
+    manuals, V_MAX_F32 in IEEE mode), and the maximum of this and a third number is the third, however large the first
+    one was.
+    """
+    if INTERPRETED or for_amd():
         return tl.where(v == v, tl.abs(v), 0.0)
     else:
         return tl.abs(v)
