@@ -66,6 +66,9 @@ def place_of_operand(lane: int, element: int, side: int, k: int, blocks: int) ->
     """(block, row, k) of an element of A (or B, transposed) in a lane."""
     kept = side * k * blocks // 64
     group, row = divmod(lane, side)
+    if kept == 32:
+        half, rest = divmod(element, 16)
+        return 0, row, 16 * (64 // side) * half + 16 * group + rest
     return (group, row, element) if blocks > 1 else (0, row, group * kept + element)
 
 
@@ -120,12 +123,13 @@ def test_layout(mnemonic: str, m: int, k: int, blocks: int, size: int, arch: str
 
 
 def test_scaled_product_multiplies_blocks_of_32() -> None:
-    """V_MFMA_SCALE: a lane's scale, an E8M0 number, is for the elements that the lane holds."""
+    """V_MFMA_SCALE: a lane's scale, an E8M0 number is of 32 consecutive k of its row; another lane has half of them."""
     random = np.random.default_rng(0)
     a, b = (random.integers(-3, 4, (32, 64)) for _ in range(2))
     scales = random.integers(125, 130, (2, 64), dtype=np.uint32)
     lanes = [
-        encoded(np.array([m[lane % 32, 32 * (lane // 32) :][:32] for lane in range(64)]), "_f8f6f4", 0, "gfx950")
+        encoded(np.array([[m[place_of_operand(lane, element, 32, 64, 1)[1:]] for element in range(32)]
+                          for lane in range(64)]), "_f8f6f4", 0, "gfx950")
         .view(np.uint32).T.copy() for m in (a, b)
     ]  # fmt: skip
     out = np.zeros((16, 64), np.float32)

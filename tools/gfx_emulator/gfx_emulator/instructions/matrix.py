@@ -6,6 +6,10 @@ A is m by k, B is k by n. A lane holds consecutive k of one row of A or column o
 `kept` elements are in a lane. Of C and D a lane holds a column: register r of lane l is row
 4 * (64 / n) * (r // 4) + 4 * (l // n) + r % 4, column l % n. Instructions on several blocks have the blocks' A and B
 one after the other in the lanes, and their C and D in the registers; of 4 by 4 blocks all are in the lanes.
+
+Of 8-bit operands of F8F6F4 a lane holds 16 consecutive k, from 16 * (lane // m) on, and the 16 that lie 16 * (64 // m)
+further; its scale is that of 32 consecutive k, from 32 * (lane // m) on. These are the layouts that Triton gives
+operands and scales on gfx950 (``#ttg.dot_op`` with ``kWidth = 16``).
 """
 
 from __future__ import annotations
@@ -67,6 +71,10 @@ def parse(name: str) -> tuple[str, Shape, str]:
 
 def gather_operand(words: Array, shape: Shape, side: int, elements: Elements) -> Array:
     """A (or B transposed): registers uint32 ``[w, 64, words]`` to values ``[w, blocks, side, k]``."""
+    if elements.bits == 8 and shape.kept == 32:
+        codes = np.ascontiguousarray(words).view(np.uint8)
+        chunks = elements.values(codes).reshape(len(words), -1, side, 2, 16).transpose(0, 2, 3, 1, 4)
+        return chunks.reshape(len(words), 1, side, shape.k)
     parts = np.ascontiguousarray(words).view(f"u{elements.bits // 8}")
     values = elements.values(parts)
     ordered = values.reshape(len(words), shape.blocks, -1, side, shape.kept).transpose(0, 1, 3, 2, 4)
