@@ -55,7 +55,9 @@ def lt(folder: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     for name in (*CHOICES, "HOST_HIPBLASLT_REFUSE", "HOST_HIPBLASLT_FAIL", "HOST_HIPBLASLT_LOG"):
         monkeypatch.delenv(name, raising=False)
     module = _module(HERE / "library.py")
-    return SimpleNamespace(library=module.Library(folder), **vars(module))
+    return SimpleNamespace(
+        library=module.Library(folder / "libamdhip64.so.7", folder / "libhipblaslt.so.1"), **vars(module)
+    )
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 // Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
 // libamdhip64 for a machine without AMD's hardware: devices are named in the environment, their memory is the host's, and
 // streams do their work at once.
+#include "allocations.h"
 #include "amd.h"
 #include "settings.h"
 
@@ -26,7 +27,7 @@ thread_local hipError_t last = hipSuccess;
 
 // Everything that was handed out, so that what was not is refused.
 std::mutex mutex;
-std::set<const void*> streams, events, blocks;
+std::set<const void*> streams, events;
 
 hipError_t done(hipError_t status) {
   if (status != hipSuccess) last = status;
@@ -259,15 +260,13 @@ HOST_EXPORT hipError_t hipMalloc(void** pointer, size_t bytes) {
   if (!block) return done(hipErrorOutOfMemory);
   std::memset(block, 0xff, bytes);  // NaN in most types: what is read before it is written shows
   *pointer = block;
-  std::lock_guard<std::mutex> lock(mutex);
-  blocks.insert(block);
+  host::allocations().add(block, bytes);
   return hipSuccess;
 }
 
 HOST_EXPORT hipError_t hipFree(void* pointer) {
   if (!pointer) return hipSuccess;
-  std::lock_guard<std::mutex> lock(mutex);
-  if (!blocks.erase(pointer)) return done(hipErrorInvalidValue);
+  if (!host::allocations().remove(pointer)) return done(hipErrorInvalidValue);
   std::free(pointer);
   return hipSuccess;
 }

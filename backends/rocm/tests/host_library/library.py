@@ -88,11 +88,11 @@ class Product:
 
 
 class Library:
-    """The library in a folder that `build` made, with one handle for the current device."""
+    """HIP's runtime and hipBLASLt, from their files."""
 
-    def __init__(self, folder: Path) -> None:
-        self.hip = ctypes.CDLL(str(folder / "libamdhip64.so.7"), mode=ctypes.RTLD_GLOBAL)
-        self.lt = ctypes.CDLL(str(folder / "libhipblaslt.so.1"))
+    def __init__(self, hip: Path, hipblaslt: Path) -> None:
+        self.hip = ctypes.CDLL(str(hip), mode=ctypes.RTLD_GLOBAL)
+        self.lt = ctypes.CDLL(str(hipblaslt))
         self.hip.hipGetErrorString.restype = ctypes.c_char_p
         self.hip.hipGetErrorName.restype = ctypes.c_char_p
 
@@ -142,6 +142,10 @@ class Library:
             self.call("hipblasLtMatmulPreferenceDestroy", preference)
         return list(results[: found.value])
 
+    def workspace(self, size: int) -> Any:
+        """Memory of `size` bytes for a product."""
+        return (ctypes.c_uint8 * max(size, 1))()
+
     def run(self, product: Product, choice: int = 0) -> None:
         """Ask for algorithms and run the product on the one of this place, or on none where there are none."""
         handle, desc = self.handle(), self.desc(product)
@@ -150,7 +154,7 @@ class Library:
         try:
             results = self.algorithms(handle, desc, layouts)
             result = results[choice] if results else Result()
-            workspace = (ctypes.c_uint8 * max(result.workspace, 1))()
+            workspace = self.workspace(result.workspace)
             alpha, beta = c_float(product.alpha), c_float(product.beta)
             a, b, c_layout, d = layouts
             self.call(

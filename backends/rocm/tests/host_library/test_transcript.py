@@ -7,6 +7,7 @@ kernel, for the chips whose kernels Debian's package has. There the binding itse
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import sysconfig
@@ -113,6 +114,32 @@ def test_the_binding_plans_the_same_products(run, folder, packages, real, host_r
     assert (ours[-1], theirs[-1]) == ("ran: [64.0]", "did not run: hipblasLtMatmul: internal error (6)")
     planned = [line for line in ours if line.endswith("some candidates")]
     assert 30 < len(planned) < len(ours) - 30
+
+
+@pytest.mark.slow  # the emulator decodes some ten thousand instructions
+def test_amd_s_kernels_compute_what_the_host_library_computes(run, folder, packages, real, host_runtime, real_hip):
+    """AMD's library and AMD's machine code for gfx90a, the latter executed by the emulator: factors, what is added, the
+    auxiliary matrix, GELU both ways, bias gradients."""
+    pytest.importorskip("gfx_emulator", reason="the emulator is part of the test environment: make test installs it")
+    pytest.importorskip("tinygrad", reason="the emulator decodes with tinygrad, which needs Python 3.11")
+    need_kernels(packages, real, "gfx90a")
+    cases = ["gelu_aux_bias", "dgelu_bgrad", "bgrada", "bgradb", "bgradb_fp32"]
+    program = str(HERE / "programs" / "amd_kernels.py")
+    files = [host_runtime / real_hip.name, packages.library_folder(real) / HIPBLASLT, folder / HIPBLASLT]
+    libpython = Path(sysconfig.get_config_var("LIBDIR"))
+    python = packages.command(real, Path(sys.executable), before=[host_runtime], after=[libpython])
+    told = {}
+    for line in lines(run([*python, program, *map(str, files), *cases], HOST_HIP_DEVICES="gfx90a")):
+        one = json.loads(line)
+        told[one["case"]] = one
+    assert list(told) == cases
+    for case, one in told.items():
+        assert one["kernels"][0].startswith("Cijk_"), case
+        # Sums in another order round to the other neighbour in fp16 now and then; GELU of a negative number is a
+        # difference, which keeps the errors of its tangent in fp32.
+        assert one["d"]["equal"] > 0.95 and one["d"]["units"] <= (8 if "gelu" in case else 1), one
+        assert one.get("aux", {"units": 0})["units"] <= 1, one
+        assert one.get("bias", {"units": 0})["units"] <= 1, one
 
 
 def test_answers_of_another_release_may_differ_a_little(packages, tmp_path):
