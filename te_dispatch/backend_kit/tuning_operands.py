@@ -60,8 +60,8 @@ def _side(
     if kind in DTYPES:
         return torch.randn(plain, device=device).to(DTYPES[kind]), None
     scaling = call.get(f"{side}.scaling", "tensor")
-    # Codes of numbers, none of them NaN or Inf: magnitudes below 0x70, any sign.
-    data = torch.randint(0, 0x70, data_shapes(contracted, scaling)[0], dtype=torch.uint8, device=device)
+    # Codes of numbers, none of them NaN or Inf: magnitudes below 0x70, any sign. FNUZ has its NaN at -0.
+    data = torch.randint(1, 0x70, data_shapes(contracted, scaling)[0], dtype=torch.uint8, device=device)
     data |= torch.randint(0, 2, data.shape, dtype=torch.uint8, device=device) << 7
     laid_out = laid_out_shapes(contracted, scaling, scale_layout(side, scaling))[0]
     if scaling in _ONES:
