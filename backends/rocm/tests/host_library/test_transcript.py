@@ -116,22 +116,32 @@ def test_the_binding_plans_the_same_products(run, folder, packages, real, host_r
     assert 30 < len(planned) < len(ours) - 30
 
 
-@pytest.mark.slow  # the emulator decodes some ten thousand instructions
-def test_amd_s_kernels_compute_what_the_host_library_computes(run, folder, packages, real, host_runtime, real_hip):
-    """AMD's library and AMD's machine code for gfx90a, the latter executed by the emulator: factors, what is added, the
-    auxiliary matrix, GELU both ways, bias gradients."""
+@pytest.fixture
+def on_amd_kernels(run, packages, real, host_runtime, real_hip):
+    """on_amd_kernels(program, *arguments) are the objects that a program prints which runs AMD's library and AMD's
+    machine code for gfx90a, the latter executed by the emulator."""
     pytest.importorskip("gfx_emulator", reason="the emulator is part of the test environment: make test installs it")
     pytest.importorskip("tinygrad", reason="the emulator decodes with tinygrad, which needs Python 3.11")
     need_kernels(packages, real, "gfx90a")
-    cases = ["gelu_aux_bias", "dgelu_bgrad", "bgrada", "bgradb", "bgradb_fp32"]
-    program = str(HERE / "programs" / "amd_kernels.py")
-    files = [host_runtime / real_hip.name, packages.library_folder(real) / HIPBLASLT, folder / HIPBLASLT]
+    libraries = packages.library_folder(real)
     libpython = Path(sysconfig.get_config_var("LIBDIR"))
     python = packages.command(real, Path(sys.executable), before=[host_runtime], after=[libpython])
-    told = {}
-    for line in lines(run([*python, program, *map(str, files), *cases], HOST_HIP_DEVICES="gfx90a")):
-        one = json.loads(line)
-        told[one["case"]] = one
+    paths = os.pathsep.join((str(host_runtime), str(libraries)))
+
+    def go(program: str, *arguments: str):
+        files = [str(host_runtime / real_hip.name), str(libraries / HIPBLASLT)]
+        command = [*python, str(HERE / "programs" / program), *files, *arguments]
+        told = lines(run(command, HOST_HIP_DEVICES="gfx90a", TE_DISPATCH_ROCM_PATH=paths))
+        return {one["case"]: one for one in map(json.loads, told)}
+
+    return go
+
+
+@pytest.mark.slow  # the emulator decodes some ten thousand instructions
+def test_amd_s_kernels_compute_what_the_host_library_computes(on_amd_kernels, folder):
+    """Factors, what is added, the auxiliary matrix, GELU both ways, bias gradients."""
+    cases = ["gelu_aux_bias", "dgelu_bgrad", "bgrada", "bgradb", "bgradb_fp32"]
+    told = on_amd_kernels("amd_kernels.py", str(folder / HIPBLASLT), *cases)
     assert list(told) == cases
     for case, one in told.items():
         assert one["kernels"][0].startswith("Cijk_"), case
@@ -140,6 +150,17 @@ def test_amd_s_kernels_compute_what_the_host_library_computes(run, folder, packa
         assert one["d"]["equal"] > 0.95 and one["d"]["units"] <= (8 if "gelu" in case else 1), one
         assert one.get("aux", {"units": 0})["units"] <= 1, one
         assert one.get("bias", {"units": 0})["units"] <= 1, one
+
+
+@pytest.mark.slow
+def test_the_binding_multiplies_with_amd_s_kernels(on_amd_kernels):
+    """The results that te_dispatch's caller would get on gfx90a, within a rounding of float64."""
+    pytest.importorskip("te_dispatch_rocm", reason="the backend is installed where its module is built: make rocm")
+    told = on_amd_kernels("binding_on_amd_kernels.py")
+    assert list(told) == ["gelu", "dgelu", "bgrad_a", "bgrad_b"]
+    for case, one in told.items():
+        assert one["kernels"][0].startswith("Cijk_"), case
+        assert max(one["units"].values()) < 0.75, one  # half a unit, and fp32's roundings before
 
 
 def test_answers_of_another_release_may_differ_a_little(packages, tmp_path):
