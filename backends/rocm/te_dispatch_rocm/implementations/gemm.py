@@ -25,7 +25,7 @@ AMD: tuple[Condition, ...] = (
     Compare("device.version.hipblaslt", ">=", "0.10"),
 )
 
-#: A library that writes 8 bits rounds NaN and infinities otherwise than the contract of casts: `quantize` does it.
+#: The library's casts to 8 bits are not bound to the contract of casts, which is bitwise: `quantize` makes them.
 _NO_CAST: tuple[Condition, ...] = (OneOf("out_quantizer", None), OneOf("aux_quantizer", None))
 _PLAIN: tuple[Condition, ...] = (OneOf("a.dtype", *FLOATS), OneOf("b.dtype", *FLOATS))
 # fp32 operands give fp32 alone; 16-bit ones give their own dtype or fp32.
