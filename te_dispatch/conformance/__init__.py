@@ -17,6 +17,7 @@
 | `rules`, `bounds`, `decoding` | how results are judged, and where the limits come from |
 | `checks/`, `memory` | what is checked of a call: numbers, memory, bits, streams, threads, graphs |
 | `settings`, `planning`, `execute`, `running`, `certification` | from what was asked to outcomes |
+| `emulated` | devices that a backend emulates on the host |
 | `isolation`, `serving` | worker processes: the side that starts them, and what they run |
 | `expectations`, `journal`, `outcome`, `report/` | skips and known failures, resuming, results and their pages |
 
