@@ -1,5 +1,6 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""The conformance kit on this backend and the host library (tests/host_library), which stands for an AMD chip.
+"""The conformance kit on this backend and the host library (tests/host_library), which stands for an AMD chip, with a
+stand-in for AITER (tests/stand_in).
 
     python backends/rocm/tools/host_conformance.py gfx942 --level smoke
 
@@ -16,7 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 _CHIPS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1200", "gfx1201")
-_BUILD = Path(__file__).resolve().parent.parent / "tests" / "host_library" / "build.py"
+_TESTS = Path(__file__).resolve().parent.parent / "tests"
+_BUILD, _STAND_IN = _TESTS / "host_library" / "build.py", _TESTS / "stand_in"
 
 
 def main(given: Sequence[str] | None = None) -> None:
@@ -32,7 +34,11 @@ def main(given: Sequence[str] | None = None) -> None:
     except build.Unavailable as reason:
         sys.exit(f"unavailable: {reason}")
     chip, *options = arguments
-    host = {"TE_DISPATCH_ROCM_PATH": str(folder), "TE_DISPATCH_ROCM_MEMORY": "host", "HOST_HIP_DEVICES": chip}
+    path = os.pathsep.join(filter(None, (str(_STAND_IN), os.environ.get("PYTHONPATH"))))
+    host = {
+        "TE_DISPATCH_ROCM_PATH": str(folder), "TE_DISPATCH_ROCM_MEMORY": "host", "HOST_HIP_DEVICES": chip,
+        "PYTHONPATH": path,
+    }  # fmt: skip
     command = [sys.executable, "-m", "te_dispatch.cli", "conformance", "--backend", "rocm", "--device", "cpu", *options]
     os.execve(sys.executable, command, {**os.environ, **host})
 

@@ -2,7 +2,7 @@
 // The two calls that need a device: which algorithms serve a product, and the product.
 //
 // D = cast(d_scale * activation(alpha' * op(A) op(B) + beta * C + bias)), where alpha' = alpha * a_scale * b_scale in
-// fp32, as AMD's kernels have it; sums are rounded to fp32 once, and all that follows is fp32. Algorithms differ in
+// fp32, which is an assumption: AMD documents no order. Sums are rounded to fp32 once, and all that follows is fp32. Algorithms differ in
 // nothing but the workspace that they ask for.
 #include "numbers.h"
 #include "problem.h"
