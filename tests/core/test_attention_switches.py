@@ -28,7 +28,7 @@ CALL = {"q.dtype": "bf16", "k.dtype": "bf16", "v.dtype": "bf16", "q.scaling": "n
 PACKAGES = {"cuda.flash_attention_2", "cuda.flash_attention_3", "cuda.flash_attention_4"}
 LIBRARIES = {
     "cuda.cudnn_attention", "cuda.cudnn_attention_deterministic", "cuda.cudnn_fp8_attention", "torch.sdpa_cudnn",
-    "torch.sdpa_aotriton_flash", "torch.sdpa_aotriton_efficient",
+    "torch.sdpa_aotriton_flash", "torch.sdpa_aotriton_efficient", "rocm.aiter_attention",
 }  # fmt: skip
 UNFUSED = {"torch.unfused_attention", "torch.varlen_attention"}
 
@@ -80,6 +80,8 @@ def test_on_amd_the_vendors_libraries_come_before_triton() -> None:
 
 @pytest.mark.parametrize("operator", ["attention_fwd", "attention_bwd"])
 def test_amds_libraries_are_switched_one_by_one(operator: str) -> None:
+    ck = {"NVTE_FUSED_ATTN_CK": "0"}
+    assert not any("aiter" in candidate for candidate in decided(ck, "amd:gfx942", operator))
     everything = decided({}, "amd:gfx942", operator)
     without = [candidate for candidate in everything if "aotriton" not in candidate]
     assert without != everything
@@ -97,12 +99,14 @@ def test_what_megatron_sets_on_a_hopper_chip() -> None:
     assert kind(first("0", "0", "1")) == "unfused"
 
 
-def test_the_vendor_s_library_on_amd_is_aotriton() -> None:
+def test_the_vendor_s_libraries_on_amd_are_aiter_s_and_aotriton() -> None:
     for operator in ("attention_fwd", "attention_bwd"):
         everything = decided({}, "amd:gfx942", operator)
         fused = [candidate for candidate in everything if kind(candidate) == "fused"]
         half = "_bwd" if operator == "attention_bwd" else ""
-        assert fused == [f"torch.sdpa_aotriton_{name}{half}" for name in ("flash", "efficient")]
+        native = [candidate for candidate in fused if candidate.startswith("rocm.")]
+        assert native in ([], [f"rocm.aiter_attention{half}"])
+        assert fused[len(native) :] == [f"torch.sdpa_aotriton_{name}{half}" for name in ("flash", "efficient")]
         assert set(everything) - set(decided({"NVTE_FUSED_ATTN": "0"}, "amd:gfx942", operator)) == set(fused)
 
 

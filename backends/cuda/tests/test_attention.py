@@ -18,6 +18,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("te_dispatch_cuda._native")
 
 from te_dispatch.backend_kit.attention import empty_gradients, spec_of  # noqa: E402
+from te_dispatch.backend_kit.flash import rows_aligned  # noqa: E402
 from te_dispatch.backend_kit.memory import contiguous_strides  # noqa: E402
 from te_dispatch.core.errors import Declined  # noqa: E402
 from te_dispatch.core.requirements import OneOf  # noqa: E402
@@ -265,9 +266,9 @@ def test_absent_packages_are_facts() -> None:
 
 def test_strides_of_single_elements_are_not_looked_at() -> None:
     assert geometry.side((1, 2, 4, 64), (7, 256, 64, 1), "sbhd", 2, 1).strides == (256, 64, 512, 1)
-    assert geometry.fits((2, 3, 4, 8), (96, 32, 8, 1), 2)
-    assert not geometry.fits((2, 3, 4, 8), (0, 32, 8, 1), 2)  # broadcast
-    assert not geometry.fits((2, 3, 4, 12), (144, 48, 12, 1), 2)  # rows of 24 bytes
+    assert rows_aligned((2, 3, 4, 8), (96, 32, 8, 1), 2)
+    assert not rows_aligned((2, 3, 4, 8), (0, 32, 8, 1), 2)  # broadcast
+    assert not rows_aligned((2, 3, 4, 12), (144, 48, 12, 1), 2)  # rows of 24 bytes
 
 
 def test_copies_of_lengths_do_not_share_memory() -> None:

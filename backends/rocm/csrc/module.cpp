@@ -9,8 +9,8 @@ namespace py = pybind11;
 
 PYBIND11_MODULE(_native, m) {
   m.doc() = "Library calls of te_dispatch_rocm: addresses, sizes and a stream in, nothing allocated.";
-  py::register_exception<ted::HipError>(m, "HipError", PyExc_RuntimeError);
-  m.def("open_hip", [](const std::string& path) { ted::hip::open(path.c_str()); });
-  m.def("device_count", &ted::hip::device_count);
-  ted::gemm::bind(m);
+  py::register_exception<ted_rocm::HipError>(m, "HipError", PyExc_RuntimeError);
+  m.def("open_hip", [](const std::string& path) { ted_rocm::hip::open(path.c_str()); });
+  m.def("device_count", &ted_rocm::hip::device_count);
+  ted_rocm::gemm::bind(m);
 }

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <mutex>
 
-namespace ted::hip {
+namespace ted_rocm::hip {
 
 namespace {
 
@@ -80,4 +80,4 @@ void launched(Stream stream, const char* operation) {
   if (api().is_capturing(stream, &status) == kSuccess && status == kNotCapturing) check(api().synchronize(stream), operation);
 }
 
-}  // namespace ted::hip
+}  // namespace ted_rocm::hip

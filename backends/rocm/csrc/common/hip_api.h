@@ -5,7 +5,7 @@
 
 #include "common/errors.h"
 
-namespace ted::hip {
+namespace ted_rocm::hip {
 
 using Error = int;
 using Stream = void*;
@@ -57,4 +57,4 @@ class Device {
 // the operator's name (not under capture, where nothing can be waited for).
 void launched(Stream stream, const char* operation);
 
-}  // namespace ted::hip
+}  // namespace ted_rocm::hip

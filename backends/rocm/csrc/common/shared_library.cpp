@@ -5,7 +5,7 @@
 
 #include <stdexcept>
 
-namespace ted {
+namespace ted_rocm {
 
 SharedLibrary::SharedLibrary(const char* name, const char* path)
     : name_(name), path_(path), library_(dlopen(path, RTLD_NOW | RTLD_LOCAL)) {
@@ -20,4 +20,4 @@ void* SharedLibrary::find(const char* function) const {
   return found;
 }
 
-}  // namespace ted
+}  // namespace ted_rocm

@@ -4,7 +4,7 @@
 
 #include <string>
 
-namespace ted {
+namespace ted_rocm {
 
 class SharedLibrary {
  public:
@@ -24,4 +24,4 @@ class SharedLibrary {
   void* library_;
 };
 
-}  // namespace ted
+}  // namespace ted_rocm

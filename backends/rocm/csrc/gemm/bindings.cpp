@@ -9,7 +9,7 @@
 
 namespace py = pybind11;
 
-namespace ted::gemm {
+namespace ted_rocm::gemm {
 
 namespace {
 
@@ -136,4 +136,4 @@ void bind(py::module_& m) {
   m.def("forget_gemm_plans", [] { cache().clear(); });
 }
 
-}  // namespace ted::gemm
+}  // namespace ted_rocm::gemm

@@ -3,8 +3,8 @@
 
 #include <pybind11/pybind11.h>
 
-namespace ted::gemm {
+namespace ted_rocm::gemm {
 
 void bind(pybind11::module_& m);
 
-}  // namespace ted::gemm
+}  // namespace ted_rocm::gemm

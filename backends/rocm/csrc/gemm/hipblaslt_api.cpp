@@ -6,7 +6,7 @@
 #include <mutex>
 #include <vector>
 
-namespace ted::lt {
+namespace ted_rocm::lt {
 
 namespace {
 
@@ -57,4 +57,4 @@ void check(Status status, const char* operation) {
     throw std::runtime_error(std::string(operation) + ": " + status_name(status) + " (" + std::to_string(status) + ")");
 }
 
-}  // namespace ted::lt
+}  // namespace ted_rocm::lt

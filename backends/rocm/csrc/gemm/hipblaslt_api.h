@@ -8,7 +8,7 @@
 
 #include <cstddef>
 
-namespace ted::lt {
+namespace ted_rocm::lt {
 
 using Status = int;
 using Handle = void*;
@@ -115,4 +115,4 @@ struct Refused : std::runtime_error {
 };
 void check(Status status, const char* operation);
 
-}  // namespace ted::lt
+}  // namespace ted_rocm::lt

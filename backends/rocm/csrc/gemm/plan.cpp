@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
-namespace ted::gemm {
+namespace ted_rocm::gemm {
 
 namespace {
 
@@ -206,4 +206,4 @@ std::string describe(const lt::Algorithm& algorithm) {
   return "solution " + std::to_string(index);
 }
 
-}  // namespace ted::gemm
+}  // namespace ted_rocm::gemm

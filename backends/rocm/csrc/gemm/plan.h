@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-namespace ted::gemm {
+namespace ted_rocm::gemm {
 
 // Element types: dtypes from 0, encodings from kCodes. Must match te_dispatch_rocm/codes.py.
 constexpr int kNone = -1;
@@ -103,4 +103,4 @@ bool same(const lt::Algorithm& first, const lt::Algorithm& second);
 // An algorithm in words.
 std::string describe(const lt::Algorithm& algorithm);
 
-}  // namespace ted::gemm
+}  // namespace ted_rocm::gemm

@@ -1,7 +1,7 @@
 // Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
 #include "gemm/plan_cache.h"
 
-namespace ted::gemm {
+namespace ted_rocm::gemm {
 
 std::shared_ptr<Plan> PlanCache::find(const std::string& key) {
   const auto place = places_.find(key);
@@ -46,4 +46,4 @@ PlanCache::Statistics PlanCache::statistics() const {
   return {hits_, misses_, static_cast<int64_t>(entries_.size()), static_cast<int64_t>(capacity_), evictions_};
 }
 
-}  // namespace ted::gemm
+}  // namespace ted_rocm::gemm

@@ -9,7 +9,7 @@
 #include <list>
 #include <unordered_map>
 
-namespace ted::gemm {
+namespace ted_rocm::gemm {
 
 class PlanCache {
  public:
@@ -36,4 +36,4 @@ class PlanCache {
   mutable std::mutex mutex_;
 };
 
-}  // namespace ted::gemm
+}  // namespace ted_rocm::gemm

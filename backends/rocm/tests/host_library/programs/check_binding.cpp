@@ -10,7 +10,7 @@
 
 #include <type_traits>
 
-#define SAME(ours, amds) static_assert(static_cast<long>(ted::ours) == static_cast<long>(amds), #ours " is not " #amds)
+#define SAME(ours, amds) static_assert(static_cast<long>(ted_rocm::ours) == static_cast<long>(amds), #ours " is not " #amds)
 
 SAME(hip::kSuccess, hipSuccess);
 SAME(hip::kNoDevice, hipErrorNoDevice);
@@ -84,20 +84,20 @@ struct Callable<OurResult (*)(Ours...), Result (*)(Amds...)> {
   static_assert(Callable<decltype(Api::member), decltype(&::name)>::value, #name " is declared otherwise");
 
 namespace of_hip {
-using ted::hip::Api;
+using ted_rocm::hip::Api;
 TED_HIP_FUNCTIONS(CALLABLE)
 static_assert(Callable<decltype(Api::error_name), decltype(&::hipGetErrorName)>::value, "hipGetErrorName");
 static_assert(Callable<decltype(Api::error_text), decltype(&::hipGetErrorString)>::value, "hipGetErrorString");
 }  // namespace of_hip
 
 namespace of_lt {
-using ted::lt::Api;
+using ted_rocm::lt::Api;
 TED_HIPBLASLT_FUNCTIONS(CALLABLE)
 }  // namespace of_lt
 
 // What crosses the interface by address.
-using Algorithm = ted::lt::Algorithm;
-using Result = ted::lt::HeuristicResult;
+using Algorithm = ted_rocm::lt::Algorithm;
+using Result = ted_rocm::lt::HeuristicResult;
 static_assert(sizeof(Algorithm) == sizeof(hipblasLtMatmulAlgo_t));
 static_assert(offsetof(Algorithm, data) == offsetof(hipblasLtMatmulAlgo_t, data));
 static_assert(offsetof(Algorithm, max_workspace) == offsetof(hipblasLtMatmulAlgo_t, max_workspace_bytes));
