@@ -62,8 +62,13 @@ def sizes_of(a: tuple[int, ...], b: tuple[int, ...], layout: str) -> tuple[int, 
     raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got {layout!r}")
 
 
-def out_shape(a: tuple[int, ...], b: tuple[int, ...], layout: str) -> tuple[int, ...]:
-    """The shape of a product of operands with these shapes."""
+def out_shape(a: Any, b: Any, layout: str) -> tuple[int, ...]:
+    """The shape of a product."""
+    return shape_of(a.shape, b.shape, layout)
+
+
+def shape_of(a: tuple[int, ...], b: tuple[int, ...], layout: str) -> tuple[int, ...]:
+    """`out_shape` of operands with these shapes."""
     m, n, _ = sizes_of(a, b, layout)
     return (m, n) if layout == "TN" else (*a[:-1], n)
 
@@ -159,7 +164,7 @@ def _gemm_shape(
 ) -> Gemm:
     import torch
 
-    shape = out_shape(a.shape, b.shape, layout)
+    shape = out_shape(a, b, layout)
     dtype = out_dtype or (out.dtype if out is not None else a.dtype)
     if out is None:
         if out_quantizer is not None:
@@ -278,7 +283,7 @@ def _grouped_shape(
         rows = splits.tolist() if isinstance(splits, torch.Tensor) else splits
         shapes = [(count, a[0].shape[-1]) for count in rows]
     dtype, device = out_dtype or (a[0].dtype if a else None), a[0].device if a else None
-    return [torch.empty(out_shape(shape, y.shape, layout), dtype=dtype, device=device) for shape, y in zip(shapes, b)]
+    return [torch.empty(shape_of(shape, y.shape, layout), dtype=dtype, device=device) for shape, y in zip(shapes, b)]
 
 
 @operator(

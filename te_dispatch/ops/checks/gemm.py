@@ -17,8 +17,8 @@ from te_dispatch.ops.gemm import EPILOGUES, LAYOUTS, sizes_of
 from te_dispatch.ops.shapes import rows_of
 
 
-def operands(a: Any, b: Any, layout: Any) -> tuple[int, ...]:
-    """Two matrices of one kind that fit together; returns the product's shape."""
+def operands(a: Any, b: Any, layout: Any) -> tuple[int, int, int]:
+    """Two matrices of one kind that fit together; returns (m, n, k)."""
     check.one_of("layout", layout, LAYOUTS)
     for name, x in (("a", a), ("b", b)):
         if isinstance(x, Quantized) and x.scaling == "nvfp4_rht":
@@ -46,7 +46,7 @@ def operands(a: Any, b: Any, layout: Any) -> tuple[int, ...]:
     k_b = of_b[-1] if layout == "NT" else rows_of(of_b)
     if k != k_b:
         raise ValueError(f"b: got {tuple(of_b)} for a {tuple(of_a)} in layout {layout}, expected k = {k}, not {k_b}")
-    return (m, n) if layout == "TN" else (*of_a[:-1], n)
+    return m, n, k
 
 
 @cached_check("gemm", b=LEADING_OPERAND, bias=OFTEN)
@@ -65,7 +65,8 @@ def gemm(
     alpha: Any = 1.0,
 ) -> tuple[int, ...]:
     """Returns the result's shape."""
-    shape = operands(a, b, layout)
+    m, n, _ = operands(a, b, layout)
+    shape = (m, n) if layout == "TN" else (*a.shape[:-1], n)
     check.number("alpha", alpha)
     check.dtype("out_dtype", out_dtype)
     if accumulate and out is None:
@@ -75,7 +76,7 @@ def gemm(
         if out_quantizer is not None:
             raise ValueError("out_quantizer: given with out, expected one or the other")
     if bias is not None:
-        check.shaped("bias", bias, shape[-1:], check.FLOATS, a.device)
+        check.shaped("bias", bias, (n,), check.FLOATS, a.device)
     if epilogue is not None or aux is not None or aux_quantizer is not None:
         _epilogue(epilogue, aux, aux_quantizer, shape, a.device)
     if out_quantizer is not None:
