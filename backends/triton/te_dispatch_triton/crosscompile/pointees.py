@@ -81,17 +81,22 @@ class Pointees:
                 yield tensor
         for generation in range(3):
             objects = gc.get_objects(generation)
-            tensors = [one for one in objects if type(one) in _TENSORS]
+            tensors = [one for one in objects if type(one) in _TENSORS and _in_memory(one)]
             if len(objects) > _MANY:
                 # What modules are made of, mostly, and stays.
                 for one in tensors:
                     self._keep(one)
                 self._frozen = True
                 gc.freeze()
-            yield from (one for one in tensors if one.device.type == "cpu" and one.layout is torch.strided)
+            yield from tensors
 
     def _keep(self, tensor: torch.Tensor) -> None:
         self._kept[id(tensor)] = weakref.ref(tensor)
+
+
+def _in_memory(x: torch.Tensor) -> bool:
+    """Whether a tensor has one storage in the host's memory: sparse ones do not."""
+    return x.device.type == "cpu" and x.layout is torch.strided
 
 
 def _numbers(given: Launch) -> Array:
