@@ -11,6 +11,7 @@ A plugin may use it or not; no operator asks for it. Start with `memory`. May im
 | `te_dispatch.backend_kit.attention` | attention's parameters as one spec, memory for its gradients |
 | `te_dispatch.backend_kit.call_plans` | launches that are planned once for each signature of a call |
 | `te_dispatch.backend_kit.caches` | bounded caches of functions, and a dict with a bound |
+| `te_dispatch.backend_kit.flash` | attention with FlashAttention's interface |
 | `te_dispatch.backend_kit.gemm` | what follows a product as one epilogue |
 | `te_dispatch.backend_kit.device` | the current device, its stream, whether it is captured |
 | `te_dispatch.backend_kit.libraries` | a vendor's libraries, opened at run time |
