@@ -70,6 +70,11 @@ def out_shape(a: Any, b: Any, layout: str) -> tuple[int, ...]:
 def shape_of(a: tuple[int, ...], b: tuple[int, ...], layout: str) -> tuple[int, ...]:
     """`out_shape` of operands with these shapes."""
     m, n, _ = sizes_of(a, b, layout)
+    return shape_from(a, m, n, layout)
+
+
+def shape_from(a: tuple[int, ...], m: int, n: int, layout: str) -> tuple[int, ...]:
+    """`out_shape` of a product whose sizes are known, given the shape of its first operand."""
     return (m, n) if layout == "TN" else (*a[:-1], n)
 
 

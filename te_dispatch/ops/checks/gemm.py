@@ -13,7 +13,7 @@ from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.ops.checks import values as check
 from te_dispatch.ops.checks.check_cache import cached_check
 from te_dispatch.ops.checks.signatures import LEADING_OPERAND, OFTEN
-from te_dispatch.ops.gemm import EPILOGUES, LAYOUTS, sizes_of
+from te_dispatch.ops.gemm import EPILOGUES, LAYOUTS, shape_from, sizes_of
 from te_dispatch.ops.shapes import rows_of
 
 
@@ -66,7 +66,7 @@ def gemm(
 ) -> tuple[int, ...]:
     """Returns the result's shape."""
     m, n, _ = operands(a, b, layout)
-    shape = (m, n) if layout == "TN" else (*a.shape[:-1], n)
+    shape = shape_from(a.shape, m, n, layout)
     check.number("alpha", alpha)
     check.dtype("out_dtype", out_dtype)
     if accumulate and out is None:
