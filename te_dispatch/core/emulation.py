@@ -92,7 +92,7 @@ def emulated(manager: OpManager, device: str) -> Iterator[Emulation]:
             emulation: Emulation = stack.enter_context(emulator(facts.arch))
         except EmulatorMissing as error:
             raise DispatchError(f"{facts.label()} cannot be emulated: {error}") from error
-        # It is this machine's software that compiles and executes: what is known of that holds.
+        # The extra facts are of this machine's software, which compiles and executes.
         here = dataclasses.replace(
             facts, name=f"{facts.label()} (emulated)", extra=dict(emulation.extra), described=False
         )

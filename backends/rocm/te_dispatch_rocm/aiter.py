@@ -26,7 +26,7 @@ def _library() -> Any:
     try:
         import aiter
         from aiter.ops import mha
-    except Exception as error:  # it asks for the chip and for compilers as it is imported
+    except Exception as error:  # importing it queries the GPU and the compilers, and may fail in any way
         raise Declined(f"aiter cannot be imported: {type(error).__name__}: {error}") from error
     return _Library(aiter, mha)
 

@@ -35,7 +35,7 @@ def _side(name: str, x: Quantized, rows_contracted: bool, turned: bool) -> Opera
 
     Args:
         rows_contracted: whether the product contracts the rows of x.
-        turned: of x as it is, untransposed.
+        turned: `Operand.turned` of the row-wise copy; the column-wise copy has the opposite.
     """
     if x.scaling != "tensor":
         # Scales belong to the copy they were made for; neither is transposed.

@@ -52,12 +52,12 @@ class Problem(NamedTuple):
 
 
 class Operand(NamedTuple):
-    """One side of a product as it lies in memory.
+    """One operand of a product in memory.
 
     Attributes:
         data, scale: contiguous tensors; no scale of plain dtypes.
         kind: the dtype, or the encoding of codes.
-        turned: whether rows and columns have changed places: a lies as (k, m), b as (n, k).
+        turned: whether it is stored transposed: a as (k, m), b as (n, k).
     """
 
     data: torch.Tensor
