@@ -25,8 +25,9 @@ class Uninitialized(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._held: dict[int, StorageWeakRef] = {}
-        #: Addresses of the memory that PyTorch's operators made with contents, or wrote to.
-        self._filled: set[int] = set()
+        #: The memory that PyTorch's operators made with contents, or wrote to, by address. The address of memory that
+        #: was freed may be another library's next, so that an address alone would tell nothing.
+        self._filled: dict[int, StorageWeakRef] = {}
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -36,15 +37,15 @@ class Uninitialized(TorchDispatchMode):
         name = function.overloadpacket.__name__
         if name in _FACTORIES:
             if result.numel():
-                storage = result.untyped_storage()
-                self._held[storage.data_ptr()] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+                _note(self._held, result)
         else:
             for written in _written(function, args, given):
-                address = written.untyped_storage().data_ptr()
-                self._filled.add(address)
-                self._held.pop(address, None)
-            known = {x.untyped_storage().data_ptr() for x in _tensors((*args, *given.values()))}
-            self._filled |= {x.untyped_storage().data_ptr() for x in _tensors((result,))} - known
+                _note(self._filled, written)
+                self._held.pop(_address(written), None)
+            known = {_address(x) for x in _tensors((*args, *given.values()))}
+            for made in _tensors((result,)):
+                if _address(made) not in known:
+                    _note(self._filled, made)
         return result
 
     def unfilled(self, results: Mapping[str, torch.Tensor], allowed: Iterable[torch.Tensor] = ()) -> str | None:
@@ -54,18 +55,33 @@ class Uninitialized(TorchDispatchMode):
         Args:
             allowed: tensors in whose memory results may lie: what the allocator gave, and what the caller did.
         """
-        given = {x.untyped_storage().data_ptr() for x in allowed}
+        given = {_address(x) for x in allowed}
         for path, tensor in results.items():
             storage = tensor.untyped_storage()
             address = storage.data_ptr()
             if not tensor.numel() or storage.nbytes() != tensor.numel() * tensor.element_size():
                 continue
-            held = self._held.get(address)
-            if held is not None and not held.expired():  # type: ignore[no-untyped-call]
+            if _alive(self._held, address):
                 return path
-            if not storage.resizable() and address not in self._filled | given:
+            if not storage.resizable() and address not in given and not _alive(self._filled, address):
                 return path
         return None
+
+
+def _address(x: torch.Tensor) -> int:
+    return x.untyped_storage().data_ptr()
+
+
+def _note(memory: dict[int, StorageWeakRef], x: torch.Tensor) -> None:
+    """Enter a tensor's storage without keeping it alive."""
+    storage = x.untyped_storage()
+    memory[storage.data_ptr()] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+
+
+def _alive(memory: Mapping[int, StorageWeakRef], address: int) -> bool:
+    """Whether the storage that was entered under an address has not been freed since."""
+    reference = memory.get(address)
+    return reference is not None and not reference.expired()  # type: ignore[no-untyped-call]
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:

@@ -14,6 +14,7 @@ from te_dispatch.conformance.checks import find
 from te_dispatch.conformance.memory import overlapping
 from te_dispatch.conformance.subject import Subject
 from te_dispatch.conformance.trial import Failure
+from te_dispatch.conformance.uninitialized import Uninitialized
 from te_dispatch.ops import alloc
 
 from .trials import Mistake, case_of, trial_of
@@ -97,6 +98,16 @@ def test_a_kernel_that_writes_into_memory_of_another_library(source: str) -> Non
 
     with pytest.raises(Failure, match=r"result was written into memory that did not come from te_dispatch\.ops\.alloc"):
         _judge(foreign)
+
+
+def test_memory_of_another_library_where_an_operator_s_result_was() -> None:
+    buffer = np.ones(16, np.float32)
+    with Uninitialized() as watched:
+        first = torch.from_numpy(buffer).mul_(2)
+        assert watched.unfilled({"result": first}) is None
+        del first
+        second = torch.from_numpy(buffer)
+    assert watched.unfilled({"result": second}) == "result"
 
 
 def test_results_of_pytorch_s_operators_that_were_seen_from_numpy_pass() -> None:
