@@ -33,12 +33,20 @@ _FAST = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN")
 PACKAGE_SWITCHES = {"NVTE_FLASH_ATTN_V2": "_2", "NVTE_FLASH_ATTN_V3": "_3", "NVTE_FLASH_ATTN_V4": "_4"}
 #: Switches of one library of AMD's each, of Transformer Engine for ROCm -> the trait of its attention.
 LIBRARY_SWITCHES = {"NVTE_FUSED_ATTN_CK": "ck", "NVTE_FUSED_ATTN_AOTRITON": "aotriton"}
+#: Switches of Transformer Engine for ROCm that choose its Triton kernels -> the operators that they serve.
+TRITON_SWITCHES = {
+    "NVTE_USE_CAST_TRANSPOSE_TRITON": ("quantize", "quantize_dbias"),
+    "NVTE_USE_DEQUANTIZE_TRITON": ("dequantize",),
+    "NVTE_USE_LAYERNORM_TRITON": ("layernorm_fwd", "layernorm_bwd"),
+    "NVTE_USE_RMSNORM_TRITON": ("rmsnorm_fwd", "rmsnorm_bwd"),
+}
 FUSED_BACKEND = "NVTE_FUSED_ATTN_BACKEND"
 NONDETERMINISTIC = "NVTE_ALLOW_NONDETERMINISTIC_ALGO"
 DEBUG = "NVTE_DEBUG"
 DEBUG_LEVEL = "NVTE_DEBUG_LEVEL"
 
 _ATTENTION = "attention"
+_ON_AMD = (OneOf("device.vendor", "amd"),)
 _HALF = OneOf("q.dtype", "bf16", "fp16")
 _FP8 = OneOf("q.dtype", "e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz")
 #: Transformer Engine's numbers of cuDNN's sub-backends as the calls each of them serves.
@@ -200,6 +208,11 @@ def _transformer_engine_layer(environ: Mapping[str, str], known: Known) -> Polic
         rules.append(Rule(_ATTENTION, when=FUSED_BACKENDS[number], prefer=fused, origin=origin))
     if _one_of(environ, NONDETERMINISTIC, ("0", "1")) == "0":
         rules += _deterministic_attention(known)
+    for name, operators in TRITON_SWITCHES.items():
+        if _one_of(environ, name, ("0", "1")) == "1":
+            origin = Origin(f"{name}=1")
+            triton = (Selector("triton", origin),)
+            rules += [Rule(operator, when=_ON_AMD, prefer=triton, origin=origin) for operator in operators]
     if not rules:
         return None
     source = ", ".join(dict.fromkeys(str(rule.origin) for rule in rules))

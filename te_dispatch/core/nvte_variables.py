@@ -12,15 +12,17 @@ from collections.abc import Mapping
 
 from te_dispatch.core.policy.known import did_you_mean
 
-#: Read by policies, by NVTE_DEBUG or as defaults of recipes.
+#: Read by policies, by NVTE_DEBUG, by the ROCm backend or as defaults of recipes.
 HONOURED = frozenset((
-    "NVTE_ALLOW_NONDETERMINISTIC_ALGO", "NVTE_BACKWARD_OVERRIDE", "NVTE_DEBUG", "NVTE_DEBUG_LEVEL", "NVTE_FLASH_ATTN",
+    "NVTE_ALLOW_NONDETERMINISTIC_ALGO", "NVTE_BACKWARD_OVERRIDE", "NVTE_CK_HOW_V3_BF16_CVT",
+    "NVTE_CK_IS_V3_ATOMIC_FP32", "NVTE_DEBUG", "NVTE_DEBUG_LEVEL", "NVTE_FLASH_ATTN",
     "NVTE_FLASH_ATTN_V2", "NVTE_FLASH_ATTN_V3", "NVTE_FLASH_ATTN_V4", "NVTE_FP8_BLOCK_SCALING_FP32_SCALES",
     "NVTE_FP8_CURRENT_SCALING_POWER_2_SCALES", "NVTE_FUSED_ATTN", "NVTE_FUSED_ATTN_AOTRITON", "NVTE_FUSED_ATTN_BACKEND",
     "NVTE_FUSED_ATTN_CK", "NVTE_NVFP4_4OVER6",
     "NVTE_NVFP4_4OVER6_E4M3_USE_256", "NVTE_NVFP4_4OVER6_ERR_MODE", "NVTE_NVFP4_DISABLE_2D_QUANTIZATION",
     "NVTE_NVFP4_DISABLE_RHT", "NVTE_NVFP4_DISABLE_STOCHASTIC_ROUNDING", "NVTE_NVFP4_ROW_SCALED_ACTIVATION",
-    "NVTE_UNFUSED_ATTN",
+    "NVTE_UNFUSED_ATTN", "NVTE_USE_CAST_TRANSPOSE_TRITON", "NVTE_USE_DEQUANTIZE_TRITON", "NVTE_USE_LAYERNORM_TRITON",
+    "NVTE_USE_RMSNORM_TRITON",
 ))  # fmt: skip
 
 #: Of these nothing is said, because a run under PyTorch does not read them in Transformer Engine either, or reads them
@@ -72,18 +74,22 @@ _WITHOUT_EFFECT = frozenset((
 
 #: Read by AMD's fork alone.
 _ROCM = frozenset((
-    "NVTE_CK_IS_V3_ATOMIC_FP32", "NVTE_CK_USES_BWD_V3", "NVTE_CK_USES_FWD_V3", "NVTE_ROCM_ENABLE_MXFP8",
-    "NVTE_USE_ATOMIC_AMAX", "NVTE_USE_CAST_TRANSPOSE_TRITON", "NVTE_USE_LAYERNORM_TRITON", "NVTE_USE_RMSNORM_TRITON",
+    "NVTE_CK_USES_BWD_V3", "NVTE_CK_USES_FWD_V3", "NVTE_ROCM_ENABLE_MXFP8", "NVTE_USE_ATOMIC_AMAX",
+    "NVTE_USE_HIPBLASLT", "NVTE_USE_OPTIMIZED_HIPIFIED_CAST_TRANSPOSE",
 ))  # fmt: skip
 
+_AITER = "AITER chooses between its kernels in assembly and those of Composable Kernel by itself"
 #: What is said of those whose purpose is served otherwise.
 _WHY = {
     "NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE": "checkpoints are read without running what is in them",
     "NVTE_APPLY_QK_LAYER_SCALING": "logits are fp32 numbers here, so none overflows",
-    "NVTE_ROCM_ENABLE_MXFP8": "MXFP8 runs wherever a backend serves it",
-    "NVTE_USE_CAST_TRANSPOSE_TRITON": "policies choose backends: TE_DISPATCH_PREFER=quantize=triton",
-    "NVTE_USE_LAYERNORM_TRITON": "policies choose backends: TE_DISPATCH_PREFER=norm=triton",
-    "NVTE_USE_RMSNORM_TRITON": "policies choose backends: TE_DISPATCH_PREFER=norm=triton",
+    "NVTE_CK_USES_BWD_V3": _AITER,
+    "NVTE_CK_USES_FWD_V3": _AITER,
+    "NVTE_ROCM_ENABLE_MXFP8": (
+        "MXFP8 runs wherever a backend serves it and a recipe asks for it: autocast(recipe=MXFP8BlockScaling()); the "
+        "default recipe is the same on every device, so that all ranks agree"
+    ),
+    "NVTE_USE_HIPBLASLT": "policies choose backends: TE_DISPATCH_PREFER=gemm=rocm",
     "NVTE_CUDA_INCLUDE_DIR": "no kernel here is compiled with headers from there",
     "NVTE_NVTX_ENABLED": "modules mark no ranges; nvtx_range_push and its kin read it for those that callers mark",
 }

@@ -90,6 +90,29 @@ def test_amds_libraries_are_switched_one_by_one(operator: str) -> None:
     assert decided({"NVTE_FUSED_ATTN_AOTRITON": "0"}, "nvidia:sm_90", operator) == on_other_chips
 
 
+@pytest.mark.parametrize(
+    ("operator", "variable", "call"),
+    [
+        ("layernorm_fwd", "NVTE_USE_LAYERNORM_TRITON", {"x.dtype": "bf16", "weight.dtype": "bf16"}),
+        ("rmsnorm_bwd", "NVTE_USE_RMSNORM_TRITON", {"x.dtype": "bf16", "weight.dtype": "bf16"}),
+        ("quantize", "NVTE_USE_CAST_TRANSPOSE_TRITON", {"x.dtype": "bf16", "quantizer.scaling": "delayed"}),
+        ("dequantize", "NVTE_USE_DEQUANTIZE_TRITON", {"x.scaling": "tensor"}),
+    ],
+)
+def test_triton_switches_of_amd_outweigh_a_policy(operator: str, variable: str, call: dict[str, str]) -> None:
+    snapshot = MANAGER.snapshot
+
+    def first(environ: dict[str, str], device: str) -> str:
+        weaker = Policy("portable first", prefer=(Selector("torch"),))
+        policy = merge([*environment_layers(environ, MANAGER.known()), weaker])
+        found = resolve(OPERATORS[operator], call, describe_device(snapshot, device), policy, snapshot)
+        return found.accepted[0].id.partition(".")[0]
+
+    assert first({}, "amd:gfx942") == "torch"
+    assert first({variable: "1"}, "amd:gfx942") == "triton"
+    assert first({variable: "1"}, "nvidia:sm_90") == "torch"
+
+
 def test_what_megatron_sets_on_a_hopper_chip() -> None:
     def first(flash: str, fused: str, unfused: str) -> str:
         return decided(dict(zip(SWITCHES, (flash, fused, unfused))), "nvidia:sm_90")[0]

@@ -139,6 +139,28 @@ def test_fused_backend_of_a_fused_attention_that_is_off(known: Known) -> None:
     assert [texts(rule.deny) for rule in layer.rules] == [["trait:vendor_library"]]
 
 
+@pytest.mark.parametrize(
+    ("variable", "operators"),
+    [
+        ("NVTE_USE_CAST_TRANSPOSE_TRITON", {"quantize", "quantize_dbias"}),
+        ("NVTE_USE_DEQUANTIZE_TRITON", {"dequantize"}),
+        ("NVTE_USE_LAYERNORM_TRITON", {"layernorm_fwd", "layernorm_bwd"}),
+        ("NVTE_USE_RMSNORM_TRITON", {"rmsnorm_fwd", "rmsnorm_bwd"}),
+    ],
+)
+def test_triton_is_preferred_on_amd(known: Known, variable: str, operators: set[str]) -> None:
+    assert environment_layers({variable: "0"}, known) == []
+    (layer,) = environment_layers({variable: "1"}, known)
+    assert {rule.op for rule in layer.rules} == operators
+    amd = DeviceFacts("cuda", "amd", "gfx942")
+    for rule in layer.rules:
+        assert texts(rule.prefer) == ["triton"] and rule.prefer[0].origin == Origin(f"{variable}=1")
+        assert [all(condition.check({}, device).holds for condition in rule.when) for device in (amd, H100)] == [
+            True,
+            False,
+        ]
+
+
 def test_deterministic_attention_leaves_other_operators_alone(known: Known) -> None:
     assert environment_layers({"NVTE_ALLOW_NONDETERMINISTIC_ALGO": "1"}, known) == []
     (layer,) = environment_layers({"NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0"}, known)

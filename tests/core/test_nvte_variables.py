@@ -17,6 +17,7 @@ from te_dispatch.core.environment import (
     LIBRARY_SWITCHES,
     NONDETERMINISTIC,
     PACKAGE_SWITCHES,
+    TRITON_SWITCHES,
 )
 from te_dispatch.core.layers import Sources
 from te_dispatch.core.nvte_variables import ELSEWHERE, HONOURED, PLUGIN, ignored
@@ -24,7 +25,7 @@ from te_dispatch.core.policy.known import Known
 
 
 def test_what_is_read_is_not_called_ignored() -> None:
-    switches = {*ATTENTION_SWITCHES, *PACKAGE_SWITCHES, *LIBRARY_SWITCHES}
+    switches = {*ATTENTION_SWITCHES, *PACKAGE_SWITCHES, *LIBRARY_SWITCHES, *TRITON_SWITCHES}
     assert switches | {FUSED_BACKEND, NONDETERMINISTIC, DEBUG, DEBUG_LEVEL} <= HONOURED
     assert ignored(dict.fromkeys(HONOURED, "1")) == {}
 
@@ -41,8 +42,8 @@ def test_what_serves_their_purpose_is_said() -> None:
 
 
 def test_what_chooses_a_kernel_on_amd_is_told_the_policy_that_does() -> None:
-    (what,) = ignored({"NVTE_USE_RMSNORM_TRITON": "1"}).values()
-    assert what.endswith("has no effect: policies choose backends: TE_DISPATCH_PREFER=norm=triton")
+    (what,) = ignored({"NVTE_USE_HIPBLASLT": "1"}).values()
+    assert what.endswith("has no effect: policies choose backends: TE_DISPATCH_PREFER=gemm=rocm")
 
 
 def test_a_misspelt_name_gets_the_nearest() -> None:

@@ -9,13 +9,23 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+import logging
+import os
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from te_dispatch.backend_kit.flash import FlashOptions
 from te_dispatch.core.errors import Declined
+
+_log = logging.getLogger("te_dispatch.rocm")
+
+#: Variables of Transformer Engine for ROCm -> the parameter of AITER's backward that each sets, and its values.
+BACKWARD_VARIABLES: Mapping[str, tuple[str, Mapping[str, int]]] = {
+    "NVTE_CK_IS_V3_ATOMIC_FP32": ("is_v3_atomic_fp32", {"0": False, "1": True}),
+    "NVTE_CK_HOW_V3_BF16_CVT": ("how_v3_bf16_cvt", {"0": 0, "1": 1, "2": 2}),
+}
 
 
 @functools.cache
@@ -37,6 +47,7 @@ class _Library:
         self.attend = _function(aiter, "flash_attn_func")
         self.attend_backward = _function(mha, "_flash_attn_backward")
         self.backward_options = _unasked(self.attend_backward, _BACKWARD)
+        self.backward_takes = frozenset(inspect.signature(self.attend_backward).parameters)
 
 
 def _function(module: Any, name: str) -> Callable[..., Any]:
@@ -65,6 +76,31 @@ def _unasked(function: Callable[..., Any], given: tuple[str, ...]) -> dict[str, 
     return {
         name: None for name, of in parameters.items() if name not in given and of.default is inspect.Parameter.empty
     }
+
+
+def _asked(takes: frozenset[str]) -> dict[str, int]:
+    """What `BACKWARD_VARIABLES` ask for, of the parameters that a backward takes.
+
+    Raises:
+        ValueError: a variable has another value; names it.
+    """
+    found = {}
+    for variable, (parameter, values) in BACKWARD_VARIABLES.items():
+        value = os.environ.get(variable, "").strip()
+        if not value:
+            continue
+        if value not in values:
+            raise ValueError(f"{variable}={value}: expected {' or '.join(values)}")
+        if parameter in takes:
+            found[parameter] = values[value]
+        else:
+            _warn_of_missing(variable, parameter)
+    return found
+
+
+@functools.cache
+def _warn_of_missing(variable: str, parameter: str) -> None:
+    _log.warning("%s has no effect: this release of AITER has no %s", variable, parameter)
 
 
 def multiply_blocks(
@@ -98,4 +134,5 @@ def attend_backward(
     values = (
         dout, q, k, v, out, lse, dq, dk, dv, 0.0, o.scale, o.causal, o.left, o.right, None, o.deterministic, None
     )  # fmt: skip
-    library.attend_backward(**dict(zip(_BACKWARD, values, strict=True)), **library.backward_options)
+    options = {**library.backward_options, **_asked(library.backward_takes)}
+    library.attend_backward(**dict(zip(_BACKWARD, values, strict=True)), **options)

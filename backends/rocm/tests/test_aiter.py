@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -153,3 +155,38 @@ def test_releases_whose_backward_takes_other_arguments() -> None:
     assert aiter._unasked(mha._flash_attn_backward, aiter._BACKWARD) == {"dbias": None, "bias": None}
     with pytest.raises(Declined, match="takes no k, v, out"):
         aiter._unasked(lambda dout, q: None, tuple(inspect.signature(first).parameters))
+
+
+def test_variables_set_options_of_the_backward(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from aiter.ops import mha
+
+    given: list[dict[str, Any]] = []
+    backward = mha._flash_attn_backward
+
+    @functools.wraps(backward)
+    def recorded(**arguments: Any) -> Any:
+        given.append(arguments)
+        return backward(**arguments)
+
+    monkeypatch.setattr(mha, "_flash_attn_backward", recorded)
+    x = randn(16, 1, 1, 32)
+    made = aiter_attention.attention_fwd(x, x, x, layout="sbhd")
+
+    def options(**variables: str) -> dict[str, Any]:
+        for name in aiter.BACKWARD_VARIABLES:
+            monkeypatch.setenv(name, variables.get(name, ""))
+        aiter_attention.attention_bwd(x, x, x, x, made.out, made.lse, made.saved, layout="sbhd")
+        return {name: given[-1][name] for name, _ in aiter.BACKWARD_VARIABLES.values() if name in given[-1]}
+
+    assert options() == {}
+    assert options(NVTE_CK_IS_V3_ATOMIC_FP32="0") == {"is_v3_atomic_fp32": False}
+    both = options(NVTE_CK_IS_V3_ATOMIC_FP32="1", NVTE_CK_HOW_V3_BF16_CVT="2")
+    assert both == {"is_v3_atomic_fp32": True, "how_v3_bf16_cvt": 2}
+    with pytest.raises(ValueError, match="NVTE_CK_HOW_V3_BF16_CVT=3: expected 0 or 1 or 2"):
+        options(NVTE_CK_HOW_V3_BF16_CVT="3")
+    with caplog.at_level(logging.WARNING, "te_dispatch"):
+        monkeypatch.setenv("NVTE_CK_HOW_V3_BF16_CVT", "1")
+        assert aiter._asked(frozenset({"is_v3_atomic_fp32"})) == {}
+    assert "NVTE_CK_HOW_V3_BF16_CVT has no effect: this release of AITER has no how_v3_bf16_cvt" in caplog.text
