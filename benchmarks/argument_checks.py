@@ -103,7 +103,7 @@ def measure(calls: list[Call], rounds: int, repeats: int) -> tuple[float, float,
     variants = (
         [(empty_like(check), arguments) for check, arguments in calls],
         calls,
-        [(check.__wrapped__, arguments) for check, arguments in calls],  # type: ignore[attr-defined]
+        [(getattr(check, "__wrapped__", check), arguments) for check, arguments in calls],
     )
     found: list[list[float]] = [[], [], []]
     for _ in range(rounds):

@@ -35,7 +35,7 @@ NAMED: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "multi_tensor_scale": [("training.scale_tensors", {})],
     "rope_fwd": [("rows.rope", {"name": "x"})],
     "rope_bwd": [("rows.rope", {"name": "dy"})],
-    "attention_fwd": [("attention.attention", {}), ("attention.forward", {"device": torch.device("cpu")})],
+    "attention_fwd": [("attention.attention", {}), ("attention._forward_options", {"device": torch.device("cpu")})],
     "attention_bwd": [("attention.attention", {"page_table": None}), ("attention.backward", {})],
 }
 
@@ -149,7 +149,7 @@ LOOKING = ("thd", "padding", "paged", "moe_unpermute", "rope_fwd")
 @pytest.mark.parametrize(("name", "call", "more"), CASES)
 def test_a_valid_call_is_remembered_unless_contents_decide(name: str, call: str, more: dict[str, Any]) -> None:
     check = CHECKS[name]
-    looks = any(word in call for word in LOOKING) and name not in ("attention.forward",)
+    looks = any(word in call for word in LOOKING) and name not in ("attention._forward_options",)
     assert _remembers(check, arguments(check, call, more)) is not looks
 
 

@@ -140,11 +140,19 @@ def _stride(x: Any) -> Sizes:
     return () if data is None else data.stride()
 
 
-@cached_check("attention_fwd")
 def forward(
     inference: bool, page_table: Any, s_quantizer: Any, out_quantizer: Any, out_dtype: Any, device: torch.device
 ) -> None:
     """What only the forward takes, once `attention` has passed."""
+    if page_table is not None or s_quantizer is not None or out_quantizer is not None or out_dtype is not None:
+        _forward_options(inference, page_table, s_quantizer, out_quantizer, out_dtype, device)
+
+
+@cached_check("attention_fwd")
+def _forward_options(
+    inference: bool, page_table: Any, s_quantizer: Any, out_quantizer: Any, out_dtype: Any, device: torch.device
+) -> None:
+    """`forward`, where one of its options is given."""
     if page_table is not None and not inference:
         raise ValueError("page_table: given without inference, expected inference=True: paged keys have no backward")
     for name, quantizer in (("s_quantizer", s_quantizer), ("out_quantizer", out_quantizer)):
