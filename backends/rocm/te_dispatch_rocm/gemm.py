@@ -25,7 +25,7 @@ from te_dispatch.ops.checks import gemm as checks
 from te_dispatch.ops.results import Gemm
 from te_dispatch_rocm.gemm_operands import empty_product, quantized_operands
 from te_dispatch_rocm.gemm_plans import Operand, Problem, plain_operands, plan_of, problem_of
-from te_dispatch_rocm.memory import ALIGNED, address, empty, misaligned, place_of, usable, usable_or_none
+from te_dispatch_rocm.memory import ALIGNED, address, empty, place_of, usable, usable_or_none
 from te_dispatch_rocm.native import load
 
 _native = load()
@@ -147,17 +147,29 @@ def _product(
         out: torch.Tensor | None,
         aux: torch.Tensor | None,
     ) -> Any:
-        places = [address(x) for x in (a, b, a_scale, b_scale, bias, aux, out)]
-        if misaligned(*places[:2], *places[4:]) or (fp32 and allows_tf32() != tf32):
+        # Written out: calls of a function for each operand would take as long as the rest.
+        at_a, at_b = a.data_ptr(), b.data_ptr()
+        at_out = 0 if out is None else out.data_ptr()
+        at_bias = 0 if bias is None else bias.data_ptr()
+        at_aux = 0 if aux is None else aux.data_ptr()
+        if (at_a | at_b | at_out | at_bias | at_aux) % ALIGNED or (fp32 and allows_tf32() != tf32):
             return NotImplemented  # no signature tells these apart
         result = empty("out", shape, dtype, memory) if out is None else out
-        dbias = None if rows is None else empty("dbias", (rows,), dtype, memory)
-        made = empty("aux", shape, dtype, memory) if epilogue == "gelu" else None
-        scratch = empty("workspace", (workspace,), torch.uint8, memory) if workspace else None
-        summand = dbias if bias is None else biased.given(bias)
+        dbias = made = scratch = None
+        summand = biased.given(bias)
+        if summand is not bias:
+            at_bias = address(summand)
+        elif rows is not None:
+            dbias = empty("dbias", (rows,), dtype, memory)
+            at_bias = dbias.data_ptr()
+        if epilogue == "gelu":
+            made = empty("aux", shape, dtype, memory)
+            at_aux = made.data_ptr()
+        if workspace:
+            scratch = empty("workspace", (workspace,), torch.uint8, memory)
         run(
-            plan, stream_of(device), *places[:4], result.data_ptr(), address(summand), places[5] or address(made),
-            address(scratch), alpha,
+            plan, stream_of(device), at_a, at_b, address(a_scale), address(b_scale), at_out or result.data_ptr(),
+            at_bias, at_aux, address(scratch), alpha,
         )  # fmt: skip
         if biased.added and bias is not None:
             result.add_(bias.detach())

@@ -46,14 +46,6 @@ def address(x: torch.Tensor | None) -> int:
     return 0 if x is None else x.data_ptr()
 
 
-def misaligned(*addresses: int) -> bool:
-    """Whether one of these is no multiple of `ALIGNED`."""
-    low = 0
-    for at in addresses:
-        low |= at
-    return low % ALIGNED != 0
-
-
 def usable(x: torch.Tensor) -> torch.Tensor:
     """x where it is contiguous and aligned, else a copy in a workspace."""
     if x.is_contiguous() and not x.data_ptr() % ALIGNED:
