@@ -120,6 +120,21 @@ def load(data: bytes) -> dict[str, Kernel]:
     return kernels
 
 
+def kernel(data: bytes, name: str, arch: str) -> Kernel:
+    """One kernel of a code object for a chip.
+
+    Raises:
+        CodeObjectError: as `load`, or if it is code for another chip, or has no kernel of that name.
+    """
+    kernels = load(data)
+    of = next(iter(kernels.values())).arch
+    if of != arch:
+        raise CodeObjectError(f"code for {of}, expected code for {arch}")
+    if name not in kernels:
+        raise CodeObjectError(f"no kernel {name!r} in the code object, which has {', '.join(sorted(kernels))}")
+    return kernels[name]
+
+
 def parse_descriptor(raw: bytes) -> Descriptor:
     """The 64 bytes of a kernel descriptor for a chip of the gfx90a family (GFX940 included).
 

@@ -75,6 +75,13 @@ def assembled(
 
     When it starts, s[0:1] is the address of its arguments, s2 the workgroup and v0 the work-item.
     """
+    return code_object.load(assembled_code(body, arch, lds, kernarg, vgprs, accum_offset, denorm))["program"]
+
+
+def assembled_code(
+    body: str, arch: str, lds: int = 0, kernarg: int = 64, vgprs: int = 128, accum_offset: int = 64, denorm: int = 3
+) -> bytes:
+    """The code object of `assembled`; its kernel is named ``program``."""
     from triton._C.libtriton import amd, llvm
 
     llvm.init_targets()
@@ -85,7 +92,7 @@ def assembled(
         objects, linked = Path(folder) / "object", Path(folder) / "linked"
         objects.write_bytes(amd.assemble_amdgcn(text, "amdgcn-amd-amdhsa", arch, ""))
         amd.link_hsaco(str(objects), str(linked))
-        return code_object.load(linked.read_bytes())["program"]
+        return linked.read_bytes()
 
 
 def run(kernel: Kernel, buffers: Sequence[Array], grid: int = 1, items: int = 64, scalars: bytes = b"") -> None:

@@ -17,6 +17,7 @@ from gfx_emulator import (
     Limits,
     Memory,
     NotImplementedInstruction,
+    code_object,
     load,
     machine,
     testing,
@@ -248,6 +249,15 @@ def test_registers_beyond_the_kernels_are_refused() -> None:
 def test_code_for_another_chip_is_refused() -> None:
     with pytest.raises(CodeObjectError, match="EF_AMDGPU_MACH 0x3f; executed are gfx942"):
         testing.assembled("s_endpgm", arch="gfx90a")
+
+
+def test_a_kernel_is_asked_for_by_name_and_chip() -> None:
+    data = testing.assembled_code("s_endpgm", "gfx942")
+    assert code_object.kernel(data, "program", "gfx942") == load(data)["program"]
+    with pytest.raises(CodeObjectError, match=r"^code for gfx942, expected code for gfx950$"):
+        code_object.kernel(data, "program", "gfx950")
+    with pytest.raises(CodeObjectError, match=r"^no kernel 'programs' in the code object, which has program$"):
+        code_object.kernel(data, "programs", "gfx942")
 
 
 @pytest.mark.parametrize("data", [b"", b"\x7fELF\x02" + bytes(100)])

@@ -41,7 +41,7 @@ class Emulator:
         key = (given.kernel.name, given.config, specialization_of(given, self.target))
         if key not in self._compiled:
             binary = compile_for(given, self.target)
-            kernel = code_object.load(binary.asm["hsaco"])[binary.metadata.name]
+            kernel = code_object.kernel(binary.asm["hsaco"], binary.metadata.name, self.target.arch)
             self._compiled[key] = kernel, int(binary.metadata.shared), int(binary.metadata.num_warps)
         kernel, shared, warps = self._compiled[key]
         memory, values = Memory(self.pointees.finder(given)), []
