@@ -21,10 +21,10 @@ import te_dispatch
 import te_dispatch.ops.declared  # fills OPERATORS
 from te_dispatch.cli import nvte_plugin
 from te_dispatch.cli.console import FOUND, emit, out
-from te_dispatch.cli.doctor_manifests import grouped, notes, unknown_facts, without_companion
+from te_dispatch.cli.doctor_manifests import notes, unknown_facts, without_companion
 from te_dispatch.compat.alias import STAND_IN
 from te_dispatch.compat.alias import found as find_transformer_engine
-from te_dispatch.core.discovery import find
+from te_dispatch.core.discovery import find, misspelt_groups
 from te_dispatch.core.environment import debug_setting, environment_layers
 from te_dispatch.core.errors import PolicyError
 from te_dispatch.core.nvte_variables import ignored
@@ -34,7 +34,7 @@ from te_dispatch.core.policy.known import Known
 from te_dispatch.core.probing import TIME_LIMIT, Answer, asked, probes_of, run_probes
 from te_dispatch.core.results import checking_results
 from te_dispatch.core.shipped import shipped_policies
-from te_dispatch.core.snapshot import InstalledBackend, PluginFailure, Snapshot
+from te_dispatch.core.snapshot import InstalledBackend, PluginFailure, Snapshot, grouped
 from te_dispatch.core.trial import fatal_manifests
 
 PREFIXES = ("TE_DISPATCH_", "NVTE_")
@@ -98,6 +98,7 @@ def examine(time_limit: float = TIME_LIMIT) -> dict[str, Any]:
         "devices": devices,
         "backends": shown,
         "failures": [_failure(failure) for failure in snapshot.failures],
+        "misspelt_groups": misspelt_groups(),
         "environment": {name: os.environ[name] for name in sorted(os.environ) if name.startswith(PREFIXES)},
         "without_effect": list(ignored(os.environ).values()),
         "policies": _policies(known),
@@ -261,6 +262,8 @@ def _show(data: dict[str, Any], console: Console) -> None:
     for backend in data["backends"]:
         for note in backend["notes"]:
             console.print(Text(f"note: backend {backend['name']!r}: {note}\n", style="yellow"))
+    for note in data["misspelt_groups"]:
+        console.print(Text(f"note: {note}\n", style="yellow"))
     if not data["problems"]:
         console.print("[green]Nothing is broken.[/]")
         return

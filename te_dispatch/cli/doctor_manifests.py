@@ -3,31 +3,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from te_dispatch.core.manifest import CANONICAL, Implementation
 from te_dispatch.core.operator import OPERATORS
-from te_dispatch.core.policy.known import DEVICE_FACTS, VERSION_PREFIX, did_you_mean
+from te_dispatch.core.policy.known import DEVICE_FACTS, FIRST_PARTY_VENDORS, VERSION_PREFIX, did_you_mean
 from te_dispatch.core.probing import Answer
 from te_dispatch.core.requirements import DEVICE_PREFIX, OneOf, atoms
-from te_dispatch.core.snapshot import InstalledBackend, Snapshot
+from te_dispatch.core.snapshot import InstalledBackend, Snapshot, grouped
 
 #: A device as doctor shows it.
 Device = Mapping[str, Any]
 
 _ARCH = f"{DEVICE_PREFIX}arch"
-
-
-def grouped(reasons: Iterable[tuple[str, str]]) -> list[str]:
-    """(Implementation, what is wrong with it) in one line for each thing that is wrong."""
-    names: dict[str, list[str]] = {}
-    for candidate, reason in reasons:
-        names.setdefault(reason, []).append(candidate)
-    return [
-        f"{of[0]}: {reason}" if len(of) == 1 else f"{len(of)} implementations ({', '.join(of)}): {reason}"
-        for reason, of in names.items()
-    ]
+_VENDOR = f"{DEVICE_PREFIX}vendor"
 
 
 def unknown_facts(
@@ -80,24 +70,30 @@ def without_companion(backend: InstalledBackend, formats: set[tuple[str, str]]) 
 
 def notes(backend: InstalledBackend, snapshot: Snapshot, devices: Sequence[Device]) -> list[str]:
     """What is legal and may be a mistake all the same."""
-    return grouped((*_unlisted_archs(backend, snapshot, devices), *_without_forward(backend, snapshot)))
+    return grouped((*_unlisted(backend, snapshot, devices), *_without_forward(backend, snapshot)))
 
 
-def _unlisted_archs(
-    backend: InstalledBackend, snapshot: Snapshot, devices: Sequence[Device]
-) -> Iterator[tuple[str, str]]:
-    """(Implementation, reason) where it requires one of archs of which no manifest and no device here has any."""
-    archs = {arch for rows in snapshot.archs().values() for arch in rows}
-    archs |= {device["facts"]["arch"] for device in devices}
-    own = [arch for rows in backend.manifest.archs.values() for arch in rows]
-    for implementation in backend.manifest.implementations:
+def _unlisted(backend: InstalledBackend, snapshot: Snapshot, devices: Sequence[Device]) -> Iterator[tuple[str, str]]:
+    """(Implementation, reason) where it requires one of archs, or of vendors, of which no manifest and no device here
+    has any."""
+    listed = snapshot.archs()
+    archs = {arch for rows in listed.values() for arch in rows} | {device["facts"]["arch"] for device in devices}
+    vendors = {*FIRST_PARTY_VENDORS, *listed, *(device["facts"]["vendor"] for device in devices)}
+    manifest = backend.manifest
+    known = {
+        _ARCH: (archs, [arch for rows in manifest.archs.values() for arch in rows], "an arch"),
+        _VENDOR: (vendors, [*manifest.vendors, *FIRST_PARTY_VENDORS], "a vendor"),
+    }
+    for implementation in manifest.implementations:
         for condition in implementation.requires:
             for atom in atoms(condition):
-                if not isinstance(atom, OneOf) or atom.fact != _ARCH or archs.intersection(atom.values):
+                if not isinstance(atom, OneOf) or atom.fact not in known:
                     continue
-                hint = did_you_mean(str(atom.values[0]), own)
-                reason = f"requires {atom.describe()!r}, and no installed manifest lists such an arch{hint}"
-                yield f"{backend.name}.{implementation.name}", reason
+                words, likely, what = known[atom.fact]
+                if words.isdisjoint(atom.values):
+                    hint = did_you_mean(str(atom.values[0]), likely)
+                    reason = f"requires {atom.describe()!r}, and no installed manifest lists such {what}{hint}"
+                    yield f"{backend.name}.{implementation.name}", reason
 
 
 def _without_forward(backend: InstalledBackend, snapshot: Snapshot) -> Iterator[tuple[str, str]]:

@@ -57,9 +57,9 @@ def load(operator: Operator, candidate: str, target: str) -> tuple[Callable[...,
     Raises:
         BindError: it cannot be imported, is not callable, or its signature does not fit.
     """
-    function = import_declared(target)
+    function = import_declared(target, f"{candidate}:")
     if not callable(function):
-        raise BindError(f"{target} is {type(function).__name__}, not callable")
+        raise BindError(f"{candidate}: {target} is {type(function).__name__}, not callable")
     return function, lacking_parameters(operator, function, candidate)
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from te_dispatch.core.bind import import_target
 from te_dispatch.core.errors import DispatchError
-from te_dispatch.core.facts import Arch, DeviceFacts, FactValue
+from te_dispatch.core.facts import UNKNOWN, Arch, DeviceFacts, FactValue
 from te_dispatch.core.failures import on_request, phrase, place, traceback_text
 from te_dispatch.core.manifest_check import arch_problem
-from te_dispatch.core.policy.known import did_you_mean
+from te_dispatch.core.policy.known import VERSION_PREFIX, did_you_mean
 from te_dispatch.core.snapshot import Snapshot
 
 _log = logging.getLogger("te_dispatch")
@@ -88,6 +88,9 @@ def facts_problem(facts: object, type: str, vendors: Collection[str]) -> str | N
         return f"returned DeviceFacts with a wrong table: {problem}"
     if not isinstance(facts.extra, Mapping) or not all(isinstance(name, str) for name in facts.extra):
         return f"returned DeviceFacts whose extra is {facts.extra!r}, not a dict with names for keys"
+    for name, value in facts.extra.items():
+        if name.startswith(VERSION_PREFIX) and not (value is None or value is UNKNOWN or isinstance(value, str)):
+            return f"returned DeviceFacts whose {name} is {value!r}, not a str such as '1.0'"
     if facts.type != type:
         return f"says that the device's type is {facts.type!r}"
     if vendors and facts.vendor not in vendors:

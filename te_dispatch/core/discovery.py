@@ -10,6 +10,7 @@ backend is registered whole or not at all. A plugin that kills the process, or h
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import logging
 import re
@@ -23,7 +24,7 @@ from te_dispatch.core.importing import Tampering, importing_manifest
 from te_dispatch.core.manifest import Manifest
 from te_dispatch.core.manifest_check import check_manifest, operator_problems
 from te_dispatch.core.operator import Operator
-from te_dispatch.core.snapshot import InstalledBackend, PluginFailure, Snapshot
+from te_dispatch.core.snapshot import InstalledBackend, PluginFailure, Snapshot, grouped
 
 GROUP = "te_dispatch.backends"
 
@@ -96,6 +97,26 @@ def list_entry_points(group: str = GROUP) -> tuple[list[importlib.metadata.Entry
     return found, unreadable
 
 
+def misspelt_groups(group: str = GROUP) -> list[str]:
+    """A line for each installed entry point whose group reads almost like `group`, so that nothing looks there."""
+    told = []
+    for distribution in importlib.metadata.distributions():
+        with contextlib.suppress(Exception):  # metadata that cannot be read is told of elsewhere
+            told += [
+                f"{distribution.metadata['Name']} {distribution.version} declares {ep.name!r} in the entry point group "
+                f"{ep.group!r}, which nothing reads; backends are declared in {group!r}"
+                for ep in distribution.entry_points
+                if ep.group != group and _alike(ep.group, group)
+            ]
+    return told
+
+
+def _alike(word: str, other: str) -> bool:
+    import difflib  # only doctor asks
+
+    return difflib.SequenceMatcher(None, word.lower(), other).ratio() > 0.85
+
+
 def _mentions_group(distribution: importlib.metadata.Distribution) -> bool:
     try:
         return GROUP in (distribution.read_text("entry_points.txt") or "")
@@ -104,16 +125,20 @@ def _mentions_group(distribution: importlib.metadata.Distribution) -> bool:
 
 
 def discover(operators: Mapping[str, Operator]) -> Snapshot:
-    """List, load and check every installed backend. Each failure is logged once as a warning and kept."""
+    """List, load and check every installed backend. What is wrong with them is logged once, as warnings, and kept."""
     snapshot = find(operators)
     report(snapshot)
     return snapshot
 
 
 def report(snapshot: Snapshot) -> None:
-    """Warn of every plugin that failed."""
+    """Warn of every plugin that failed, and of implementations that cannot be used: calls go to others."""
     for failure in snapshot.failures:
         _log.warning("%s%s", failure, on_request(failure.traceback))
+    for backend in snapshot.backends.values():
+        unusable = [(id_, why) for id_, why in snapshot.unusable.items() if id_.partition(".")[0] == backend.name]
+        for line in grouped(unusable):
+            _log.warning("backend %r of %s %s: %s", backend.name, backend.distribution, backend.version, line)
 
 
 def find(

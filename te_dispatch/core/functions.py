@@ -56,7 +56,7 @@ class Functions:
             with manager.lock:
                 if manager.functions is self and candidate not in manager.snapshot.unusable:
                     _log.warning("%s%s", error, on_request(traceback_text(error)))
-                    manager.amend_snapshot(manager.snapshot.with_unusable(candidate, str(error)))
+                    manager.amend_snapshot(manager.snapshot.with_unusable(candidate, _reason(candidate, error)))
             raise
         with manager.lock:
             if lacking and manager.functions is self and candidate not in manager.snapshot.lacking:
@@ -73,7 +73,7 @@ class Functions:
             with released(self._manager.lock):
                 _, lacking = load(operator, candidate, implementation.target)
         except BindError as error:
-            return snapshot.with_unusable(candidate, str(error))
+            return snapshot.with_unusable(candidate, _reason(candidate, error))
         return snapshot.with_lacking(candidate, lacking) if lacking else snapshot
 
     def checking(self, operator: Operator, candidate: str, bound: Callable[..., Any]) -> Callable[..., Any]:
@@ -103,3 +103,8 @@ class Functions:
             raise BindError(f"{candidate}: its {field} is {type(function).__name__}, not callable")
         self._declared[candidate, field] = function
         return function
+
+
+def _reason(candidate: str, error: BindError) -> str:
+    """An error's message for those who show it beside the implementation's id."""
+    return str(error).removeprefix(f"{candidate}: ")

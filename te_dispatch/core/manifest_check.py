@@ -167,6 +167,8 @@ def _word_problem(word: str, known: Collection[str], strict: bool) -> str | None
     """What is wrong with a word. Where it is not `strict`, only what looks like a known word written wrongly is."""
     if word in known:
         return None
+    if word in ("None", "True", "False"):
+        return f"{word!r} is a word; write {word}, without quotes"
     if known is DTYPES and word in _OTHER_NAMES:
         return f"unknown word {word!r}; it is called {_OTHER_NAMES[word]!r} here"
     if strict:

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from te_dispatch.core.devices import facts_problem, read_reason, unlisted_arch
+from te_dispatch.core.errors import BindError
 from te_dispatch.core.facts import UNKNOWN, FactValue
 from te_dispatch.core.failures import phrase, place, traceback_text
 from te_dispatch.core.hooks import HOOKS
@@ -287,7 +288,9 @@ def _answer(kind: str, subject: str, target: str, request: Mapping[str, Any]) ->
     except KeyboardInterrupt:
         raise  # the user's; one that a plugin raises ends this process, which names it
     except BaseException as error:
-        told = f"raised {phrase(error)}{place(error)}"
+        # Of an implementation that cannot be bound the message says it all.
+        bound = isinstance(error, BindError)
+        told = str(error).removeprefix(f"{shown}: ") if bound else f"raised {phrase(error)}{place(error)}"
         return Answer(kind, shown, problem=told, returned=False, traceback=traceback_text(error))
 
 

@@ -8,7 +8,7 @@ parameter) makes a new one. Nothing in a snapshot is ever changed in place, so r
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from te_dispatch.core.facts import Arch
@@ -44,6 +44,17 @@ class PluginFailure:
 
     def __str__(self) -> str:
         return f"backend {self.name!r} of {self.distribution} {self.version}: {self.reason}"
+
+
+def grouped(reasons: Iterable[tuple[str, str]]) -> list[str]:
+    """(Implementation id, what is wrong with it) in one line for each thing that is wrong."""
+    names: dict[str, list[str]] = {}
+    for candidate, reason in reasons:
+        names.setdefault(reason, []).append(candidate)
+    return [
+        f"{of[0]}: {reason}" if len(of) == 1 else f"{len(of)} implementations ({', '.join(of)}): {reason}"
+        for reason, of in names.items()
+    ]
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.sampled(8)
 
 _IMPORTS = """
 from te_dispatch.core.facts import Arch
-from te_dispatch.core.requirements import OneOf
+from te_dispatch.core.requirements import OneOf, OnVendor
 def gemm(a, b, **options): pass
 def one(op, *requires, **fields):
     return Implementation(op=f"{op}@1", name=fields.pop("name", op), target="absent:f", requires=requires, **fields)
@@ -22,6 +22,9 @@ _BACKENDS = {
     "never": "(one('softmax_fwd', OneOf('causal', True), OneOf('causal', False)), one('rmsnorm_fwd', "
     "OneOf('hidden', -1)), one('layernorm_fwd', OneOf('quantizer', 'block'), OneOf('quantizer', None)))",
     "newer": "(one('gemm', OneOf('device.arch', 'n9', 'n10')), one('quantize', OneOf('device.arch', 'n1', 'n9')))",
+    "stranger": "(one('gemm', OneOf('device.vendor', 'acmxy')), "
+    "one('quantize', OneOf('device.vendor', 'acmxy', 'amd')), "
+    "one('softmax_fwd', OnVendor('acmyx', OneOf('causal', True))))",
     "halves": "(one('layernorm_bwd'), one('rmsnorm_bwd', saved_format='halves/1'), one('softmax_bwd'), "
     "one('softmax_fwd'))",
 }
@@ -69,6 +72,16 @@ def test_an_arch_that_no_manifest_lists_is_noted(told):
     assert _problems(told, "newer") == []
     [note] = _backend(told, "newer")["notes"]
     assert note.startswith("newer.gemm: requires 'device.arch is n9 or n10', and no installed manifest lists such an")
+
+
+def test_a_vendor_that_no_manifest_lists_is_noted(told):
+    """A short name is too unlike any other to be taken for a slip."""
+    assert _problems(told, "stranger") == []
+    assert _backend(told, "stranger")["notes"] == [
+        f"stranger.{name}: requires 'device.vendor is {vendor}', and no installed manifest lists such a vendor; "
+        "did you mean 'acme'?"
+        for name, vendor in (("gemm", "acmxy"), ("softmax_fwd", "acmyx"))
+    ]
 
 
 def test_a_backward_without_its_forward_is_noted(told):

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from te_dispatch.core.discovery import discover, register
+from te_dispatch.core.discovery import discover, misspelt_groups, register
 from te_dispatch.core.manager import OpManager
 from te_dispatch.core.manifest import API_VERSION, Manifest
 from te_dispatch.core.operator import OPERATORS
@@ -187,6 +187,24 @@ def test_a_plugin_that_fails_is_loud_and_alone(
     assert "acme-bad 1.0" in message and reason in message
 
 
+def test_implementations_that_cannot_be_used_are_warned_of(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Calls went to other backends, and nothing but doctor said why."""
+    source = (
+        "from te_dispatch.core.manifest import Implementation, Manifest\n"
+        "from te_dispatch.core.requirements import OneOf\n"
+        "def one(name, fact):\n"
+        "    return Implementation('mix@1', name, 'nowhere:f', requires=(OneOf(fact, 'odd'),))\n"
+        "MANIFEST = Manifest('half', 1, (one('k', 'moode'), one('l', 'moode'), one('m', 'mode')))\n"
+    )
+    plugin(path, "half", source)
+    with caplog.at_level(logging.WARNING, "te_dispatch"):
+        discover(OPERATORS)
+    assert [r.getMessage() for r in caplog.records if "half" in r.getMessage()] == [
+        "backend 'half' of acme-half 1.0: 2 implementations (half.k, half.l): requires a fact that mix does not have: "
+        "moode; did you mean 'mode'?"
+    ]
+
+
 def test_a_malformed_distribution_elsewhere_breaks_nothing(path: Path) -> None:
     distribution(path, "unrelated", "", "[console_scripts\nthis is = not : valid = at all\n[[")
     broken = path / "nameless-1.dist-info"
@@ -203,6 +221,22 @@ def test_a_malformed_distribution_that_means_us_is_told(path: Path) -> None:
     snapshot = discover(OPERATORS)
     assert "good" in snapshot.backends
     assert any("torn" in str(f) for f in snapshot.failures), snapshot.failures
+
+
+def test_a_group_that_nothing_reads_is_told(path: Path) -> None:
+    """Doctor said nothing of a distribution that declared its backend in ``te_dispatch.backend``."""
+    for name, group in (
+        ("lost", "te_dispatch.backend"),
+        ("strayed", "te-dispatch.backends"),
+        ("else", "torch.backends"),
+    ):
+        distribution(path, f"acme-{name}", "", f"[{group}]\n{name} = acme:MANIFEST\n")
+    plugin(path, "good")
+    assert sorted(misspelt_groups()) == [
+        f"acme-{name} 1.0 declares {name!r} in the entry point group {group!r}, which nothing reads; backends are "
+        "declared in 'te_dispatch.backends'"
+        for name, group in (("lost", "te_dispatch.backend"), ("strayed", "te-dispatch.backends"))
+    ]
 
 
 def test_a_doubled_path_is_not_a_duplicate(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -150,6 +150,8 @@ def test_one_value_where_several_belong_is_refused(field: str) -> None:
         (OneOf("a.scaling", "blocked"), "unknown word 'blocked'"),
         (OneOf("layout", "XX"), "unknown word 'XX'; known: NN, NT, TN"),
         (OneOf("epilogue", "gelo"), "did you mean 'gelu'?"),
+        (OneOf("epilogue", "None"), "'None' is a word; write None, without quotes"),
+        (OneOf("out_dtype", "None"), "'None' is a word; write None, without quotes"),
         (OneOf("bias", None), "bias is True or False, got None"),
         (OneOf("k", "16"), "k is a whole number, got '16'"),
         (Compare("k", ">=", "16"), "compares with a number, got '16'"),

@@ -63,6 +63,7 @@ class _Skipped(BaseException):
         (_cpu(table=Arch(("e4m3",))), "encodings: unknown word 'e4m3'; did you mean 'e4m3fn'?"),
         (_cpu(extra=5), "whose extra is 5"),
         (_cpu(extra={5: 5}), "whose extra is {5: 5}"),
+        (_cpu(extra={"version.acme": 2}), "whose version.acme is 2, not a str such as '1.0'"),
         (RuntimeError("no answer"), "raised RuntimeError: no answer"),
         (_Skipped("elsewhere"), "raised _Skipped: elsewhere"),
     ],
