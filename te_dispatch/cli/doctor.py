@@ -73,7 +73,8 @@ def examine(time_limit: float = TIME_LIMIT) -> dict[str, Any]:
         return run_probes(probes_of(backend.manifest, snapshot.unusable), time_limit, backend.manifest)
 
     torch = _installed("torch")
-    with ThreadPoolExecutor(max_workers=1 + len(backends)) as pool:
+    # Each child imports PyTorch: more at a time than there are CPUs would only make each other exceed their limit.
+    with ThreadPoolExecutor(max_workers=max(2, os.cpu_count() or 1)) as pool:
         private = pool.submit(run_probes, [_TORCH_PRIVATE] if torch else [], time_limit)
         asked = list(pool.map(ask, backends))
     answers = dict(zip((b.name for b in backends), asked))

@@ -6,13 +6,18 @@ from __future__ import annotations
 import platform
 import sys
 import textwrap
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 import te_dispatch
+from te_dispatch.cli import doctor
+from te_dispatch.core.manifest import Manifest
 from te_dispatch.core.probing import Answer, run_probes
 from te_dispatch.core.shipped import shipped_policies
+from te_dispatch.core.snapshot import InstalledBackend, Snapshot
 
 pytestmark = pytest.mark.sampled(8)
 
@@ -182,3 +187,27 @@ def test_what_this_pytorch_lacks_is_told(tmp_path, run_process):
     problems = run_process(tmp_path, "doctor", "--json", path=tmp_path).json["problems"]
     [problem] = [p for p in problems if p.startswith("PyTorch ")]
     assert "te_dispatch needs torch._scaled_mm, which PyTorch" in problem
+
+
+def test_no_more_backends_are_asked_at_a_time_than_there_are_cpus(monkeypatch):
+    """Beside each other, forty imports of PyTorch on two CPUs took so long that each was told to have hung."""
+    lock, now, most = threading.Lock(), 0, 0
+
+    def ask(*_):
+        nonlocal now, most
+        with lock:
+            now += 1
+            most = max(most, now)
+        time.sleep(0.02)
+        with lock:
+            now -= 1
+        return []
+
+    names = [f"b{i}" for i in range(12)]
+    snapshot = Snapshot({name: InstalledBackend(Manifest(name, 1, ()), "d", "1") for name in names})
+    monkeypatch.setattr(doctor, "run_probes", ask)
+    monkeypatch.setattr(doctor, "fatal_manifests", lambda limit: {})
+    monkeypatch.setattr(doctor, "find", lambda operators, vetoes: snapshot)
+    monkeypatch.setattr("os.cpu_count", lambda: 3)
+    assert [one["name"] for one in doctor.examine()["backends"]] == names
+    assert most == 3
