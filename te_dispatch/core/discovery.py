@@ -14,6 +14,7 @@ import contextlib
 import importlib.metadata
 import logging
 import re
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -27,6 +28,9 @@ from te_dispatch.core.operator import Operator
 from te_dispatch.core.snapshot import InstalledBackend, PluginFailure, Snapshot, grouped
 
 GROUP = "te_dispatch.backends"
+
+#: Seconds from which the import of one manifest is told of: every program that uses te_dispatch waits for it.
+SLOW = 5.0
 
 _log = logging.getLogger("te_dispatch")
 
@@ -59,6 +63,7 @@ class _FreshExtensionManager(ExtensionManager):  # type: ignore[type-arg]
     def _load_one_plugin(self, ep: importlib.metadata.EntryPoint, *args: Any, **kwargs: Any) -> Any:
         if ep in self._vetoes:
             raise PluginLoadError(self._vetoes[ep])
+        started = time.perf_counter()
         try:
             with importing_manifest(ep.name):
                 return super()._load_one_plugin(ep, *args, **kwargs)
@@ -73,6 +78,15 @@ class _FreshExtensionManager(ExtensionManager):  # type: ignore[type-arg]
             raise
         except BaseException as error:  # SystemExit, a test framework's way to skip
             raise PluginLoadError(f"raised {phrase(error)} while it was imported") from error
+        finally:
+            took = time.perf_counter() - started
+            if took > SLOW:
+                _log.warning(
+                    "the manifest of backend %r took %.1f s to import, for which every program that uses te_dispatch "
+                    "waits; libraries belong into the modules of its probes and kernels",
+                    ep.name,
+                    took,
+                )
 
 
 def list_entry_points(group: str = GROUP) -> tuple[list[importlib.metadata.EntryPoint], list[PluginFailure]]:

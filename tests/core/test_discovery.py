@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from te_dispatch.core import discovery
 from te_dispatch.core.discovery import discover, misspelt_groups, register
 from te_dispatch.core.manager import OpManager
 from te_dispatch.core.manifest import API_VERSION, Manifest
@@ -221,6 +222,19 @@ def test_a_malformed_distribution_that_means_us_is_told(path: Path) -> None:
     snapshot = discover(OPERATORS)
     assert "good" in snapshot.backends
     assert any("torn" in str(f) for f in snapshot.failures), snapshot.failures
+
+
+def test_a_manifest_that_takes_long_to_import_is_told(
+    path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every program waited, and neither it nor doctor said for whom."""
+    monkeypatch.setattr(discovery, "SLOW", 0.2)
+    plugin(path, "slow", "import time; time.sleep(0.3)\n" + MANIFEST.format(name="slow"))
+    plugin(path, "quick")
+    with caplog.at_level(logging.WARNING, "te_dispatch"):
+        found()
+    [told] = [r.getMessage() for r in caplog.records if "to import" in r.getMessage()]
+    assert told.startswith("the manifest of backend 'slow' took 0.")
 
 
 def test_a_group_that_nothing_reads_is_told(path: Path) -> None:
