@@ -69,6 +69,13 @@ class Bench:
         return self._subjects[key]
 
 
+#: What to do in place of raising NotImplementedError, which reaches the caller.
+_DECLINE = (
+    "what an implementation does not serve it leaves to other backends, by its requirements or by raising "
+    "te_dispatch.core.errors.Declined"
+)
+
+
 def run_unit(unit: Unit, bench: Bench) -> Outcome:
     """Run one unit. Only a mistake in the kit or in the id raises; all that the subject does is an outcome.
 
@@ -146,4 +153,5 @@ def _described(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)[-_FRAMES:]
     where = " < ".join(f"{frame.name} ({frame.filename.rpartition('/')[2]}:{frame.lineno})" for frame in frames[::-1])
     text = str(error)
-    return f"{type(error).__name__}: {text if len(text) <= _TEXT else f'{text[:_TEXT]} ...'} [{where}]"
+    told = f"{type(error).__name__}: {text if len(text) <= _TEXT else f'{text[:_TEXT]} ...'} [{where}]"
+    return f"{told}; {_DECLINE}" if isinstance(error, NotImplementedError) else told

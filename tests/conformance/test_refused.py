@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from te_dispatch.conformance import execute
 from te_dispatch.conformance.case import Unit
 from te_dispatch.conformance.checks import find as find_check
 from te_dispatch.conformance.execute import Bench, run_unit
@@ -96,3 +97,13 @@ def test_a_mask_that_is_cut_to_the_scores() -> None:
 
     with pytest.raises(Failure, match="asks for ValueError"):
         _raises("attention_fwd", "reference.attention_fwd", cuts, mistake="wide_mask")
+
+
+def test_who_raises_not_implemented_is_told_how_to_leave_a_call_to_others() -> None:
+    def refuses(right: Subject, given: Mapping[str, Any]) -> Any:
+        raise NotImplementedError("not yet on this chip")
+
+    trial = trial_of(case_of("softmax_fwd", "plain"), "torch.softmax_fwd", refuses)
+    state, message = execute._run(find_check("values"), trial)
+    assert state == "failed" and message.startswith("NotImplementedError: not yet on this chip [")
+    assert message.endswith("by its requirements or by raising te_dispatch.core.errors.Declined")
