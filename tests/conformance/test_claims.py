@@ -138,6 +138,16 @@ def test_a_product_that_sums_by_row_count(space: str, implementation: str, value
         find("batch_invariant").run(trial_of(case, implementation, _product(lambda rows: rows > 200)))
 
 
+def test_on_an_emulated_device_calls_have_fewer_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Subject, "emulated", True)
+    case = case_of("gemm", "plain", layout="NT", values="normal", shape="31x37x41", dtype="fp32")
+    trial = trial_of(case, "torch.matmul", _product(lambda rows: rows > 250))
+    find("batch_invariant").run(trial)
+    assert trial.notes == ["with up to 240 rows, of 2064: the device is emulated"]
+    with pytest.raises(Failure, match="with shape=240x48x2048: out: 120 rows alone differ"):
+        find("batch_invariant").run(trial_of(case, "torch.matmul", _product(lambda rows: rows > 200)))
+
+
 @pytest.mark.parametrize("layout", ("NT", "TN"))
 def test_half_of_a_product_of_records(layout: str) -> None:
     case = case_of("gemm", "quantized", layout=layout, copies="both", out="given", shape="48x32x64")

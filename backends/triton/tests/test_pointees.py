@@ -60,3 +60,24 @@ def test_objects_are_looked_through_once(found: pointees.Pointees, monkeypatch: 
     assert len(elsewhere) == 2
     found.close()
     assert gc.get_freeze_count() == 0
+
+
+def test_a_launch_looks_through_objects_once(found: pointees.Pointees, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = [torch.arange(8) for _ in range(5)]
+    looked: list[int] = []
+    every = pointees.Pointees._tensors
+
+    def counted(self: pointees.Pointees) -> Iterator[torch.Tensor]:
+        for one in every(self):
+            looked.append(id(one))
+            yield one
+
+    monkeypatch.setattr(pointees.Pointees, "_tensors", counted)
+    find = found.finder(launched(tuple(one.data_ptr() for one in tensors)))
+    assert find is not None
+    for one in (*tensors, *reversed(tensors)):
+        assert (find(one.data_ptr() + 8) or pytest.fail("not found"))[1] == one.data_ptr()
+    assert find(1 << 20) is None
+    times = [looked.count(id(one)) for one in tensors]
+    # Those that were found are remembered as well as lying among the objects.
+    assert max(times) <= 2

@@ -13,7 +13,7 @@ import torch
 
 from te_dispatch.conformance.checks import Check
 from te_dispatch.conformance.checks.causality import later_rows
-from te_dispatch.conformance.checks.sizes import ROWS, enlarged, flattened, serves, shape_of
+from te_dispatch.conformance.checks.sizes import EMULATED_ROWS, ROWS, enlarged, flattened, serves, shape_of
 from te_dispatch.conformance.checks.values import synchronize, thread_count
 from te_dispatch.conformance.families import gemm_rows
 from te_dispatch.conformance.forwards import NotClaimed
@@ -134,14 +134,17 @@ def batch_invariant(trial: Trial) -> None:
     _roll(trial, half)
     until = time.monotonic() + _BUDGET_S
     cases = [case for case in (trial, flattened(trial)) if case is not None]
-    for case, rows in itertools.product(cases, ROWS):
+    sizes = EMULATED_ROWS if trial.subject.emulated else ROWS
+    if trial.subject.emulated:
+        trial.notes.append(f"with up to {max(sizes)} rows, of {max(ROWS)}: the device is emulated")
+    for case, rows in itertools.product(cases, sizes):
         larger = enlarged(case, rows)
         if larger is None:
             continue
         try:
             _halve(larger, half)
             _roll(larger, half)
-            if rows == ROWS[0] and larger.space.batch is not None:
+            if rows == sizes[0] and larger.space.batch is not None:
                 later_rows(larger)
         except Failure as failure:
             raise Failure(f"with {shape_of(larger)}: {failure}") from failure

@@ -15,6 +15,8 @@ from te_dispatch.core.errors import Declined
 #: Rows of a call. Halved again and again, they pass 258, 129, 64, 32, 16, 8, 4, 2 and 1; 136, 68, 34 and 17; 120, 60,
 #: 30, 15, 7 and 3; 96, 48, 24, 12 and 6; 2,064 and 1,032.
 ROWS = (516, 272, 240, 96, 2064)
+#: Those of a device that is emulated, where a launch on the first of the others takes seconds.
+EMULATED_ROWS = (240, 96)
 #: Columns: a multiple of every vector's width; and of so many rows others, of which a call's last vector is not full.
 #: With 4 of them, some rows alone are all finite, all kept or all zero.
 COLUMNS, UNEVEN = 1040, {272: 1037, 240: 1036, 96: 4, 2064: 48}

@@ -14,6 +14,11 @@ Array: TypeAlias = npt.NDArray[Any]
 LANES = 64
 
 
+def whole(value: Array, count: int) -> Array:
+    """A value for every lane of so many waves: ``[count, 64]``, of what broadcasts to it."""
+    return value if value.shape == (count, LANES) else np.broadcast_to(value, (count, LANES))
+
+
 def pack(mask: Array) -> Array:
     """bool ``[n, 64]`` to uint32 ``[n, 2]``, lane 0 in the lowest bit."""
     return np.packbits(mask, axis=1, bitorder="little").view(np.uint32)

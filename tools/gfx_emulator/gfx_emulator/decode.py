@@ -28,6 +28,8 @@ _FIELDS = (
 )  # fmt: skip
 _ENCODING = re.compile(r"_E(32|64)$")
 _LITERAL = 255
+#: Numbers of operands that stand for another format: sub-dwords, neighbouring lanes, a literal.
+_SELECTORS = frozenset({249, 250, _LITERAL})
 #: (lowest bit, bits) of the fields that matrix instructions have where other packed ones have modifiers.
 _MATRIX_FIELDS = {"cbsz": (8, 3), "abid": (11, 4), "acc_cd": (15, 1), "acc": (59, 2), "blgp": (61, 3)}
 #: The upper half of V_MFMA_LD_SCALE_B32's first word.
@@ -111,7 +113,7 @@ def _decoded(data: bytes) -> tuple[int, str, str, dict[str, int]]:
         found = _known.get(data[:size])
         if found is not None:
             return found
-    found = _read(data)
+    found = _like_another(data) or _read(data)
     if found[0] and len(data) >= found[0]:
         _known[data[: found[0]]] = found
     return found
@@ -123,6 +125,86 @@ def _fields_of(kind: Hashable) -> tuple[str, ...]:
     return tuple(name for name in _FIELDS if hasattr(kind, name))
 
 
+class _Field:
+    """Where a field stands in an instruction, and what its bits mean to the tables."""
+
+    def __init__(self, name: str, bits: Any) -> None:
+        self.name, self.low, self.mask, self._decode = name, bits.lo, bits.mask, bits.decode
+        #: Operands of scalar instructions and of vector ones, among which are the numbers that name another format.
+        self.selects = self.mask in (0xFF, 0x1FF) and getattr(bits, "_valid_range", (1,))[0] == 0
+        self._values: dict[int, int] = {}
+
+    def of(self, word: int) -> int:
+        raw = word >> self.low & self.mask
+        found = self._values.get(raw)
+        if found is None:
+            value = self._decode(raw)
+            found = self._values[raw] = int(getattr(value, "offset", value))
+        return found
+
+
+@functools.cache
+def _layout(kind: Any) -> tuple[_Field, ...]:
+    """The fields of a format, in the order of `_FIELDS`."""
+    bits = dict(kind._fields)
+    return tuple(_Field(name, bits[name]) for name in _fields_of(kind))
+
+
+@dataclass(frozen=True)
+class _Opcode:
+    """What instructions that differ in their operands alone have in common.
+
+    Attributes:
+        selecting: operands that may not name another format.
+        literal: whether one follows that is no field of the format.
+    """
+
+    size: int
+    name: str
+    form: str
+    fields: tuple[_Field, ...]
+    selecting: tuple[_Field, ...]
+    literal: bool
+
+
+#: Opcodes that were read, by the bits that are not operands', for each set of such bits.
+_opcodes: dict[int, dict[int, _Opcode]] = {}
+
+
+def _like_another(data: bytes) -> tuple[int, str, str, dict[str, int]] | None:
+    """An instruction that differs from one that was read before in its operands alone; None where none is known.
+
+    Finding an instruction's format takes the tables a hundred times as long.
+    """
+    if len(data) < 8 or data[2:4] == _LOAD_SCALE:
+        return None
+    word = int.from_bytes(data[:8], "little")
+    for mask, opcodes in _opcodes.items():
+        one = opcodes.get(word & mask)
+        if one is None or any(word >> field.low & field.mask in _SELECTORS for field in one.selecting):
+            continue
+        fields = {field.name: field.of(word) for field in one.fields}
+        size = one.size
+        if one.literal:
+            fields["literal"] = int.from_bytes(data[size : size + 4], "little")
+            size += 4
+        return size, one.name, one.form, fields
+    return None
+
+
+def _learn(data: bytes, kind: Any, name: str, form: str, size: int, literal: bool) -> None:
+    """Keep what `_like_another` needs of an instruction that was read."""
+    if len(data) < 8 or data[2:4] == _LOAD_SCALE or name.startswith("V_MFMA"):
+        return
+    word, fields = int.from_bytes(data[:8], "little"), _layout(kind)
+    free = [one for one in fields if not (one.selects and word >> one.low & one.mask in _SELECTORS)]
+    mask = (1 << 8 * min(size, 8)) - 1
+    for one in free:
+        mask &= ~(one.mask << one.low)
+    selecting = tuple(one for one in free if one.selects)
+    _opcodes.setdefault(mask, {})[word & mask] = _Opcode(size, name, form, fields, selecting, literal)
+
+
 def _read(data: bytes) -> tuple[int, str, str, dict[str, int]]:
     # The tables find the pair of a scale and its product by the second instruction alone: only where the first one is a
     # scale may they see both.
@@ -131,20 +213,21 @@ def _read(data: bytes) -> tuple[int, str, str, dict[str, int]]:
         found = _decoder()(seen, "cdna")
     except (ValueError, AssertionError):
         return 0, "", "", {}
-    fields: dict[str, int] = {}
     kind: Any = type(found)
-    for name in _fields_of(kind):
-        value = getattr(found, name)
-        fields[name] = int(getattr(value, "offset", value))
+    word = int(found._raw)
+    fields = {field.name: field.of(word) for field in _layout(kind)}
     if found.op.name.startswith("V_MFMA") and "cbsz" not in fields:
         # The tables have some matrix instructions in the general packed format, of which they are a form.
         word = int.from_bytes(data[:8], "little")
         fields = {name: fields[name] for name in ("src0", "src1", "src2", "vdst")}
         fields |= {name: word >> low & (1 << bits) - 1 for name, (low, bits) in _MATRIX_FIELDS.items()}
     size = int(found.size())
-    form = type(found).__name__.removesuffix("_LIT")
+    form = kind.__name__.removesuffix("_LIT")
+    name = _ENCODING.sub("", found.op.name)
     operands = (fields.get(name) for name in ("src0", "src1", "src2", "ssrc0", "ssrc1"))
-    if "literal" not in fields and _LITERAL in operands:
+    literal = "literal" not in fields and _LITERAL in operands
+    _learn(data, kind, name, form, size, literal)
+    if literal:
         fields["literal"] = int.from_bytes(data[size : size + 4], "little")
         size += 4
-    return size, _ENCODING.sub("", found.op.name), form, fields
+    return size, name, form, fields

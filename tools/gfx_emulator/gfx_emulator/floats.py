@@ -164,6 +164,19 @@ def from_bf16(bits: Array) -> Array:
 def minimum(first: Array, second: Array, largest: bool, ieee: bool) -> Array:
     """V_MIN and V_MAX of float16, float32 or float64: the number where the other operand is NaN, -0 below +0; signaling
     NaN are quieted and win where IEEE mode is on."""
+    value = np.asarray((np.maximum if largest else np.minimum)(first, second))
+    if not np.isnan(value).any():
+        zeros = (first == 0) & (second == 0)
+        if zeros.any():
+            bits = np.dtype(f"u{value.dtype.itemsize}")
+            a, b = (np.ascontiguousarray(one).view(bits) for one in (first, second))
+            value = np.where(zeros, (a & b if largest else a | b).view(value.dtype), value)
+        return value
+    return _minimum_of_any(first, second, largest, ieee)
+
+
+def _minimum_of_any(first: Array, second: Array, largest: bool, ieee: bool) -> Array:
+    """The same, where there are NaN."""
     size = first.dtype.itemsize
     signed = np.dtype(f"i{size}").type
     a, b = (np.ascontiguousarray(one).view(signed) for one in (first, second))

@@ -255,37 +255,36 @@ class _Run:
         later = others[others > place]
         stop = int(later.min()) if len(later) else len(self.program.built)
         active = Active(self.batch, slice(None) if chosen.all() else np.nonzero(chosen)[0])
-        begun, total = place, len(self.program.built)
-        while True:
-            instruction = self.program.instructions[place]
-            execute = self.program.built[place]
-            if execute is None:
-                execute = self.program.built[place] = build(instruction, self.program.context)
-            self._execute(execute, active, instruction)
-            place += 1
-            if instruction.name in SIGNALS:
-                break
-            if place == stop or place - begun >= _TURN:
-                break
-            if place >= total:
-                raise EmulatorError(f"kernel {self.kernel.name}: execution runs past the end of the code")
+        begun = place
+        try:
+            place = self._straight(active, place, stop)
+        except EmulatorError as error:
+            raise type(error)(f"kernel {self.kernel.name}: {error}") from error.__cause__
         self.place[active.rows] = place
         self._signal(active, place - begun)
         return place - begun
 
-    def _execute(self, execute: Execute, active: Active, instruction: Instruction) -> None:
+    def _straight(self, active: Active, place: int, stop: int) -> int:
+        """Execute up to an instruction that changes the order of execution, or to where others stand, for a turn at
+        most; returns the place that comes next."""
+        instructions, built, total = self.program.instructions, self.program.built, len(self.program.built)
+        last = min(stop, place + _TURN)
         try:
-            execute(active)
-        except EmulatorError as error:
-            raise type(error)(f"kernel {self.kernel.name}: {error}") from None
+            while True:
+                instruction = instructions[place]
+                execute = built[place]
+                if execute is None:
+                    execute = built[place] = build(instruction, self.program.context)
+                execute(active)
+                place += 1
+                if instruction.name in SIGNALS or place == last:
+                    return place
+                if place >= total:
+                    raise EmulatorError("execution runs past the end of the code")
         except OutsideError as error:
-            raise EmulatorError(
-                f"kernel {self.kernel.name}: {instruction}: a scalar load outside: {error.near}"
-            ) from None
+            raise EmulatorError(f"{instruction}: a scalar load outside: {error.near}") from None
         except IndexError as error:
-            raise EmulatorError(
-                f"kernel {self.kernel.name}: {instruction}: a register that it has not: {error}"
-            ) from error
+            raise EmulatorError(f"{instruction}: a register that it has not: {error}") from error
 
     def _signal(self, active: Active, executed: int) -> None:
         signal, active.signal = active.signal, None

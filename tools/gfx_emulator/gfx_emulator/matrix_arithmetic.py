@@ -57,6 +57,22 @@ def fp8_format(bias: int) -> Format:
 
 def multiply_add(a: Array, b: Array, c: Array, format_a: Format, format_b: Format) -> Array:
     """a ``[w, m, k]`` and b ``[w, n, k]`` (float64) with c ``[w, m, n]`` (float32): float32 ``[w, m, n]``."""
+    if not (np.isfinite(a).all() and np.isfinite(b).all() and np.isfinite(c).all()):
+        return _of_every(a, b, c, format_a, format_b)
+    # Tiles reach beyond small matrices, where they are zero: what has a row or a column of zeros is c, and -0 is 0.
+    result: Array = c + np.float32(0)
+    rows, columns = (a != 0).any(axis=2), (b != 0).any(axis=2)
+    waves = np.nonzero(rows.any(axis=1) & columns.any(axis=1))[0]
+    if len(waves):
+        down, across = np.nonzero(rows[waves].any(axis=0))[0], np.nonzero(columns[waves].any(axis=0))[0]
+        part = np.ix_(waves, down, across)
+        left, right = a[waves[:, None], down], b[waves[:, None], across]
+        result[part] = _of_every(left, right, c[part], format_a, format_b)
+    return result
+
+
+def _of_every(a: Array, b: Array, c: Array, format_a: Format, format_b: Format) -> Array:
+    """The same, element by element."""
     group = min(format_a.group, a.shape[2])
     step = max(1, _CHUNK // (a.shape[1] * b.shape[1] * group))
     result = np.empty(c.shape, np.float32)
@@ -92,6 +108,8 @@ def _group(a: Array, b: Array, c: Array, format_a: Format, format_b: Format) -> 
     ordinary = int(first.max()) + int(second.max()) + 2 <= 128
     if not (ordinary and np.isfinite(a).all() and np.isfinite(b).all() and np.isfinite(c).all()):
         return _group_of_any(a, b, c, format_a, format_b)
+    if not (a.any() and b.any()):
+        return np.asarray(c + np.float32(0))
     left, right = _Factors(a, first), _Factors(b, second)
     if format_a.halves:
         even, even_exponent = _fixed_sum(left, right, range(0, a.shape[2], 2))

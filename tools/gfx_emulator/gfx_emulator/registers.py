@@ -161,7 +161,9 @@ class Active:
 
     def mask_of(self, number: int) -> Array:
         """A pair of scalar registers as bool ``[n, 64]``."""
-        return unpack(np.stack([self.s(number), self.s(number + 1)], axis=1))
+        words = np.empty((self.count, 2), np.uint32)
+        words[:, 0], words[:, 1] = self.s(number), self.s(number + 1)
+        return unpack(words)
 
     def scc(self) -> Array:
         """bool ``[n]``."""

@@ -61,15 +61,34 @@ def implemented() -> frozenset[str]:
     return frozenset(_BUILDERS)
 
 
+#: Formats whose instructions do the same wherever they stand, so that kernels share what executes them.
+_ANYWHERE = ("VOP", "SOP1", "SOP2", "SOPC")
+#: At most so many are kept.
+_KEPT = 1 << 17
+_built: dict[tuple[str, str, tuple[int, ...], Context], Execute] = {}
+
+
 def build(instruction: Instruction, context: Context) -> Execute:
     """The function that executes an instruction.
 
     Raises:
         NotImplementedInstruction: if it has no implementation, or its form none.
     """
+    if not instruction.form.startswith(_ANYWHERE):
+        return _builder(instruction)(instruction, context)
+    key = (instruction.name, instruction.form, tuple(instruction.fields.values()), context)
+    found = _built.get(key)
+    if found is None:
+        if len(_built) >= _KEPT:
+            _built.clear()
+        found = _built[key] = _builder(instruction)(instruction, context)
+    return found
+
+
+def _builder(instruction: Instruction) -> Builder:
     builder = _BUILDERS.get(instruction.name)
     if builder is None and instruction.name in implemented():
         builder = _BUILDERS[instruction.name]
     if builder is None:
         raise NotImplementedInstruction(f"{instruction.name} is not implemented ({instruction})")
-    return builder(instruction, context)
+    return builder

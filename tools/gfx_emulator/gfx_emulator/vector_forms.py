@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from gfx_emulator import operands
-from gfx_emulator.arrays import LANES, Array
+from gfx_emulator.arrays import LANES, Array, whole
 from gfx_emulator.decode import Instruction
 from gfx_emulator.errors import NotImplementedInstruction
 from gfx_emulator.operands import VGPR, Reader
@@ -139,7 +139,7 @@ def _neighbour(read: Reader, fields: dict[str, int]) -> Reader:
     lanes, valid = lane_pattern(fields["dpp"])
 
     def other(active: Active) -> Array:
-        value = np.broadcast_to(read(active), (active.count, LANES))[:, lanes]
+        value = whole(read(active), active.count)[:, lanes]
         if active.mask is None and valid.all():
             return value
         return np.where(valid & active.active_lanes()[:, lanes], value, np.uint32(0))
@@ -192,7 +192,7 @@ class Target:
             value = np.where(np.isnan(value), 0, np.clip(value, 0, 1)).astype(value.dtype)
         mask = None if self.lanes is None else self.lanes(active)
         if self.wide:
-            words = np.broadcast_to(value, (active.count, LANES)).view(np.uint64)
+            words = whole(value, active.count).view(np.uint64)
             active.set_v64(self.number, words, mask)
             return
         narrow = value.view(np.uint16).astype(np.uint32) if self.kind.endswith("16") else value.view(np.uint32)

@@ -109,6 +109,64 @@ def test_decoding_knows_what_it_has_read_by_its_own_bytes() -> None:
     assert next(decode.decode(long + end))["literal"] == 0x12345678
 
 
+def test_decoding_of_what_differs_in_its_operands_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Formats whose operands name another format (a literal, sub-dwords, neighbouring lanes) are told apart."""
+    words = (
+        "37410887", "37ff40874800000001", "12345678", "0103027e", "ff02027e78563412", "f902027e04060600",
+        "fa02027e01e400ff", "0003046a", "ff030468ffff0000", "f903046a06060606", "00c08cbf", "0000c0d100000402",
+        "4000d3d1000a0a04", "0080dcdc02020000", "00500ce000000080",
+    )  # fmt: skip
+    texts = [bytes.fromhex(one).ljust(16, b"\0") for one in words]
+    for name, value in (("_known", {}), ("_opcodes", {})):
+        monkeypatch.setattr(decode, name, value)
+    random = np.random.default_rng(4)
+    similar = 0
+    for _ in range(4000):
+        data = bytearray(texts[random.integers(len(texts))])
+        for _ in range(random.integers(1, 4)):
+            data[random.integers(8)] = random.integers(256)
+        quick = decode._like_another(bytes(data))
+        expected = decode._read(bytes(data))
+        similar += quick is not None
+        assert quick is None or quick == expected
+    assert similar > 500
+
+
+def test_rows_and_columns_of_zeros() -> None:
+    """What tiles hold beyond a matrix is left out of products; -0 becomes 0 there, as where it is added."""
+    random = np.random.default_rng(5)
+    a, b = (drawn(random, (4, 16, 32), 4, -10, 7) for _ in range(2))
+    c = drawn(random, (4, 16, 16), 24, -20, 20).astype(np.float32)
+    a[1], b[2], a[3, 5:], b[3, :9] = 0, -0.0, 0, 0
+    a[:, :, 16:] = 0
+    c[random.random(c.shape) < 0.3] = -0.0
+    c[0, 0, 0] = 1e-41
+    form = fp8_format(8)
+    for special in (None, np.inf, np.nan):
+        if special is not None:
+            b[1, 3, 7] = special
+        with np.errstate(invalid="ignore"):
+            found, expected = (one(a, b, c, form, form) for one in (matrix_arithmetic.multiply_add, _by_groups))
+        assert np.array_equal(found.view(np.uint32), expected.view(np.uint32))
+
+
+def _by_groups(a: Array, b: Array, c: Array, form: Format, _: Format) -> Array:
+    for first in range(0, a.shape[2], form.group):
+        part = slice(first, first + form.group)
+        c = matrix_arithmetic._group_of_any(a[..., part], b[..., part], c, form, form)
+    return c
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_minima_and_maxima_without_nan(dtype: type) -> None:
+    random = np.random.default_rng(6)
+    a, b = (random.choice(np.array([0.0, -0.0, 1.5, -1.5, np.inf, -np.inf, 6e-8], dtype), (3, 64)) for _ in range(2))
+    for largest in (True, False):
+        expected = floats._minimum_of_any(a, b, largest, True)
+        found = floats.minimum(a, b, largest, True)
+        assert found.dtype == dtype and found.tobytes() == expected.tobytes()
+
+
 def test_memory_that_is_found_when_it_is_accessed() -> None:
     data, asked = np.arange(8, dtype=np.uint32), []
 

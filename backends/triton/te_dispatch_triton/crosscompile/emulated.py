@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +20,8 @@ from te_dispatch_triton.launch import Launch
 from te_dispatch_triton.targets import Target
 
 CPU = torch.device("cpu")
+#: Objects that Python makes before it looks for garbage, while a chip is emulated.
+_COLLECT_AFTER = 50_000
 
 
 class Emulator:
@@ -75,9 +78,13 @@ def emulated(arch: str) -> Iterator[Emulator]:
     """
     emulator = Emulator(TARGETS[arch])
     targets.pretend(CPU, TARGETS[arch])
+    thresholds = gc.get_threshold()
+    # Compiling and executing makes many objects that hold no others; by default a tenth of the time is the collector's.
+    gc.set_threshold(_COLLECT_AFTER, *thresholds[1:])
     try:
         with launch.diverted(emulator):
             yield emulator
     finally:
+        gc.set_threshold(*thresholds)
         targets.pretend(CPU, None)
         emulator.pointees.close()

@@ -8,6 +8,7 @@ that tensors are looked for among Python's objects: only when a kernel goes ther
 from __future__ import annotations
 
 import gc
+import itertools
 import weakref
 from collections.abc import Iterator
 
@@ -51,8 +52,12 @@ class Pointees:
         if not len(pointers):
             return None
 
+        # Looked through once in a launch, as far as it takes: none of its tensors goes away meanwhile.
+        seen: list[torch.Tensor] = []
+        left = self._tensors()
+
         def find(address: int) -> tuple[Array, int, str] | None:
-            for tensor in self._tensors():
+            for tensor in itertools.chain(tuple(seen), _noting(left, seen)):
                 storage = tensor.untyped_storage()
                 begin, end = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
                 if not begin <= address < end:
@@ -92,6 +97,13 @@ class Pointees:
 
     def _keep(self, tensor: torch.Tensor) -> None:
         self._kept[id(tensor)] = weakref.ref(tensor)
+
+
+def _noting(tensors: Iterator[torch.Tensor], seen: list[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """The same, each added to a list."""
+    for tensor in tensors:
+        seen.append(tensor)
+        yield tensor
 
 
 def _in_memory(x: torch.Tensor) -> bool:

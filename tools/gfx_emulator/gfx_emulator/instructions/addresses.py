@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from gfx_emulator.arrays import Array
+from gfx_emulator.arrays import LANES, Array, whole
 from gfx_emulator.decode import Instruction
 from gfx_emulator.errors import AccessError, RaceError
 from gfx_emulator.lds import Race
@@ -19,17 +20,32 @@ from gfx_emulator.registers import Active
 class Lanes:
     """The lanes that an access is made for, as flat arrays in the order of waves and, in a wave, of lanes.
 
+    Args:
+        mask: which, bool ``[n, 64]``; None for EXEC.
+
     Attributes:
         row, lane: int64 ``[k]``, places in the arrays ``[n, 64]`` of the active waves.
     """
 
-    def __init__(self, active: Active, mask: Array) -> None:
+    def __init__(self, active: Active, mask: Array | None = None) -> None:
         self.active = active
-        self.row, self.lane = np.nonzero(mask)
+        mask = active.mask if mask is None else mask
+        #: Whether it is every lane, of which arrays need not be taken apart.
+        self._every = mask is None
+        places: tuple[Array, ...] = _places(active.count) if mask is None else np.nonzero(mask)
+        self.row, self.lane = places
+
+    def among(self, chosen: Array) -> Lanes:
+        """Some of the lanes: bool ``[k]``."""
+        found = Lanes(self.active)
+        found._every, found.row, found.lane = False, self.row[chosen], self.lane[chosen]
+        return found
 
     def of(self, value: Array) -> Array:
         """Those lanes' values of an array ``[n, 64]``, or of one that broadcasts to it."""
-        full = np.broadcast_to(value, (self.active.count, 64))
+        full = whole(value, self.active.count)
+        if self._every:
+            return full.flatten()
         chosen: Array = full[self.row, self.lane]
         return chosen
 
@@ -42,6 +58,9 @@ class Lanes:
 
     def put(self, number: int, values: Array) -> None:
         """Write uint32 ``[k]`` to a register's lanes."""
+        if self._every:
+            self.active.batch.vector[number][self.active.rows] = values.reshape(-1, LANES)
+            return
         rows = self.active.identity[self.row]
         self.active.batch.vector[number][rows, self.lane] = values
 
@@ -73,6 +92,12 @@ class Lanes:
         batch, wave = self.active.batch, int(self.active.identity[self.row[place]])
         where = f"workgroup {batch.names[int(batch.workgroup[wave])]}, wave {int(batch.wave[wave])}"
         return f"{instruction}, {where}, lane {int(self.lane[place])}, address 0x{int(addresses[place]):x}: {why}"
+
+
+@functools.lru_cache(maxsize=256)
+def _places(count: int) -> tuple[Array, Array]:
+    """Row and lane of every lane of so many waves."""
+    return np.repeat(np.arange(count), LANES), np.tile(np.arange(LANES), count)
 
 
 def signed(value: int, bits: int) -> int:

@@ -157,7 +157,7 @@ def _local(dtype: type, function: _Modify) -> Builder:
         returns = "_RTN" in instruction.name
 
         def execute(active: Active) -> None:
-            lanes, lds = Lanes(active, active.active_lanes()), active.batch.lds
+            lanes, lds = Lanes(active), active.batch.lds
             places = lds_places(instruction, lanes, byte_offsets(lanes, instruction, constant), size)
             lanes.guarded(instruction, places, lds.atomic, size, lanes.wave())
             data = lanes.words(data_register(active, instruction, "data0"), size // 4)

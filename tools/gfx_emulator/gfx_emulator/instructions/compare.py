@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from gfx_emulator import floats
-from gfx_emulator.arrays import LANES, Array
+from gfx_emulator.arrays import Array, whole
 from gfx_emulator.decode import Instruction
 from gfx_emulator.errors import NotImplementedInstruction
 from gfx_emulator.registers import EXEC, VCC, Active
@@ -55,7 +55,7 @@ def _comparison(relation: _Relation, kinds: tuple[str, str], exec_too: bool) -> 
             values = [read(active) for read in reads]
             if flush:
                 values = [floats.flushed(value) if value.dtype == np.float32 else value for value in values]
-            lanes = np.broadcast_to(relation(*values), (active.count, LANES)) & active.active_lanes()
+            lanes = whole(relation(*values), active.count) & active.active_lanes()
             active.set_mask(target, lanes)
             if exec_too:
                 active.set_mask(EXEC, lanes)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from gfx_emulator import floats, fp8
-from gfx_emulator.arrays import LANES, Array
+from gfx_emulator.arrays import Array, whole
 from gfx_emulator.decode import Instruction
 from gfx_emulator.errors import NotImplementedInstruction
 from gfx_emulator.instructions.simple import Row, arithmetic, fill, simple
@@ -197,7 +197,7 @@ def _decode_pair(kind: str, scaled: bool) -> Builder:
         number = instruction["vdst"] - VGPR
 
         def execute(active: Active) -> None:
-            bits = np.broadcast_to(read(active), (active.count, LANES))
+            bits = whole(read(active), active.count)
             factor = _scale(scale(active)) if scale is not None else None
             found = [code.decode(bits >> np.uint32(16 * half + shift) & np.uint32(0xFF)) for shift in (0, 8)]
             for place, value in enumerate(found):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gfx_emulator import floats
-from gfx_emulator.arrays import LANES, Array
+from gfx_emulator.arrays import LANES, Array, whole
 from gfx_emulator.decode import Instruction
 from gfx_emulator.registers import VCC, Active
 from gfx_emulator.registry import Context, Execute, implements
@@ -117,7 +117,7 @@ def _fused(instruction: Instruction, context: Context) -> Execute:
     reads, target = sources(instruction, (form.kind,) * 3), Target(instruction, form.kind)
 
     def execute(active: Active) -> None:
-        values = [np.broadcast_to(read(active), (active.count, LANES)) for read in reads]
+        values = [whole(read(active), active.count) for read in reads]
         grows = form.exponent(values[2]) > form.bias
         power = np.where(active.mask_of(VCC), np.where(grows, form.scale, -form.scale), 0)
         if form is _SINGLE:
@@ -140,7 +140,7 @@ def _fixup(instruction: Instruction, context: Context) -> Execute:
     invalid = unsigned((1 << 2 * np.dtype(form.dtype).itemsize * 4) - (1 << (form.fraction - 1)))
 
     def execute(active: Active) -> None:
-        quotient, denominator, numerator = (np.broadcast_to(read(active), (active.count, LANES)) for read in reads)
+        quotient, denominator, numerator = (whole(read(active), active.count) for read in reads)
         negative = np.signbit(denominator) ^ np.signbit(numerator)
         infinite_d, infinite_n = np.isinf(denominator), np.isinf(numerator)
         zero_d, zero_n = denominator == 0, numerator == 0

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from gfx_emulator import operands
-from gfx_emulator.arrays import LANES, Array
+from gfx_emulator.arrays import LANES, Array, whole
 from gfx_emulator.decode import Instruction
 from gfx_emulator.errors import NotImplementedInstruction
 from gfx_emulator.operands import VGPR
@@ -20,7 +20,7 @@ def _read_first(instruction: Instruction, context: Context) -> Execute:
     read, target = operands.vector(instruction["src0"], "u32", instruction), instruction["vdst"] - VGPR
 
     def execute(active: Active) -> None:
-        value = np.broadcast_to(read(active), (active.count, LANES))
+        value = whole(read(active), active.count)
         if active.mask is None:
             active.set_s(target, value[:, 0])
         else:
@@ -35,7 +35,7 @@ def _read_lane(instruction: Instruction, context: Context) -> Execute:
     lane = operands.scalar(instruction["src1"], "u32", instruction)
 
     def execute(active: Active) -> None:
-        value = np.broadcast_to(read(active), (active.count, LANES))
+        value = whole(read(active), active.count)
         active.set_s(target, value[np.arange(active.count), lane(active) & np.uint32(63)])
 
     return execute

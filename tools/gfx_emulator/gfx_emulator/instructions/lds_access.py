@@ -55,7 +55,7 @@ def _read(instruction: Instruction, context: Context) -> Execute:
     half = 1 if name.endswith("_D16_HI") else 0 if name.endswith("_D16") else None
 
     def execute(active: Active) -> None:
-        lanes = Lanes(active, active.active_lanes())
+        lanes = Lanes(active)
         data = extended(load(instruction, lanes, _offset(instruction), size), name)
         number = data_register(active, instruction, "vdst")
         if half is None:
@@ -78,7 +78,7 @@ def _read_pair(instruction: Instruction, context: Context) -> Execute:
     size, step = _size(instruction.name), _pair_step(instruction)
 
     def execute(active: Active) -> None:
-        lanes = Lanes(active, active.active_lanes())
+        lanes = Lanes(active)
         parts = [load(instruction, lanes, step * instruction[field], size) for field in ("offset0", "offset1")]
         lanes.put_bytes(data_register(active, instruction, "vdst"), np.concatenate(parts, axis=1))
 
@@ -90,7 +90,7 @@ def _write(instruction: Instruction, context: Context) -> Execute:
     size, upper = _size(instruction.name), instruction.name.endswith("_D16_HI")
 
     def execute(active: Active) -> None:
-        lanes = Lanes(active, active.active_lanes())
+        lanes = Lanes(active)
         data = lanes.words(data_register(active, instruction, "data0"), (size + 3) // 4)
         first = 2 if upper else 0
         store_lds(
@@ -105,7 +105,7 @@ def _write_pair(instruction: Instruction, context: Context) -> Execute:
     size, step = _size(instruction.name), _pair_step(instruction)
 
     def execute(active: Active) -> None:
-        lanes = Lanes(active, active.active_lanes())
+        lanes = Lanes(active)
         for field, offset in (("data0", "offset0"), ("data1", "offset1")):
             data = lanes.words(data_register(active, instruction, field), size // 4)
             store_lds(instruction, lanes, byte_offsets(lanes, instruction, step * instruction[offset]), data)
@@ -128,7 +128,7 @@ def _read_transposed(instruction: Instruction, context: Context) -> Execute:
     def execute(active: Active) -> None:
         if active.mask is not None:
             raise NotImplementedInstruction(f"{instruction.name} with inactive lanes")
-        lanes = Lanes(active, active.active_lanes())
+        lanes = Lanes(active)
         loaded = load(instruction, lanes, _offset(instruction), 8)
         # [group of 16 lanes, row, lane of the row, element of the lane, byte] to one column per lane.
         matrix = loaded.reshape(len(loaded) // 16, in_lane, lanes_of_row * in_lane, width)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gfx_emulator import floats, fp8, matrix_arithmetic, operands
-from gfx_emulator.arrays import LANES, Array
+from gfx_emulator.arrays import LANES, Array, whole
 from gfx_emulator.decode import Instruction
 from gfx_emulator.errors import NotImplementedInstruction
 from gfx_emulator.matrix_arithmetic import BF16, FP16, XF32, Format, fp8_format
@@ -201,7 +201,7 @@ def _scale_readers(instruction: Instruction) -> list[Callable[[Active], Array]]:
         read = operands.vector(instruction[field], "u32", instruction)
         byte = (instruction["opsel"] >> index & 1) | (instruction["opsel_hi"] >> index & 1) << 1
         shift = np.uint32(8 * byte)
-        return lambda active: np.broadcast_to(read(active) >> shift & np.uint32(0xFF), (active.count, LANES))
+        return lambda active: whole(read(active) >> shift & np.uint32(0xFF), active.count)
 
     return [reader("scale_src0", 0), reader("scale_src1", 1)]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from gfx_emulator import floats, operands
-from gfx_emulator.arrays import LANES, Array
+from gfx_emulator.arrays import Array, whole
 from gfx_emulator.decode import Instruction
 from gfx_emulator.errors import NotImplementedInstruction
 from gfx_emulator.instructions.simple import Function, computed
@@ -68,7 +68,7 @@ def _move(instruction: Instruction, context: Context) -> Execute:
     second = _register(instruction, 1, select >> 1 & 1)
 
     def execute(active: Active) -> None:
-        values = [np.broadcast_to(read(active), (active.count, LANES)).copy() for read in (first, second)]
+        values = [whole(read(active), active.count).copy() for read in (first, second)]
         active.set_v(target, values[0])
         active.set_v(target + 1, values[1])
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from gfx_emulator import operands
-from gfx_emulator.arrays import LANES, Array
+from gfx_emulator.arrays import LANES, Array, whole
 from gfx_emulator.decode import Instruction
 from gfx_emulator.instructions.scalar import first_one, leading_zeros, reverse_bits
 from gfx_emulator.instructions.simple import Row, fill, simple
@@ -245,7 +245,7 @@ def _carry(instruction: Instruction, context: Context) -> Execute:
         a, b = first(active).astype(np.int64), second(active).astype(np.int64)
         carry = active.mask_of(carry_in).astype(np.int64) if reads_carry else np.int64(0)
         exact = a + b + carry if name.startswith("V_ADD") else b - a - carry if "REV" in name else a - b - carry
-        exact = np.broadcast_to(exact, (active.count, LANES))
+        exact = whole(exact, active.count)
         target.write(active, exact.astype(np.uint32))
         active.set_mask(carry_out, ((exact < 0) | (exact >= 2**32)) & active.active_lanes())
 
@@ -264,7 +264,7 @@ def _wide_multiply_add(instruction: Instruction, context: Context) -> Execute:
     def execute(active: Active) -> None:
         product = first(active).astype(wide) * second(active).astype(wide)
         addend = third(active).view(wide)
-        total = np.broadcast_to(product + addend, (active.count, LANES))
+        total = whole(product + addend, active.count)
         overflow = total < product if kind == "u" else ((product ^ total) & (addend ^ total)) < 0
         target.write(active, total)
         active.set_mask(carry_out, np.broadcast_to(overflow, total.shape) & active.active_lanes())

@@ -99,7 +99,7 @@ def _flat_load(instruction: Instruction, context: Context) -> Execute:
     size = _SIZES[kind]
 
     def execute(active: Active) -> None:
-        lanes = Lanes(active, active.active_lanes())
+        lanes = Lanes(active)
         data = lanes.guarded(instruction, lanes.of(addresses(active)), active.batch.memory.load, size)
         number = data_register(active, instruction, "vdst")
         if half is None:
@@ -115,7 +115,7 @@ def _flat_store(instruction: Instruction, context: Context) -> Execute:
     size = _SIZES[kind]
 
     def execute(active: Active) -> None:
-        lanes = Lanes(active, active.active_lanes())
+        lanes = Lanes(active)
         data = lanes.words(data_register(active, instruction, "data"), (size + 3) // 4)
         first = 2 if half else 0
         lanes.guarded(
@@ -128,21 +128,12 @@ def _flat_store(instruction: Instruction, context: Context) -> Execute:
 def _buffer_load(instruction: Instruction, context: Context) -> Execute:
     addresses, (kind, half) = BufferAddresses(instruction), _place(instruction.name)
     size, to_lds = _SIZES[kind], bool(instruction["lds"])
-    step = min(size, 4)
 
     def execute(active: Active) -> None:
         places, left = addresses.of(active)
-        lanes = Lanes(active, active.active_lanes())
+        lanes = Lanes(active)
         flat, rest = lanes.of(places), lanes.of(left)
-        # What is out of range reads as zero, register by register.
-        data = np.zeros((len(flat), size // step, step), np.uint8)
-        whole = rest >= size
-        inside = Lanes(active, active.active_lanes())
-        inside.row, inside.lane = lanes.row[whole], lanes.lane[whole]
-        loaded = inside.guarded(instruction, flat[whole], active.batch.memory.load, size)
-        data[whole] = loaded.reshape(len(loaded), size // step, step)
-        _load_partial(active, instruction, lanes, flat, rest, data)
-        bytes_ = data.reshape(len(flat), size)
+        bytes_ = _within_range(active, instruction, lanes, flat, rest, size)
         if to_lds:
             _to_lds(active, instruction, lanes, extended(bytes_, kind), instruction["offset"])
             return
@@ -155,6 +146,20 @@ def _buffer_load(instruction: Instruction, context: Context) -> Execute:
     return execute
 
 
+def _within_range(active: Active, instruction: Instruction, lanes: Lanes, flat: Array, rest: Array, size: int) -> Array:
+    """uint8 ``[k, size]``; what is out of range reads as zero, register by register."""
+    whole = rest >= size
+    if whole.all():
+        loaded: Array = lanes.guarded(instruction, flat, active.batch.memory.load, size)
+        return loaded
+    step = min(size, 4)
+    data = np.zeros((len(flat), size // step, step), np.uint8)
+    loaded = lanes.among(whole).guarded(instruction, flat[whole], active.batch.memory.load, size)
+    data[whole] = loaded.reshape(len(loaded), size // step, step)
+    _load_partial(active, instruction, lanes, flat, rest, data)
+    return data.reshape(len(flat), size)
+
+
 def _load_partial(
     active: Active, instruction: Instruction, lanes: Lanes, flat: Array, rest: Array, data: Array
 ) -> None:
@@ -162,8 +167,7 @@ def _load_partial(
     for word in range(data.shape[1]):
         chosen = (rest >= 4 * word + 4) & (rest < 4 * data.shape[1])
         if data.shape[2] == 4 and chosen.any():
-            part = Lanes(active, active.active_lanes())
-            part.row, part.lane = lanes.row[chosen], lanes.lane[chosen]
+            part = lanes.among(chosen)
             data[chosen, word] = part.guarded(instruction, flat[chosen] + 4 * word, active.batch.memory.load, 4)
 
 
@@ -177,10 +181,12 @@ def _buffer_store(instruction: Instruction, context: Context) -> Execute:
         number = data_register(active, instruction, "vdata")
         first = 2 if half else 0
         everything = active.active_lanes()
-        whole = Lanes(active, everything & (left >= size))
+        inside = left >= size
+        complete = bool(inside.all())
+        whole = Lanes(active) if complete else Lanes(active, everything & inside)
         data = whole.words(number, (size + 3) // 4)[:, first : first + size]
         whole.guarded(instruction, whole.of(places), active.batch.memory.store, data)
-        for word in range(size // step if size > 4 else 0):
+        for word in range(size // step if size > 4 and not complete else 0):
             part = Lanes(active, everything & (left < size) & (left >= 4 * word + 4))
             part.guarded(
                 instruction, part.of(places) + 4 * word, active.batch.memory.store, part.words(number + word, 1)
@@ -221,7 +227,7 @@ def _global_load_lds(instruction: Instruction, context: Context) -> Execute:
     size, constant = _SIZES[kind], signed(instruction["offset"], 13)
 
     def execute(active: Active) -> None:
-        lanes = Lanes(active, active.active_lanes())
+        lanes = Lanes(active)
         data = lanes.guarded(instruction, lanes.of(addresses(active)), active.batch.memory.load, size)
         _to_lds(active, instruction, lanes, extended(data, kind), constant)
 
@@ -249,7 +255,7 @@ def _scratch(instruction: Instruction, context: Context) -> Execute:
 
     def execute(active: Active) -> None:
         memory = active.batch.scratch
-        lanes = Lanes(active, active.active_lanes())
+        lanes = Lanes(active)
         flat = lanes.of(offsets(active))
         wrong = (flat % 4 != 0) | (flat < 0) | (flat // 4 + count > len(memory))
         if wrong.any():
