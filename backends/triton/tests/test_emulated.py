@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -62,6 +63,18 @@ def assert_same(a: Quantized, b: Quantized) -> None:
 def every_number() -> torch.Tensor:
     """Every bfloat16, Inf and each NaN included: (256, 256)."""
     return torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).reshape(256, 256)
+
+
+def test_garbage_is_collected_as_before_when_the_chip_is_left() -> None:
+    reason = emulation.missing()
+    if reason is not None:
+        pytest.skip(reason)
+    from te_dispatch_triton.crosscompile import emulated
+
+    before = gc.get_threshold()
+    with emulated.emulated("gfx942"):
+        assert gc.get_threshold()[0] > before[0]
+    assert gc.get_threshold() == before
 
 
 @pytest.mark.parametrize("encoding", FP8_ENCODINGS)
