@@ -63,6 +63,11 @@ def implemented() -> frozenset[str]:
 
 #: Formats whose instructions do the same wherever they stand, so that kernels share what executes them.
 _ANYWHERE = ("VOP", "SOP1", "SOP2", "SOPC")
+#: Those of these formats that read or write the program counter: what they do depends on where they stand.
+_OF_PLACE = frozenset((
+    "S_GETPC_B64", "S_SETPC_B64", "S_SWAPPC_B64", "S_RFE_B64", "S_CBRANCH_JOIN", "S_CBRANCH_G_FORK",
+    "S_RFE_RESTORE_B64",
+))  # fmt: skip
 #: At most so many are kept.
 _KEPT = 1 << 17
 _built: dict[tuple[str, str, tuple[int, ...], Context], Execute] = {}
@@ -74,7 +79,7 @@ def build(instruction: Instruction, context: Context) -> Execute:
     Raises:
         NotImplementedInstruction: if it has no implementation, or its form none.
     """
-    if not instruction.form.startswith(_ANYWHERE):
+    if not instruction.form.startswith(_ANYWHERE) or instruction.name in _OF_PLACE:
         return _builder(instruction)(instruction, context)
     key = (instruction.name, instruction.form, tuple(instruction.fields.values()), context)
     found = _built.get(key)

@@ -8,8 +8,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from gfx_emulator import Memory, decode, floats, matrix_arithmetic
+from gfx_emulator import Memory, decode, floats, matrix_arithmetic, registry
 from gfx_emulator.arrays import Array
+from gfx_emulator.decode import Instruction
 from gfx_emulator.instructions import division, vector_integer
 from gfx_emulator.matrix_arithmetic import BF16, FP16, XF32, Format, fp8_format
 from gfx_emulator.memory import OutsideError
@@ -184,3 +185,15 @@ def test_memory_that_is_found_when_it_is_accessed() -> None:
         memory.load(np.array([0x1001E], np.int64), 4)
     with pytest.raises(OutsideError):
         memory.load(np.array([0x20000], np.int64), 4)
+
+
+def test_instructions_that_read_the_program_counter_are_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel of AMD's library jumped to where another one's instruction stands."""
+    monkeypatch.setitem(registry._BUILDERS, "S_GETPC_B64", lambda one, context: lambda active: None)
+    context = registry.Context("gfx942")
+    shared = {"S_GETPC_B64": False, "S_NOT_B64": True}
+    for name, same in shared.items():
+        first, second = (
+            registry.build(Instruction(place, 4, name, "SOP1", {"sdst": 4, "ssrc0": 6}), context) for place in (0, 64)
+        )
+        assert (first is second) is same, name
