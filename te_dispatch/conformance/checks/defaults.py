@@ -6,15 +6,17 @@ from __future__ import annotations
 
 import sys
 import warnings
+import zlib
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 from te_dispatch.conformance.checks import Check, anywhere
-from te_dispatch.conformance.checks.sizes import in_fp32
+from te_dispatch.conformance.checks.sizes import enlarged, in_fp32
 from te_dispatch.conformance.checks.values import (
     default_dtype,
     deterministic_algorithms,
@@ -41,6 +43,8 @@ def _other_settings() -> Iterator[None]:
         yield
 
 
+#: Calls that no other check makes have this many rows and, by their case, up to so many times 2 more.
+_FIRST_ROWS, _FIRST_SIZES = 138, 50
 #: (reader, writer, another value than PyTorch's own). None of them changes which results are right.
 _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any], Any], ...] = (
     (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, 1),
@@ -97,8 +101,27 @@ def _called(trial: Trial, where: str, block: AbstractContextManager[object], jud
         raise Failure(f"{where}: {phrase(error)}{place(error)}") from error
 
 
+def inference_first(trial: Trial) -> None:
+    """A call behind one under torch.inference_mode(), with nothing kept from before: what the first one keeps, a
+    workspace or a table, cannot be written outside of that mode if it was allocated in it.
+
+    The thread is new, and where the space has sizes that can be chosen, so are these.
+    """
+    new = enlarged(trial, _FIRST_ROWS + 2 * (zlib.crc32(str(trial.case).encode()) % _FIRST_SIZES), sure=False)
+
+    def both() -> None:
+        _called(new or trial, "under torch.inference_mode(), as the first call", torch.inference_mode())
+        _called(new or trial, "behind a first call under torch.inference_mode()", nullcontext())
+
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(both).result()
+
+
 CHECKS = (
     Check(
         "defaults", defaults, anywhere, 1, 2, "calls with other defaults, and under torch.autocast", of_forms=True
+    ),
+    Check(
+        "inference_first", inference_first, anywhere, 0, 1, "a call behind a first one under torch.inference_mode()"
     ),
 )  # fmt: skip

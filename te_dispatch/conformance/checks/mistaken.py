@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -117,6 +117,7 @@ def _mistakes(value: Any) -> Iterator[tuple[str, Any]]:
         if all(type(item) is int for item in value):
             yield "a larger last item of", [*value[:-1], value[-1] + 1]
             yield "a smaller last item of", [*value[:-1], value[-1] - 1]
+            yield from _of_equal_sum(value)
         elif isinstance(value[-1], torch.Tensor):
             for what, change in _of_tensor(value[-1]):
                 yield f"{what} last item of", [*value[:-1], change]
@@ -133,6 +134,15 @@ def _mistakes(value: Any) -> Iterator[tuple[str, Any]]:
         yield "a fraction as", value + 0.5
         for number in (-1, 0):
             yield f"{number} as", number
+
+
+def _of_equal_sum(value: Sequence[int]) -> Iterator[tuple[str, list[int]]]:
+    """Integers that add up to as much: where a sum alone is compared, nothing is wrong with them."""
+    if len(value) > 1:
+        first, *between, last = value
+        if last:
+            yield "all of the last item added to the first of", [first + last, *between, 0]
+        yield "a negative last item, made up for in the first, of", [first + last + 1, *between, -1]
 
 
 def _of_record(x: Quantized) -> Iterator[tuple[str, Quantized]]:

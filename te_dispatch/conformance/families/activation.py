@@ -12,6 +12,7 @@ from te_dispatch.conformance.bounds import U32
 from te_dispatch.conformance.bounds import activation as bounds
 from te_dispatch.conformance.bounds.known import Known, within
 from te_dispatch.conformance.families.quantize import CASTS, quantizer_of
+from te_dispatch.conformance.families.quantize_forms import OTHER_LAYOUTS
 from te_dispatch.conformance.maker import DTYPES, Maker
 from te_dispatch.conformance.rules import Rule
 from te_dispatch.conformance.space import Arguments, Axis, Judged, Space, Values, every, register
@@ -37,6 +38,8 @@ _SMOKE_SHAPES = ("31x37", "127x129", "0x16")
 _CASTS = ("none", *CASTS)
 #: What x is a record of.
 _RECORDS = ("none", "delayed", "current", "block_1d", "block_2d", "mxfp8", "nvfp4")
+#: Those whose scales have a layout besides the canonical one.
+_BLOCKS = ("block_1d", "block_2d", "mxfp8", "nvfp4")
 #: More rows than 16 bits count, wide rows, more elements than 2^17, what vectors and tiles divide.
 _LARGE_SHAPES = ("65549x2", "3x16411", "131x1031", "256x512", "2x65557")
 _PARAMS = {"default": None, "5/1": (5.0, 1.0), "0.5/1.702": (0.5, 1.702)}
@@ -54,7 +57,9 @@ def _x(values: Values, maker: Maker) -> torch.Tensor | Quantized:
             x = torch.where(maker.boolean(*shape, share=share), torch.tensor(value, dtype=x.dtype), x)
     if values["record"] == "none":
         return x
-    return maker.quantized(x, quantizer_of(values["record"], values["x_encoding"]), values["copies"])
+    copies, laid_out, _ = values["copies"].partition("_laid_out")
+    record = maker.quantized(x, quantizer_of(values["record"], values["x_encoding"]), copies)
+    return maker.laid_out(record, OTHER_LAYOUTS[record.scaling]) if laid_out else record
 
 
 def _options(values: Values, maker: Maker) -> Arguments:
@@ -94,6 +99,7 @@ _valid = every(
     lambda values: values["params"] == "default" or values["kind"] == "clamped_swiglu",
     lambda values: values["record"] not in ("none", *_FP4) or values["x_encoding"] == "e4m3fn",
     lambda values: values["record"] != "none" or values["copies"] == "row",
+    lambda values: not values["copies"].endswith("_laid_out") or values["record"] in _BLOCKS,
     lambda values: values["cast"] not in ("none", *_FP4) or values["encoding"] == "e4m3fn",
     lambda values: values["cast"] != "none" or values["common"] == "no",
     lambda values: values["cast"] != "none" or values["usage"] == "row",
@@ -157,6 +163,13 @@ _WIDE_KINDS = tuple(
     for dtype in ("bf16", "fp32")
 )
 
+#: Records of each scaling with many scales in another layout, where reading the scale of another block shows.
+_LAID_OUT = tuple(
+    {"record": record, "copies": copies, "kind": "silu", "shape": "131x1031", "values": "spread", "cast": "none"}
+    for record in _BLOCKS
+    for copies in ("row_laid_out", "column_laid_out")
+)
+
 _X = (
     Axis("kind", KINDS, ("gelu", "swiglu", "relu", "clamped_swiglu")),
     Axis("dtype", ("bf16", "fp32", "fp16")),
@@ -164,7 +177,7 @@ _X = (
     Axis("params", tuple(_PARAMS)),
     Axis("record", _RECORDS, ("none", "current")),
     Axis("x_encoding", ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz")),
-    Axis("copies", ("row", "both", "column"), ("row", "both")),
+    Axis("copies", ("row", "both", "column"), ("row", "both"), once=("row_laid_out", "column_laid_out")),
     Axis("cast", _CASTS, ("none", "delayed", "current", "block_1d_laid_out", "mxfp8")),
     Axis("encoding", ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz")),
     Axis("common", ("no", "yes")),
@@ -217,7 +230,7 @@ register(
         together=(("kind", "dtype", "out"), ("kind", "cast", "usage")),
         within=(_UNCAST,),
         # An amax is that of all columns.
-        fixed=_WIDE_KINDS + tuple(
+        fixed=_WIDE_KINDS + _LAID_OUT + tuple(
             {"shape": shape, "cast": cast, "values": "last_columns"}
             for shape in _WIDE for cast in ("delayed", "current")
         ),
@@ -239,7 +252,7 @@ register(
         together=(("kind", "dtype", "dy"), ("kind", "cast", "usage")),
         within=(_UNCAST,),
         # The bound on a bias gradient of so many rows is wider than a few of them, unless those are the largest.
-        fixed=tuple({**values, "dy_values": "normal"} for values in _WIDE_KINDS) + tuple(
+        fixed=tuple({**values, "dy_values": "normal"} for values in (*_WIDE_KINDS, *_LAID_OUT)) + tuple(
             {"shape": _LARGE_SHAPES[0], "dtype": dtype, "dy": dtype, "dbias": "yes", "dy_values": "late"}
             for dtype in ("fp32", "bf16")
         ),

@@ -96,13 +96,13 @@ def _record(values: Values, maker: Maker, **changes: Any) -> Quantized:
 
 
 #: The layout besides the canonical one that is defined for a scaling.
-_OTHER_LAYOUT = {
+OTHER_LAYOUTS = {
     "block_1d": "gemm_1d", "block_2d": "gemm_2d", "mxfp8": "swizzled_32x4x4", "nvfp4": "swizzled_32x4x4",
 }  # fmt: skip
 
 
 def _layout(scaling: str, name: str) -> str:
-    return _OTHER_LAYOUT[scaling] if name == "other" else CANONICAL_SCALES
+    return OTHER_LAYOUTS[scaling] if name == "other" else CANONICAL_SCALES
 
 
 def _meaningful(values: Values) -> bool:
@@ -205,7 +205,7 @@ _SQUARE_SCALES = {
 #: Column-wise scales in several rows, whose length no alignment divides.
 _PADDED_SCALES = tuple(
     {"scaling": scaling, "shape": shape, "usage": "both", "layout": layout, "scale_layout": other}
-    for scaling in _OTHER_LAYOUT
+    for scaling in OTHER_LAYOUTS
     for shape in ("129x257", "130x1058")
     for layout, other in (("canonical", "other"), ("other", "canonical"))
 )

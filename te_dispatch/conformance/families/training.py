@@ -278,7 +278,12 @@ register(
             _NOOP, Axis("values", (*_ANY.values, "sum_overflow"), _ANY.smoke, once=_ANY.once),
         ),
         _scale, _scale_rules,
-        # In a list of several tensors: the flag is raised for any of them.
-        fixed=tuple({"values": kind, "noop": "0", "shapes": _LISTS.values[0]} for kind in ENDS),
+        # In a list of several tensors: the flag is raised for any of them, and in one that takes several launches for
+        # those of any launch.
+        fixed=tuple(
+            {"values": kind, "noop": "0", "shapes": shapes}
+            for shapes in (_LISTS.values[0], *_LISTS.once[:4])
+            for kind in ENDS
+        ),
     ),
 )  # fmt: skip

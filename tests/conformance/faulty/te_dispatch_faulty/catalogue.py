@@ -37,6 +37,7 @@ from te_dispatch_faulty import (
     rows,
     scores,
     secondary,
+    sixteenth,
     sizes,
     special,
     state,
@@ -330,7 +331,7 @@ _CONDUCT = (
 _TABLES = (
     sizes, operands, special, secondary, state, draws, options, narrow, paths, rare, surroundings, usage, clauses,
     corners, unseen, tiles, rounding, mixed, callers, remains, between, plans, elsewhere, lasting,
-    attached,
+    attached, sixteenth,
 )  # fmt: skip
 
 FAULTS: tuple[Fault, ...] = (
