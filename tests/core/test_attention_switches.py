@@ -93,9 +93,9 @@ def test_amds_libraries_are_switched_one_by_one(operator: str) -> None:
 @pytest.mark.parametrize(
     ("operator", "variable", "call"),
     [
-        ("layernorm_fwd", "NVTE_USE_LAYERNORM_TRITON", {"x.dtype": "bf16", "weight.dtype": "bf16"}),
-        ("rmsnorm_bwd", "NVTE_USE_RMSNORM_TRITON", {"x.dtype": "bf16", "weight.dtype": "bf16"}),
-        ("quantize", "NVTE_USE_CAST_TRANSPOSE_TRITON", {"x.dtype": "bf16", "quantizer.scaling": "delayed"}),
+        ("layernorm_fwd", "NVTE_USE_LAYERNORM_TRITON", {"x.dtype": "bf16", "gamma.dtype": "bf16"}),
+        ("rmsnorm_bwd", "NVTE_USE_RMSNORM_TRITON", {"x.dtype": "bf16", "gamma.dtype": "bf16"}),
+        ("quantize", "NVTE_USE_CAST_TRANSPOSE_TRITON", {"x.dtype": "bf16", "quantizer": "delayed"}),
         ("dequantize", "NVTE_USE_DEQUANTIZE_TRITON", {"x.scaling": "tensor"}),
     ],
 )
