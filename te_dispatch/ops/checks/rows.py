@@ -95,8 +95,8 @@ def activation_fwd(x: Any, kind: Any, params: Any, quantizer: Any, usage: Any, o
 @cached_check("activation_bwd", quantizer=OFTEN_QUANTIZER)
 def activation_bwd(dy: Any, x: Any, kind: Any, params: Any, quantizer: Any, usage: Any) -> None:
     _activated(x, kind, params)
-    columns = x.shape[-1] // 2 if kind in GATED else x.shape[-1]
-    check.shaped("dy", dy, (*x.shape[:-1], columns), check.FLOATS, x.device)
+    *rows, columns = x.shape
+    check.shaped("dy", dy, (*rows, columns // 2 if kind in GATED else columns), check.FLOATS, x.device)
     _cast(x, quantizer, usage)
 
 
@@ -127,25 +127,27 @@ def rope(name: str, x: Any, freqs: Any, layout: Any, cu_seqlens: Any, offsets: A
     """Of `rope_fwd`, whose first argument is x, and of `rope_bwd`, whose is dy."""
     check.one_of("layout", layout, _ROPE_LAYOUTS)
     check.tensor(name, x)
-    if x.ndim != len(layout):
-        raise ValueError(f"{name}: got shape {tuple(x.shape)}, expected {', '.join(layout)}")
+    shape = x.shape
+    if len(shape) != len(layout):
+        raise ValueError(f"{name}: got shape {tuple(shape)}, expected {', '.join(layout)}")
     check.tensor("freqs", freqs, check.F32, x.device)
-    if freqs.ndim != 4 or freqs.shape[1:3] != (1, 1) or freqs.shape[-1] > x.shape[-1] or freqs.shape[-1] % 2:
+    angles = freqs.shape
+    if len(angles) != 4 or angles[1:3] != (1, 1) or angles[3] > shape[-1] or angles[3] % 2:
         raise ValueError(
-            f"freqs: got shape {tuple(freqs.shape)}, expected (s_max, 1, 1, r), r even and at most {x.shape[-1]}"
+            f"freqs: got shape {tuple(angles)}, expected (s_max, 1, 1, r), r even and at most {shape[-1]}"
         )
     if layout == "thd":
         if cu_seqlens is None:
             raise ValueError("cu_seqlens: not given, expected int32 (b + 1,) for layout thd")
-        bounds("cu_seqlens", cu_seqlens, None, x.shape[0], x.device)
+        bounds("cu_seqlens", cu_seqlens, None, shape[0], x.device)
         batch, length = cu_seqlens.shape[0] - 1, None
     else:
         if cu_seqlens is not None:
             raise ValueError(f"cu_seqlens: given for layout {layout}, expected for thd only")
-        batch, length = (x.shape[1], x.shape[0]) if layout == "sbhd" else (x.shape[0], x.shape[1])
+        batch, length = (shape[1], shape[0]) if layout == "sbhd" else (shape[0], shape[1])
     if offsets is not None:
         check.shaped("offsets", offsets, (batch,), check.I32, x.device)
-    _positions(freqs.shape[0], length, cu_seqlens, offsets)
+    _positions(angles[0], length, cu_seqlens, offsets)
 
 
 def _positions(available: int, length: int | None, cu_seqlens: Any, offsets: Any) -> None:

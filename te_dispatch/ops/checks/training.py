@@ -140,11 +140,12 @@ def scale_number(scale: Any, noop_flag: Any, device: torch.device) -> None:
 @cached_check("moe_permute")
 def moe_permute(x: Any, indices: Any, probs: Any, capacity: Any) -> None:
     check.operand("x", x)
-    if len(x.shape) != 2:
-        raise ValueError(f"x: got shape {tuple(x.shape)}, expected (T, K)")
+    shape = x.shape
+    if len(shape) != 2:
+        raise ValueError(f"x: got shape {tuple(shape)}, expected (T, K)")
     check.tensor("indices", indices, (torch.int32, torch.int64), x.device)
-    if indices.ndim != 2 or indices.shape[0] != x.shape[0]:
-        raise ValueError(f"indices: got shape {tuple(indices.shape)}, expected ({x.shape[0]}, top_k)")
+    if indices.ndim != 2 or indices.shape[0] != shape[0]:
+        raise ValueError(f"indices: got shape {tuple(indices.shape)}, expected ({shape[0]}, top_k)")
     if probs is not None:
         check.shaped("probs", probs, indices.shape, check.FLOATS, x.device)
     if capacity is not None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from te_dispatch.numerics.encodings import FP8_ENCODINGS
@@ -32,6 +33,8 @@ U8 = (torch.uint8,)
 I32 = (torch.int32,)
 I64 = (torch.int64,)
 BOOL = (torch.bool,)
+#: Of the real and imaginary parts of complex tensors: the only ones that PyTorch negates lazily, as parts of a conjugate.
+_PARTS = frozenset((torch.float16, torch.float32, torch.float64))
 
 #: Scale layout -> the scalings it is defined for (`te_dispatch.ops.relayout_scales`).
 SCALE_LAYOUTS = {
@@ -64,12 +67,13 @@ def kind_error(name: str, value: Any, expected: str) -> TypeError:
 
 def tensor(name: str, x: Any, dtypes: Sequence[torch.dtype] = FLOATS, device: torch.device | None = None) -> None:
     """A tensor of one of `dtypes`, on `device` if given."""
-    if not isinstance(x, torch.Tensor):
+    if not isinstance(x, Tensor):
         raise kind_error(name, x, "a torch.Tensor")
-    if x.dtype not in dtypes:
-        raise ValueError(f"{name}: got dtype {x.dtype}, expected {listed(dtypes)}")
-    # Kernels read memory, which holds the other sign (the imaginary part of a conjugate is such a tensor).
-    if not is_dynamo_compiling() and x.is_neg():
+    found = x.dtype
+    if found not in dtypes:
+        raise ValueError(f"{name}: got dtype {found}, expected {listed(dtypes)}")
+    # Kernels read memory, which holds the other sign.
+    if found in _PARTS and not is_dynamo_compiling() and x.is_neg():
         raise ValueError(f"{name}: got a lazily negated tensor, expected one with its own signs: call resolve_neg()")
     if device is not None and x.device != device:
         raise ValueError(f"{name}: got device {x.device}, expected {device}, where the other arguments are")
@@ -178,12 +182,13 @@ def quantizer(name: str, value: Any, device: torch.device) -> None:
     if value.encoding not in accepted:
         raise ValueError(f"{name}: got encoding {value.encoding!r} with {value.kind}, expected {listed(accepted)}")
     if isinstance(value, DelayedQuantizer):
-        scalar(f"{name}.scale", value.scale, device)
+        scalar(name + ".scale", value.scale, device)
         if value.amax is not None:
-            scalar(f"{name}.amax", value.amax, device)
-            writable(f"{name}.amax", value.amax)
+            scalar(name + ".amax", value.amax, device)
     elif isinstance(value, (CurrentQuantizer, BlockQuantizer)):
-        number(f"{name}.epsilon", value.epsilon, 0.0)
+        epsilon = value.epsilon
+        if epsilon.__class__ is not float or not epsilon >= 0.0:  # anything but the usual
+            number(f"{name}.epsilon", epsilon, 0.0)
 
 
 def cast(name: str, value: Any, usage: Any, device: torch.device) -> None:
