@@ -25,8 +25,9 @@ from te_dispatch.core.errors import BindError, Declined
 from te_dispatch.core.manager import OpManager
 from te_dispatch.core.operator import OPERATORS
 
-#: Frames of a traceback that a failed unit shows, and characters of the error's own text before them.
-_FRAMES, _TEXT = 3, 300
+#: Frames of a traceback that a failed unit shows, and characters of the error's own text before them: of its beginning,
+#: and of its end, where compilers say what is wrong.
+_FRAMES, _BEGINNING, _END = 3, 200, 300
 
 
 @dataclass
@@ -153,5 +154,7 @@ def _described(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)[-_FRAMES:]
     where = " < ".join(f"{frame.name} ({frame.filename.rpartition('/')[2]}:{frame.lineno})" for frame in frames[::-1])
     text = str(error)
-    told = f"{type(error).__name__}: {text if len(text) <= _TEXT else f'{text[:_TEXT]} ...'} [{where}]"
+    if len(text) > _BEGINNING + _END:
+        text = f"{text[:_BEGINNING]} ... {text[-_END:]}"
+    told = f"{type(error).__name__}: {text} [{where}]"
     return f"{told}; {_DECLINE}" if isinstance(error, NotImplementedError) else told

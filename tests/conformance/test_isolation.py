@@ -126,7 +126,7 @@ MESSAGES = {
     "exits": ("SystemExit: bye",),
     "interrupts": ("killed by SIGINT (signal 2)", "KeyboardInterrupt"),
     "raises": ("RuntimeError: no kernel for this [raises (rogue_kernels.py:",),
-    "raises_much": ("RuntimeError: no kernel for this no kernel", "... [raises_much (rogue_kernels.py:"),
+    "raises_much": ("RuntimeError: no kernel for this no kernel", " ... ", "for this  [raises_much (rogue_kernels.py:"),
     "misses": ("KeyError: 'kernel'",),
     "answers_text": ("not what the shape function says", "'softmax'", "torch.float32 tensor (2, 16, 16)"),
     "answers_tuple": (

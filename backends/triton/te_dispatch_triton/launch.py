@@ -61,6 +61,8 @@ class CompileFailure(RuntimeError):
 #: Triton's interpreter replaces functions of `triton.language` while a kernel runs: one thread at a time.
 _interpreter = threading.Lock()
 _recorder: Callable[[Launch], None] | None = None
+#: What replays of a recorded call run in place of a launch; None where they are not to be replayed.
+_replayer: Callable[[Launch], Callable[..., None]] | None = None
 _raw_stream, _current = raw_stream, current_device
 
 
@@ -152,7 +154,7 @@ class Kernel:
     ) -> Any:
         """Record the launch, interpret the kernel, or go through Triton's own path and return what it compiled."""
         if _recorder is not None:
-            return _recorder(Launch(self, grid, args, constants, config, device))
+            return self._divert(_recorder, Launch(self, grid, args, constants, config, device))
         if target_of(device) is INTERPRETER:
             with _interpreter:
                 return self.function[grid](*args, *constants)
@@ -160,6 +162,15 @@ class Kernel:
         target = target_of(device)
         with torch.cuda.device(device), assembler.chosen(target.backend, target.triton_arch) as more:
             return self.function[grid](*given, *constants, **options_of(config), **more)
+
+    def _divert(self, recorder: Callable[[Launch], None], given: Launch) -> None:
+        tape = None if _replayer is None else active()
+        if tape is None or _replayer is None:
+            recorder(given)
+            return
+        with tape.aside():
+            recorder(given)
+        tape.launched(_replayer(given), (), given.grid, given.args, given.constants)
 
 
 def _require_right(compiled: Any) -> None:
@@ -187,8 +198,9 @@ def recorded() -> bool:
 
 
 def observed() -> bool:
-    """Whether launches are recorded, or a hook of Triton's (or one of a chain of hooks) would be called at one."""
-    return _recorder is not None or hooked()
+    """Whether launches are recorded and not to be replayed, or a hook of Triton's (or one of a chain of hooks) would be
+    called at one."""
+    return (_recorder is not None and _replayer is None) or hooked()
 
 
 def reason_of(error: BaseException) -> str:
@@ -230,14 +242,23 @@ def recording(into: list[Launch]) -> Iterator[None]:
 
 
 @contextmanager
-def diverted(to: Callable[[Launch], None]) -> Iterator[None]:
-    """Launches are given to a function, in order, instead of being done."""
-    global _recorder
-    previous, _recorder = _recorder, to
+def diverted(
+    to: Callable[[Launch], None], replayer: Callable[[Launch], Callable[..., None]] | None = None
+) -> Iterator[None]:
+    """Launches are given to a function, in order, instead of being done.
+
+    Args:
+        replayer: of a launch, what does such launches in replays of recorded calls: it is called as Triton's launcher
+            is (three sizes of the grid, stream, arguments with addresses for tensors, constants). By default calls are
+            not recorded.
+    """
+    global _recorder, _replayer
+    previous = _recorder, _replayer
+    _recorder, _replayer = to, replayer
     try:
         yield
     finally:
-        _recorder = previous
+        _recorder, _replayer = previous
 
 
 def blocks(size: int, block: int) -> int:

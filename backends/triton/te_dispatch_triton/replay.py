@@ -23,7 +23,8 @@ tensor's memory. Such a call is not recorded either.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import reduce
 from operator import or_
 from typing import Any
@@ -98,6 +99,18 @@ class Replays(CallPlans):
 
 
 replayed = Replays.planned
+
+
+@contextmanager
+def on_the_host() -> Iterator[None]:
+    """Calls with tensors of the host are recorded, too: launches go elsewhere than to a device (`launch.diverted`)."""
+    global _LEAST
+    before = _LEAST, launch._raw_stream, launch._current
+    _LEAST, launch._raw_stream, launch._current = -1, (lambda index: 0), (lambda: -1)
+    try:
+        yield
+    finally:
+        _LEAST, launch._raw_stream, launch._current = before
 
 
 def _names(count: int) -> list[tuple[str, str]]:

@@ -95,7 +95,7 @@ class _Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.__name__.partition(".")[0]
-        if name not in _VIEWS and not self.tape.allocating:
+        if name not in _VIEWS and not self.tape.unwatched:
             self.tape.fail(f"PyTorch's {name}")
         return func(*args, **(kwargs or {}))
 
@@ -111,7 +111,7 @@ class Tape:
         given: the call's tensors, of which no two lie at one address.
         """
         self.failure: str | None = None
-        self.allocating = False
+        self.unwatched = False
         self.names: dict[str, Any] = {
             "Quantized": Quantized,
             "Saved": Saved,
@@ -137,6 +137,15 @@ class Tape:
         finally:
             del ACTIVE[thread]
 
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """What PyTorch does inside is none of the call's."""
+        before, self.unwatched = self.unwatched, True
+        try:
+            yield
+        finally:
+            self.unwatched = before
+
     def fail(self, reason: str) -> None:
         self.failure = self.failure or reason
 
@@ -150,11 +159,8 @@ class Tape:
         self, empty: Callable[..., torch.Tensor], role: str, shape: Any, dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
         """Allocate, and record it."""
-        self.allocating = True
-        try:
+        with self.aside():
             made = empty(role, shape, dtype, device)
-        finally:
-            self.allocating = False
         name, told = f"a{len(self._kept)}", f"{tuple(made.shape)}"
         if made.data_ptr() & 15 or not made.is_contiguous():
             self.fail("an allocator of another kind")

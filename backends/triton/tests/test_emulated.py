@@ -12,7 +12,10 @@ import torch
 
 from te_dispatch.conformance.bounds import norm as bounds
 from te_dispatch.conformance.bounds.known import Known, within
+from te_dispatch.conformance.case import Unit
+from te_dispatch.conformance.certification import certify
 from te_dispatch.conformance.rules import judge
+from te_dispatch.conformance.settings import Settings
 from te_dispatch.numerics.encodings import FP8_ENCODINGS
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.numerics.quantizers import (
@@ -111,6 +114,19 @@ def test_a_signaling_nan_costs_no_scale(emulator: Any, name: str) -> None:
         module.quantize(every_number(), CASTS[name](), usage="both") for module in (_quantize(), portable)
     )
     assert_same(made, expected)
+
+
+def test_calls_are_recorded_and_replayed(emulator: Any) -> None:
+    """As on a device: the third call of a signature launches without its host function."""
+    plans = _quantize()._made.plans
+    before, operands = plans.hits, [numbers(64, 256, seed=seed) for seed in range(4)]
+    for x in operands:
+        assert_same(
+            _quantize().quantize(x, CurrentQuantizer(), usage="both"),
+            portable.quantize(x, CurrentQuantizer(), usage="both"),
+        )
+    assert plans.hits == before + 2
+    assert len(emulator.launches) == len(operands) * len(set(emulator.launches))
 
 
 CASTS: dict[str, Any] = {
@@ -255,3 +271,24 @@ def _quantize_many() -> Any:
     from te_dispatch_triton.quantize_many import multi_tensor_quantize
 
     return multi_tensor_quantize
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "transpose_quantized.plain[scaling=tensor,encoding=e4m3fn,usage=row,shape=33x65,nominal=bf16]",
+        "relayout_scales.plain[scaling=tensor,encoding=e4m3fn,usage=both,shape=33x65,layout=canonical,"
+        "scale_layout=canonical,nominal=bf16]",
+    ],
+)
+def test_results_that_share_an_operands_memory_change_with_it(case: str) -> None:
+    """The kit asks launches of a plan on memory whose contents it exchanges."""
+    reason = emulation.missing()
+    if reason is not None:
+        pytest.skip(reason)
+    settings = Settings(("triton",), device="emulated:gfx942", isolated=False)
+    operator = case.partition(".")[0]
+    report = certify("triton", settings=settings, units=[Unit.parse(f"triton.{operator}/planned/{case}")])
+    (outcome,) = report.outcomes
+    assert outcome.state == "passed", outcome.message
+    assert "nothing was planned" not in outcome.notes

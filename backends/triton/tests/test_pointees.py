@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -81,3 +82,41 @@ def test_a_launch_looks_through_objects_once(found: pointees.Pointees, monkeypat
     times = [looked.count(id(one)) for one in tensors]
     # Those that were found are remembered as well as lying among the objects.
     assert max(times) <= 2
+
+
+def test_tensors_of_every_age_are_remembered_when_old_objects_are_left_out(
+    found: pointees.Pointees, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gc.collect()
+    young = torch.arange(4)
+    monkeypatch.setattr(pointees, "_MANY", 1000)  # of the oldest objects alone there are more
+    for _ in range(2):
+        find = found.finder(launched((1 << 40, young.data_ptr())))
+        assert find is not None and find(12345) is None
+    assert gc.get_freeze_count() > 0
+    assert (find(young.data_ptr()) or pytest.fail("not found"))[1] == young.data_ptr()
+
+
+def test_a_search_that_was_not_finished_is_freed_with_its_launch(found: pointees.Pointees) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        tensor = torch.arange(4)  # as young as what looks for it
+        find = found.finder(launched((tensor.data_ptr(),)))
+        assert find is not None and find(tensor.data_ptr()) is not None
+        freed = weakref.ref(tensor)
+        del tensor, find
+        assert freed() is None
+    finally:
+        gc.enable()
+
+
+def test_a_tensor_is_made_of_an_address(found: pointees.Pointees) -> None:
+    whole = torch.arange(6, dtype=torch.float32)
+    part = found.tensor(whole.data_ptr() + 8, torch.bfloat16)
+    assert part.data_ptr() == whole.data_ptr() + 8 and part.numel() == 8
+    part[1] = 7.0
+    assert whole[2] != 2.0
+    assert found.tensor(0, torch.float32).shape == (0,)
+    with pytest.raises(LookupError, match="0x1, where no tensor lies"):
+        found.tensor(1, torch.uint8)

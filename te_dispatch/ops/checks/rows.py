@@ -133,9 +133,7 @@ def rope(name: str, x: Any, freqs: Any, layout: Any, cu_seqlens: Any, offsets: A
     check.tensor("freqs", freqs, check.F32, x.device)
     angles = freqs.shape
     if len(angles) != 4 or angles[1:3] != (1, 1) or angles[3] > shape[-1] or angles[3] % 2:
-        raise ValueError(
-            f"freqs: got shape {tuple(angles)}, expected (s_max, 1, 1, r), r even and at most {shape[-1]}"
-        )
+        raise ValueError(f"freqs: got shape {tuple(angles)}, expected (s_max, 1, 1, r), r even and at most {shape[-1]}")
     if layout == "thd":
         if cu_seqlens is None:
             raise ValueError("cu_seqlens: not given, expected int32 (b + 1,) for layout thd")

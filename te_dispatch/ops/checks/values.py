@@ -33,7 +33,7 @@ U8 = (torch.uint8,)
 I32 = (torch.int32,)
 I64 = (torch.int64,)
 BOOL = (torch.bool,)
-#: Of the real and imaginary parts of complex tensors: the only ones that PyTorch negates lazily, as parts of a conjugate.
+#: Of the parts of complex tensors: the only ones that PyTorch negates lazily (the imaginary part of a conjugate).
 _PARTS = frozenset((torch.float16, torch.float32, torch.float64))
 
 #: Scale layout -> the scalings it is defined for (`te_dispatch.ops.relayout_scales`).

@@ -247,6 +247,29 @@ def test_conversions_to_fp8(code: fp8.Encoding, dtype: type, arch: str, kind: st
     assert back.view(np.float32) == 1.5
 
 
+@pytest.mark.parametrize("mode", [0, 1 << 9], ids=["plain", "ieee"])
+@pytest.mark.parametrize("verb", ["MIN", "MAX"])
+def test_packed_maxima_are_those_of_each_half(verb: str, mode: int) -> None:
+    """Signaling NaN, infinities and zeros of both signs among them; ``op_sel`` exchanges an operand's halves."""
+    special = np.array([0, 0x8000, 0x7C00, 0xFC00, 0x7C01, 0xFD00, 0x7E00, 1, 0x3C00], np.uint32)
+    a, b = (np.concatenate([np.repeat(special, 9) if first else np.tile(special, 9), bits(3 + first, 175) & 0xFFFF])
+            for first in (1, 0))  # fmt: skip
+    c, d = bits(5) & 0xFFFF, bits(6) & 0xFFFF
+    half = lambda x, y: evaluate(f"V_{verb}_F16", x, y, mode=mode) & 0xFFFF  # noqa: E731
+    packed = evaluate(
+        f"V_PK_{verb}_F16",
+        a | c << 16,
+        d | b << 16,
+        form="VOP3P",
+        mode=mode,
+        opsel=2,
+        opsel_hi=1,
+        opsel_hi2=0,
+        neg_hi=0,
+    )
+    assert (packed == (half(a, b) | half(c, d) << 16)).all()
+
+
 def test_scaled_conversions_use_the_scales_exponent() -> None:
     a, scale = np.full(256, 6.0, np.float32), np.full(256, 3.9, np.float32)
     code = evaluate("V_CVT_SCALEF32_PK_FP8_F32", a, a, scale, arch="gfx950")[0] & 0xFF

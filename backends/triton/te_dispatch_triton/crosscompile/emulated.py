@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from gfx_emulator import Kernel, Memory, arguments, code_object, machine
-from te_dispatch_triton import launch, targets
+from te_dispatch_triton import launch, replay, targets
 from te_dispatch_triton.crosscompile.chips import TARGETS
 from te_dispatch_triton.crosscompile.matrix import compile_for, specialization_of, type_of
 from te_dispatch_triton.crosscompile.pointees import Pointees, allocation, storages
@@ -60,6 +60,18 @@ class Emulator:
         machine.launch(kernel, memory, given.grid, (64 * warps,), arguments.packed(kernel, values), dynamic_lds=shared)
         self.launches.append(given.kernel.name)
 
+    def replayer(self, given: Launch) -> Callable[..., None]:
+        """What does launches like a recorded one, given addresses for tensors (`launch.diverted`)."""
+        dtypes = [x.dtype if isinstance(x, torch.Tensor) else None for x in given.args]
+        first = 4  # behind the grid and the stream
+
+        def run(*told: Any) -> None:
+            args = told[first : first + len(dtypes)]
+            there = [x if dtype is None else self.pointees.tensor(x, dtype) for x, dtype in zip(args, dtypes)]
+            self(given._replace(grid=told[:3], args=tuple(there)))
+
+        return run
+
 
 def _values(value: Any) -> Sequence[Any]:
     """An argument as the kernel reads it."""
@@ -82,7 +94,7 @@ def emulated(arch: str) -> Iterator[Emulator]:
     # Compiling and executing makes many objects that hold no others; by default a tenth of the time is the collector's.
     gc.set_threshold(_COLLECT_AFTER, *thresholds[1:])
     try:
-        with launch.diverted(emulator):
+        with launch.diverted(emulator, emulator.replayer), replay.on_the_host():
             yield emulator
     finally:
         gc.set_threshold(*thresholds)

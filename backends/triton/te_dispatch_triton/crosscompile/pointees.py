@@ -11,6 +11,7 @@ import gc
 import itertools
 import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -71,6 +72,23 @@ class Pointees:
 
         return find
 
+    def tensor(self, address: int, dtype: torch.dtype) -> torch.Tensor:
+        """What lies from an address on, to the end of its storage: (N,). Empty at address 0.
+
+        Raises:
+            LookupError: no tensor lies there.
+        """
+        if not address:
+            return torch.empty(0, dtype=dtype, device="cpu")
+        for tensor in self._tensors():
+            storage = tensor.untyped_storage()
+            behind = address - storage.data_ptr()
+            if 0 <= behind < storage.nbytes():
+                self._keep(tensor)
+                raw = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)[behind:]
+                return raw[: raw.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
+        raise LookupError(f"a launch was given the address {address:#x}, where no tensor lies")
+
     def close(self) -> None:
         """Let Python collect again what was left out of searches."""
         if self._frozen:
@@ -86,10 +104,12 @@ class Pointees:
                 yield tensor
         for generation in range(3):
             objects = gc.get_objects(generation)
-            tensors = [one for one in objects if type(one) in _TENSORS and _in_memory(one)]
-            if len(objects) > _MANY:
-                # What modules are made of, mostly, and stays.
-                for one in tensors:
+            tensors, many = _tensors_among(objects), len(objects) > _MANY
+            # What waits in the middle of a search would be one of the objects that it holds: a reference cycle.
+            del objects
+            if many:
+                # What modules are made of, mostly, and stays; younger objects are left out with it.
+                for one in (*tensors, *_tensors_among(gc.get_objects(0)), *_tensors_among(gc.get_objects(1))):
                     self._keep(one)
                 self._frozen = True
                 gc.freeze()
@@ -104,6 +124,10 @@ def _noting(tensors: Iterator[torch.Tensor], seen: list[torch.Tensor]) -> Iterat
     for tensor in tensors:
         seen.append(tensor)
         yield tensor
+
+
+def _tensors_among(objects: list[Any]) -> list[torch.Tensor]:
+    return [one for one in objects if type(one) in _TENSORS and _in_memory(one)]
 
 
 def _in_memory(x: torch.Tensor) -> bool:

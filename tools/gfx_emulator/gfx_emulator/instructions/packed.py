@@ -111,8 +111,12 @@ def _half(read: Reader, upper: int) -> Reader:
     return lambda active: (read(active) >> shift).astype(np.uint16)
 
 
-def _packed_16(kind: str, function: Function, count: int) -> Builder:
-    """Halves of 16 bits: ``u16``, ``i16`` or ``f16``."""
+def _packed_16(kind: str, function: Function, count: int, largest: bool | None = None) -> Builder:
+    """Halves of 16 bits: ``u16``, ``i16`` or ``f16``.
+
+    Args:
+        largest: of a maximum (or minimum) of floats, whose NaN are MODE's matter; `function` is not called.
+    """
     dtype = {"u16": np.uint16, "i16": np.int16, "f16": np.float16}[kind]
 
     def build(instruction: Instruction, context: Context) -> Execute:
@@ -130,7 +134,10 @@ def _packed_16(kind: str, function: Function, count: int) -> Builder:
             for half in halves:
                 values = [read(active).view(dtype) for read, _ in half]
                 values = [-value if negative else value for value, (_, negative) in zip(values, half)]
-                result = computed(function, values, "f16", False) if kind == "f16" else function(*values)
+                if largest is not None:
+                    result = floats.minimum(values[0], values[1], largest, context.ieee)
+                else:
+                    result = computed(function, values, "f16", False) if kind == "f16" else function(*values)
                 words.append(np.asarray(result).view(np.uint16).astype(np.uint32))
             active.set_v(target, words[0] | words[1] << np.uint32(16))
 
@@ -163,3 +170,5 @@ for _name, _kind, _function, _count in (
     ("V_PK_ASHRREV_I16", "i16", lambda a, b: b >> _shift_count(a), 2),
 ):
     add([_name], _packed_16(_kind, _function, _count))
+add(["V_PK_MIN_F16"], _packed_16("f16", np.fmin, 2, largest=False))
+add(["V_PK_MAX_F16"], _packed_16("f16", np.fmax, 2, largest=True))
