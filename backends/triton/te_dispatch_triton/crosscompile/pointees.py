@@ -11,7 +11,6 @@ import gc
 import itertools
 import weakref
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import torch
@@ -104,16 +103,21 @@ class Pointees:
                 yield tensor
         for generation in range(3):
             objects = gc.get_objects(generation)
-            tensors, many = _tensors_among(objects), len(objects) > _MANY
+            many = len(objects) > _MANY
+            if many:
+                objects = gc.get_objects()
+            tensors = [one for one in objects if type(one) in _TENSORS and _in_memory(one)]
             # What waits in the middle of a search would be one of the objects that it holds: a reference cycle.
             del objects
             if many:
-                # What modules are made of, mostly, and stays; younger objects are left out with it.
-                for one in (*tensors, *_tensors_among(gc.get_objects(0)), *_tensors_among(gc.get_objects(1))):
+                # What modules are made of, mostly, and stays.
+                for one in tensors:
                     self._keep(one)
                 self._frozen = True
                 gc.freeze()
             yield from tensors
+            if many:
+                return
 
     def _keep(self, tensor: torch.Tensor) -> None:
         self._kept[id(tensor)] = weakref.ref(tensor)
@@ -124,10 +128,6 @@ def _noting(tensors: Iterator[torch.Tensor], seen: list[torch.Tensor]) -> Iterat
     for tensor in tensors:
         seen.append(tensor)
         yield tensor
-
-
-def _tensors_among(objects: list[Any]) -> list[torch.Tensor]:
-    return [one for one in objects if type(one) in _TENSORS and _in_memory(one)]
 
 
 def _in_memory(x: torch.Tensor) -> bool:
