@@ -353,8 +353,7 @@ def test_a_sampled_call_is_not_sampled_in_turn(wrong: None, tmp_path: Path, monk
         return sound(*args, **kwargs)
 
     monkeypatch.setitem(te_dispatch_wrong.SOUND, "gemm", ("gemm", calls_dispatch))
-    manager = scopes.MANAGER
-    monkeypatch.setattr(manager, "_bound", {})
+    monkeypatch.setattr(scopes.MANAGER.functions, "_bound", {})
     with te_dispatch.policy(shadowing(tmp_path, prefer="wrong")):
         ops.gemm(*product(), layout="NT")
         assert [one.operator for one in te_dispatch.shadow_report()] == ["gemm"]
