@@ -163,6 +163,10 @@ class Trial:
         """What a call made and wrote, by path, on the device."""
         return named_results(self.subject.operator, result, arguments)
 
+    def made(self, result: Any, arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """What a call returned, by path: `results` without the arguments that it wrote."""
+        return {path: x for path, x in self.results(result, arguments).items() if not path.startswith(ARGUMENT)}
+
     def expected(self) -> dict[str, torch.Tensor]:
         """The oracle's results by path, on the host. Computed once per case, whichever implementation asks."""
         return self.oracle.results(self.space, self.case, self.arguments)
@@ -184,8 +188,7 @@ class Trial:
         mislabelled = wrong_label(result, self.subject)
         if mislabelled is not None:
             raise Failure(mislabelled)
-        made = {path: x for path, x in self.results(result, arguments).items() if not path.startswith(ARGUMENT)}
-        shared = shared_memory(made, arguments, expected)
+        shared = shared_memory(self.made(result, arguments), arguments, expected)
         if shared is not None:
             raise Failure(shared)
 

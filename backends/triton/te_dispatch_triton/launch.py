@@ -164,8 +164,8 @@ class Kernel:
             return self.function[grid](*given, *constants, **options_of(config), **more)
 
     def _divert(self, recorder: Callable[[Launch], None], given: Launch) -> None:
-        tape = None if _replayer is None else active()
-        if tape is None or _replayer is None:
+        tape = active()
+        if _replayer is None or tape is None:
             recorder(given)
             return
         with tape.aside():

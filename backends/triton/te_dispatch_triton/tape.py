@@ -139,7 +139,7 @@ class Tape:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """What PyTorch does inside is none of the call's."""
+        """PyTorch's operations inside do not fail the recording."""
         before, self.unwatched = self.unwatched, True
         try:
             yield

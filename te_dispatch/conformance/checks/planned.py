@@ -11,7 +11,6 @@ import torch
 from te_dispatch.conformance.checks import Check
 from te_dispatch.conformance.checks.memoized import Rescaled, alike, scales_of, write
 from te_dispatch.conformance.checks.values import synchronize
-from te_dispatch.conformance.outputs import ARGUMENT
 from te_dispatch.conformance.space import Arguments, Space
 from te_dispatch.conformance.subject import Subject
 from te_dispatch.conformance.transfer import tensors
@@ -86,14 +85,11 @@ def _launch_in_turn(
         if before is not None and not before[0].subject.operator.mutates:
             _judge(*before, f"planned for other {_listed(varying)}, what it returned before was changed: ")
         _judge(one, result, arguments, f"planned for other {_listed(varying)}: ")
-        # A result may share an operand's memory where the operator says so, and then changes with it.
-        shares = any(x.untyped_storage().data_ptr() in rewritten for x in _made(one, result, arguments) if x.numel())
+        # Where the operator allows it, a result is a view of an operand, and changes when the operand is written.
+        made = [x for x in one.made(result, arguments).values() if x.numel()]
+        shares = any(x.untyped_storage().data_ptr() in rewritten for x in made)
         before = None if shares else (one, result, arguments)
     write(there, trials[0].arguments())
-
-
-def _made(trial: Trial, result: Any, arguments: Arguments) -> list[torch.Tensor]:
-    return [x for path, x in trial.results(result, arguments).items() if not path.startswith(ARGUMENT)]
 
 
 def _judge(trial: Trial, result: Any, arguments: Arguments, when: str) -> None:

@@ -38,8 +38,6 @@ _SMOKE_SHAPES = ("31x37", "127x129", "0x16")
 _CASTS = ("none", *CASTS)
 #: What x is a record of.
 _RECORDS = ("none", "delayed", "current", "block_1d", "block_2d", "mxfp8", "nvfp4")
-#: Those whose scales have a layout besides the canonical one.
-_BLOCKS = ("block_1d", "block_2d", "mxfp8", "nvfp4")
 #: More rows than 16 bits count, wide rows, more elements than 2^17, what vectors and tiles divide.
 _LARGE_SHAPES = ("65549x2", "3x16411", "131x1031", "256x512", "2x65557")
 _PARAMS = {"default": None, "5/1": (5.0, 1.0), "0.5/1.702": (0.5, 1.702)}
@@ -99,7 +97,7 @@ _valid = every(
     lambda values: values["params"] == "default" or values["kind"] == "clamped_swiglu",
     lambda values: values["record"] not in ("none", *_FP4) or values["x_encoding"] == "e4m3fn",
     lambda values: values["record"] != "none" or values["copies"] == "row",
-    lambda values: not values["copies"].endswith("_laid_out") or values["record"] in _BLOCKS,
+    lambda values: not values["copies"].endswith("_laid_out") or values["record"] in OTHER_LAYOUTS,
     lambda values: values["cast"] not in ("none", *_FP4) or values["encoding"] == "e4m3fn",
     lambda values: values["cast"] != "none" or values["common"] == "no",
     lambda values: values["cast"] != "none" or values["usage"] == "row",
@@ -166,7 +164,7 @@ _WIDE_KINDS = tuple(
 #: Records of each scaling with many scales in another layout, where reading the scale of another block shows.
 _LAID_OUT = tuple(
     {"record": record, "copies": copies, "kind": "silu", "shape": "131x1031", "values": "spread", "cast": "none"}
-    for record in _BLOCKS
+    for record in OTHER_LAYOUTS
     for copies in ("row_laid_out", "column_laid_out")
 )
 

@@ -187,7 +187,7 @@ def quantizer(name: str, value: Any, device: torch.device) -> None:
             scalar(name + ".amax", value.amax, device)
     elif isinstance(value, (CurrentQuantizer, BlockQuantizer)):
         epsilon = value.epsilon
-        if epsilon.__class__ is not float or not epsilon >= 0.0:  # anything but the usual
+        if epsilon.__class__ is not float or not epsilon >= 0.0:  # else its name need not be built
             number(f"{name}.epsilon", epsilon, 0.0)
 
 

@@ -7,6 +7,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from gfx_emulator import floats, operands
@@ -111,18 +113,18 @@ def _half(read: Reader, upper: int) -> Reader:
     return lambda active: (read(active) >> shift).astype(np.uint16)
 
 
-def _packed_16(kind: str, function: Function, count: int, largest: bool | None = None) -> Builder:
+def _packed_16(kind: str, function_of: Callable[[Context], Function], count: int) -> Builder:
     """Halves of 16 bits: ``u16``, ``i16`` or ``f16``.
 
     Args:
-        largest: of a maximum (or minimum) of floats, whose NaN are MODE's matter; `function` is not called.
+        function_of: (context) -> a function of `count` arrays of that type, which gives another.
     """
     dtype = {"u16": np.uint16, "i16": np.int16, "f16": np.float16}[kind]
 
     def build(instruction: Instruction, context: Context) -> Execute:
         if instruction["clmp"]:
             raise NotImplementedInstruction(f"{instruction}: clamping packed halves")
-        target = instruction["vdst"] - VGPR
+        target, function = instruction["vdst"] - VGPR, function_of(context)
         whole = [operands.vector(instruction[f"src{i}"], kind, instruction) for i in range(count)]
         halves = [
             [(_half(whole[i], select >> i & 1), kind == "f16" and bool(negative >> i & 1)) for i in range(count)]
@@ -134,16 +136,25 @@ def _packed_16(kind: str, function: Function, count: int, largest: bool | None =
             for half in halves:
                 values = [read(active).view(dtype) for read, _ in half]
                 values = [-value if negative else value for value, (_, negative) in zip(values, half)]
-                if largest is not None:
-                    result = floats.minimum(values[0], values[1], largest, context.ieee)
-                else:
-                    result = computed(function, values, "f16", False) if kind == "f16" else function(*values)
-                words.append(np.asarray(result).view(np.uint16).astype(np.uint32))
+                words.append(np.asarray(function(*values)).view(np.uint16).astype(np.uint32))
             active.set_v(target, words[0] | words[1] << np.uint32(16))
 
         return execute
 
     return build
+
+
+def _rounded(function: Function) -> Function:
+    return lambda *values: computed(function, list(values), "f16", False)
+
+
+def _always(function: Function) -> Callable[[Context], Function]:
+    return lambda context: function
+
+
+def _ordered(largest: bool) -> Callable[[Context], Function]:
+    """A minimum or maximum: MODE says what it gives for NaN."""
+    return lambda context: lambda a, b: floats.minimum(a, b, largest, context.ieee)
 
 
 def _shift_count(value: Array) -> Array:
@@ -169,6 +180,6 @@ for _name, _kind, _function, _count in (
     ("V_PK_LSHRREV_B16", "u16", lambda a, b: b >> _shift_count(a), 2),
     ("V_PK_ASHRREV_I16", "i16", lambda a, b: b >> _shift_count(a), 2),
 ):
-    add([_name], _packed_16(_kind, _function, _count))
-add(["V_PK_MIN_F16"], _packed_16("f16", np.fmin, 2, largest=False))
-add(["V_PK_MAX_F16"], _packed_16("f16", np.fmax, 2, largest=True))
+    add([_name], _packed_16(_kind, _always(_rounded(_function) if _kind == "f16" else _function), _count))
+add(["V_PK_MIN_F16"], _packed_16("f16", _ordered(largest=False), 2))
+add(["V_PK_MAX_F16"], _packed_16("f16", _ordered(largest=True), 2))
