@@ -60,7 +60,7 @@ def _changed(trial: Trial) -> None:
     # With 0 for all that says where something is: what only such contents show, which lie on the device, is no mistake.
     blank = {name: mapped(value, _blank) for name, value in given.items()}
     oracles = [oracle for oracle in trial.oracle.subjects(trial.space.operator) if not _refuses(oracle, blank)]
-    tried, refused = 0, None
+    tried, skipped, refused = 0, 0, None
     for name, value in given.items():
         for what, change in _mistakes(value):
             wrong = {**given, name: change}
@@ -71,8 +71,9 @@ def _changed(trial: Trial) -> None:
             arguments = moved(wrong, trial.device)
             try:
                 trial.claim(arguments)
-            except Exception:
-                continue  # dispatch refuses it, and no implementation is asked
+            except Exception:  # not claimed, or the facts of what is malformed cannot be read
+                skipped += 1
+                continue
             try:
                 require_refusal(trial, arguments, ValueError, name)
             except Declined:
@@ -81,6 +82,8 @@ def _changed(trial: Trial) -> None:
                 raise Failure(f"with {what} {name}: {failure}") from failure
             refused = refused or wrong
     trial.notes.append(f"{tried} changed calls that the oracle refuses")
+    if skipped:
+        trial.notes.append(f"{skipped} of them are refused before an implementation is chosen, and were not made")
     if refused is not None:
         make = functools.partial(trial.on_device, refused)
         require_operands_freed(trial, make, "operands of calls that were refused")
@@ -98,8 +101,8 @@ def _refuses(oracle: Subject, arguments: Arguments) -> bool:
         oracle.call(moved(arguments, "cpu"))
     except ValueError:
         return True
-    except Exception:
-        pass
+    except Exception:  # of a malformed argument anything may be raised
+        return False
     return False
 
 
