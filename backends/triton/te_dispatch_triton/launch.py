@@ -22,7 +22,7 @@ import triton
 
 from te_dispatch.backend_kit.device import current_device, raw_stream
 from te_dispatch.core.errors import CaptureError
-from te_dispatch_triton import assembler, lanes
+from te_dispatch_triton import assembler, miscompiled
 from te_dispatch_triton.descriptor import Descriptor as Descriptor
 from te_dispatch_triton.descriptor import mapped
 from te_dispatch_triton.kinds import READERS, reader_of
@@ -31,6 +31,8 @@ from te_dispatch_triton.targets import INTERPRETER, target_of
 from te_dispatch_triton.triton_private import hooked, launcher_of
 
 Grid = tuple[int, int, int]
+#: Of one program: 1,024 threads of 32 to a warp, 64 on AMD's chips for data centers.
+_MOST_WARPS = 16
 
 
 class Config(NamedTuple):
@@ -73,12 +75,14 @@ class Kernel:
         function: what ``@triton.jit`` made.
     """
 
-    __slots__ = ("function", "name", "_compiled")
+    __slots__ = ("function", "name", "_compiled", "_configs")
 
     def __init__(self, function: Any) -> None:
         self.function = function
         self.name: str = function.__name__
         self._compiled: dict[tuple[Any, ...], Any] = {}
+        #: What kinds of calls are compiled with whose own configuration makes a wrong binary.
+        self._configs: dict[tuple[Any, ...], Config] = {}
 
     def __repr__(self) -> str:
         return f"Kernel({self.name})"
@@ -105,13 +109,16 @@ class Kernel:
         key = (index, config, constants, read, facts)
         compiled = self._compiled.get(key)
         if compiled is None:
-            compiled = self._compiled[key] = self._compile(device, grid, args, constants, config)
+            right = self._right(device, grid, args, constants, config)
+            compiled = self._compiled[key] = self._compile(device, grid, args, constants, right)
+            if right != config:
+                self._configs[key] = right
             if ACTIVE:
                 _note(compiled, grid, args, constants)
             return None
         if observed():
             # Profilers want to be told what only Triton's own path tells.
-            self._launch_slowly(device, grid, args, constants, config)
+            self._launch_slowly(device, grid, args, constants, self._configs.get(key, config))
             return None
         if ACTIVE:
             _note(compiled, grid, args, constants)
@@ -123,26 +130,53 @@ class Kernel:
                 run(grid[0], grid[1], grid[2], _raw_stream(index), *given, *values, *constants)
         return None
 
-    def _compile(
+    def _right(
         self, device: torch.device, grid: Grid, args: tuple[Any, ...], constants: tuple[Any, ...], config: Config
-    ) -> tuple[Callable[..., None], tuple[Any, ...]]:
-        """Launch for the first time; returns what later calls of the kind need.
+    ) -> Config:
+        """Compile without launching; the configuration that does not make a known wrong binary (`miscompiled`).
+
+        Another number of warps lays a kernel's numbers out anew, which is what the defects of `lanes` depend on.
 
         Raises:
             CaptureError: a CUDA graph is being captured, which compiling would break.
-            CompileFailure: it does not compile, or the compiler made a wrong binary of it (`lanes`); names kernel, chip
-                and configuration.
+            CompileFailure: it does not compile, or every binary is wrong; names kernel, chip and configuration.
         """
         if torch.cuda.is_current_stream_capturing():
             raise CaptureError(
                 f"Triton kernel {self.name} is not compiled for this kind of call yet, and a CUDA graph is being "
                 "captured: make the same call once before the capture"
             )
-        try:
-            compiled = self._launch_slowly(device, grid, args, constants, config)
-            _require_right(compiled)
-            launcher, fixed = launcher_of(compiled)
+        warps = config.num_warps
+        others = () if self.function.is_gluon() else (2 * warps, warps // 2)
+        wrong: list[str] = []
+        with self._naming(device, constants, config):
+            for number in (warps, *(n for n in others if 1 <= n <= _MOST_WARPS)):
+                tried = config._replace(num_warps=number)
+                found = miscompiled.found(self._through_triton(device, grid, args, constants, tried, True).asm)
+                if found is None:
+                    return tried
+                wrong.append(found)
+            raise RuntimeError(
+                f"Triton {triton.__version__} miscompiles it ({wrong[0]}): another release of Triton may not; else "
+                "avoid this implementation by a policy"
+            )
+
+    def _compile(
+        self, device: torch.device, grid: Grid, args: tuple[Any, ...], constants: tuple[Any, ...], config: Config
+    ) -> tuple[Callable[..., None], tuple[Any, ...]]:
+        """Launch for the first time; returns what later calls of the kind need.
+
+        Raises:
+            CompileFailure: the binary does not fit the chip; names kernel, chip and configuration.
+        """
+        with self._naming(device, constants, config):
+            launcher, fixed = launcher_of(self._launch_slowly(device, grid, args, constants, config))
             return mapped(launcher), fixed
+
+    @contextmanager
+    def _naming(self, device: torch.device, constants: tuple[Any, ...], config: Config) -> Iterator[None]:
+        try:
+            yield
         except Exception as error:
             raise CompileFailure(
                 f"Triton kernel {self.name} for {target_of(device).arch} with {describe(self, constants, config)}: "
@@ -158,10 +192,16 @@ class Kernel:
         if target_of(device) is INTERPRETER:
             with _interpreter:
                 return self.function[grid](*args, *constants)
+        return self._through_triton(device, grid, args, constants, config, False)
+
+    def _through_triton(
+        self, device: torch.device, grid: Grid, args: tuple[Any, ...], constants: tuple[Any, ...], config: Config,
+        compile_only: bool,
+    ) -> Any:  # fmt: skip
         given = [x.of_triton(self.function.is_gluon()) if x.__class__ is Descriptor else x for x in args]
         target = target_of(device)
         with torch.cuda.device(device), assembler.chosen(target.backend, target.triton_arch) as more:
-            return self.function[grid](*given, *constants, **options_of(config), **more)
+            return self.function.run(*given, *constants, grid=grid, warmup=compile_only, **options_of(config), **more)
 
     def _divert(self, recorder: Callable[[Launch], None], given: Launch) -> None:
         tape = active()
@@ -171,16 +211,6 @@ class Kernel:
         with tape.aside():
             recorder(given)
         tape.launched(_replayer(given), (), given.grid, given.args, given.constants)
-
-
-def _require_right(compiled: Any) -> None:
-    """Raise for a binary that is known to compute something else than the kernel says: its results are not used."""
-    wrong = lanes.mixed(compiled.asm.get("ptx", ""))
-    if wrong is not None:
-        raise RuntimeError(
-            f"Triton {triton.__version__} miscompiles it ({wrong}): another release of Triton may not; else avoid this "
-            "implementation by a policy"
-        )
 
 
 def _note(

@@ -29,6 +29,8 @@ from te_dispatch_triton.targets import target_of
 __all__ = ["cast", "compute_amax", "quantize", "quantize_dbias"]
 
 _COPIES = ("row_data", "col_data", "row_scale_inv", "col_scale_inv", "global_scale_inv")
+#: What a cast of that usage leaves as it is.
+_LEFT = {"row": ("col_data", "col_scale_inv"), "column": ("row_data", "row_scale_inv"), "both": ()}
 _line, _tiles, _columns = Kernel(kernels.cast_line), Kernel(kernels.cast_tiles), Kernel(cast_columns)
 
 
@@ -72,7 +74,7 @@ def _written(
     if written is not out:
         for name in _COPIES:
             made, asked = getattr(written, name), getattr(out, name)
-            if made is not asked:
+            if made is not asked and name not in _LEFT[usage]:
                 # Padding of scales that were laid out anew is zeros by now, and a skipped cast writes nothing.
                 asked.copy_(made if noop_flag is None else torch.where(noop_flag != 0, asked, made))
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +20,8 @@ from te_dispatch_triton.targets import target_for  # noqa: E402
 
 DEVICE = torch.device("cuda", 0)
 GRID, CONFIG = (3, 2, 1), launch.Config()
+#: What `miscompiled` finds.
+WRONG = "%1 = fpext bfloat %0 to float\n%2 = fptrunc float %1 to half\n%3 = fmul half %2, %2"
 
 
 class Planted:
@@ -32,16 +34,23 @@ class Planted:
         self.compiled: list[tuple[Any, ...]] = []
         self.launched: list[tuple[Any, ...]] = []
         self.error: Exception | None = None
+        #: Numbers of warps that make a right binary; and those of every compilation, and whether it was launched.
+        self.right: tuple[int, ...] = (1, 2, 4, 8, 16)
+        self.warps: list[tuple[int, bool]] = []
+        self.gluon = False
 
-    def __getitem__(self, grid: Any) -> Callable[..., Any]:
-        def compile_and_launch(*args: Any, **options: Any) -> Any:
-            if self.error is not None:
-                raise self.error
+    def is_gluon(self) -> bool:
+        return self.gluon
+
+    def run(self, *args: Any, grid: Any, warmup: bool, num_warps: int, **options: Any) -> Any:
+        if self.error is not None:
+            raise self.error
+        if not warmup:
             self.compiled.append(args)
-            run = lambda *given: self.launched.append(given)  # noqa: E731
-            return SimpleNamespace(run=run, function=77, packed_metadata=(4, 1, 0), asm={})
-
-        return compile_and_launch
+        self.warps.append((num_warps, not warmup))
+        run = lambda *given: self.launched.append(given)  # noqa: E731
+        asm = {} if num_warps in self.right else {"llir": WRONG}
+        return SimpleNamespace(run=run, function=77, packed_metadata=(4, 1, 0), asm=asm)
 
 
 class Tensor:
@@ -174,3 +183,28 @@ def test_recording_notes_launches_instead_of_making_them(function: Planted) -> N
 @pytest.mark.parametrize(("size", "block", "expected"), [(0, 4, 0), (1, 4, 1), (4, 4, 1), (5, 4, 2)])
 def test_blocks_cover_a_size(size: int, block: int, expected: int) -> None:
     assert launch.blocks(size, block) == expected
+
+
+@pytest.mark.parametrize("gluon", [False, True])
+def test_a_wrong_binary_is_not_launched(function: Planted, gluon: bool) -> None:
+    function.right, function.gluon = (), gluon
+    kernel = launch.Kernel(function)
+    for _ in range(2):
+        with pytest.raises(launch.CompileFailure, match=r"planted for sm_90 .*Triton .* miscompiles it \(.*policy"):
+            kernel(DEVICE, GRID, (Tensor(),), (64,), CONFIG)
+    assert not any(launched for _, launched in function.warps)
+    assert len(function.warps) == 2 * (1 if gluon else 3)
+
+
+@pytest.mark.parametrize("right", [(8, 2), (2,)])
+def test_another_number_of_warps_is_taken(
+    function: Planted, right: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    function.right = right
+    kernel = launch.Kernel(function)
+    kernel(DEVICE, GRID, (Tensor(),), (64,), CONFIG)
+    assert [warps for warps, launched in function.warps if launched] == [right[0]]
+    # Profilers are told by Triton's own path, which compiles for each number of warps anew.
+    monkeypatch.setattr(launch, "observed", lambda: True)
+    kernel(DEVICE, GRID, (Tensor(),), (64,), CONFIG)
+    assert function.warps[-1] == (right[0], True)

@@ -130,6 +130,13 @@ def test_a_record_that_does_not_lie_dense_is_left_where_the_flag_says(cast: str)
     )  # fmt: skip
     assert quantize.quantize(x, quantizer, usage="both", out=out, noop_flag=torch.ones(1)) is out
     assert all(part is None or (part == 7).all() for part in kept.values())
+    for usage, left in (("row", "col"), ("column", "row")):
+        before = {name: part.clone() for name, part in kept.items() if part is not None and name.startswith(left)}
+        quantize.quantize(x, quantizer, usage=usage, out=out)
+        assert all(torch.equal(kept[name], part) for name, part in before.items())
+        for part in kept.values():
+            if part is not None:
+                part.fill_(7)
     quantize.quantize(x, quantizer, usage="both", out=out, noop_flag=torch.zeros(1))
     assert_same(out, new)
 

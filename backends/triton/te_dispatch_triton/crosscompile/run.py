@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from te_dispatch_triton import lanes
+from te_dispatch_triton import miscompiled
 from te_dispatch_triton.crosscompile.assembly import Facts, facts_of
 from te_dispatch_triton.crosscompile.chips import TARGETS, wrong_instructions
 from te_dispatch_triton.crosscompile.gather import codes_of, first_of_each, variants
 from te_dispatch_triton.crosscompile.matrix import compile_for
 from te_dispatch_triton.launch import CompileFailure, Launch, describe
+from te_dispatch_triton.targets import Target
 
 #: Names a folder that keeps what is compiled, for `python -m te_dispatch_triton.crosscompile` and the test of it.
 CACHE = "TE_DISPATCH_CROSSCOMPILE_CACHE"
@@ -114,19 +115,17 @@ def row_of(chip: str, family: str, call: str, launch: Launch, known: dict[str, d
         facts = facts_of(binary)
     except CompileFailure as error:
         return Row(family, kernel, chip, call, configuration, None, str(error))
-    bound = known.get(kernel, {}).get(chip, 0)
-    mixed = lanes.mixed(binary.asm.get("ptx", ""))
-    problem = None
-    if mixed is not None:
-        problem = f"two numbers are mixed up: {mixed}"
-    elif facts.shared > target.shared_memory:
-        problem = f"{facts.shared} bytes of shared memory, the chip has {target.shared_memory}"
-    elif facts.spills > bound:
-        problem = f"spills {facts.spills}, recorded bound {bound}"
-    else:
-        codes = codes_of(launch)
-        if codes is not None:
-            problem = wrong_instructions(target, codes, facts.instructions)
+    problem = miscompiled.found(binary.asm) or _unfit(target, launch, facts, known.get(kernel, {}).get(chip, 0))
     if problem is not None:
         problem = f"Triton kernel {kernel} for {chip} with {configuration} ({call}): {problem}"
     return Row(family, kernel, chip, call, configuration, facts, problem)
+
+
+def _unfit(target: Target, launch: Launch, facts: Facts, bound: int) -> str | None:
+    """What a chip, or its recorded bound of spills, has against a binary."""
+    if facts.shared > target.shared_memory:
+        return f"{facts.shared} bytes of shared memory, the chip has {target.shared_memory}"
+    if facts.spills > bound:
+        return f"spills {facts.spills}, recorded bound {bound}"
+    codes = codes_of(launch)
+    return None if codes is None else wrong_instructions(target, codes, facts.instructions)

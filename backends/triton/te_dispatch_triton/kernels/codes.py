@@ -154,7 +154,11 @@ def narrow(x, dtype: tl.constexpr, INTERPRETED: tl.constexpr):
 
 @triton.jit
 def widen(x):
-    """Values of any floating dtype as fp32, exact: Triton's interpreter loses bf16's subnormals by itself."""
+    """Values of any floating dtype as fp32, exact.
+
+    bf16 is widened by a shift, not by `.to`: Triton's interpreter loses bf16's subnormals, and LLVM makes products of
+    such values in fp16 where fp16 is asked for (`te_dispatch_triton.miscompiled`).
+    """
     if x.dtype == tl.bfloat16:
         return (x.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
     else:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from te_dispatch_triton.kernels.codes import narrow
+from te_dispatch_triton.kernels.codes import narrow, widen
 
 
 @triton.jit
@@ -63,10 +63,9 @@ def add_choice(total, x, row_map, probs, token, choice, top_k, column, columns, 
     """A dropped choice counts nothing, whatever its probability: 0 times Inf would be NaN."""
     row = tl.load(row_map + token * top_k + choice, mask=there, other=-1).to(tl.int64)
     led = row >= 0
-    value = tl.load(x + row[:, None] * columns + column[None, :], mask=led[:, None] & inside[None, :], other=0.0)
-    value = value.to(tl.float32)
+    value = widen(tl.load(x + row[:, None] * columns + column[None, :], mask=led[:, None] & inside[None, :], other=0.0))
     if probs is not None:
-        weight = tl.load(probs + token * top_k + choice, mask=led, other=0.0).to(tl.float32)
+        weight = widen(tl.load(probs + token * top_k + choice, mask=led, other=0.0))
         value = value * weight[:, None]
     return total + value
 
@@ -91,15 +90,15 @@ def scatter_gradients(
         led = row >= 0
         weight = tl.full((TOGETHER,), 1.0, tl.float32)
         if probs is not None:
-            weight = tl.load(probs + token * top_k + choice, mask=led, other=0.0).to(tl.float32)
+            weight = widen(tl.load(probs + token * top_k + choice, mask=led, other=0.0))
         dots = tl.zeros((TOGETHER, BLOCK), tl.float32)
         for first in range(0, columns, BLOCK):
             column = first + tl.arange(0, BLOCK)
             mask = led[:, None] & (column < columns)[None, :]
-            grad = tl.load(dy + token[:, None] * columns + column[None, :], mask=mask, other=0.0).to(tl.float32)
+            grad = widen(tl.load(dy + token[:, None] * columns + column[None, :], mask=mask, other=0.0))
             place = row[:, None] * columns + column[None, :]
             if probs is not None:
-                dots += grad * tl.load(x + place, mask=mask, other=0.0).to(tl.float32)
+                dots += grad * widen(tl.load(x + place, mask=mask, other=0.0))
             value = narrow(grad * weight[:, None], dinput.dtype.element_ty, INTERPRETED)
             tl.store(dinput + place, value, mask=mask)
         if dprobs is not None:

@@ -1,0 +1,79 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Wrong binaries are told by what the compiler wrote."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("triton")
+from te_dispatch_triton import miscompiled, targets, training
+from te_dispatch_triton.crosscompile import matrix, run
+from te_dispatch_triton.launch import Launch, recording
+
+#: As LLVM writes the product of two numbers of bf16 that is asked for in fp16: converted first, multiplied in fp16.
+IN_HALF = """
+  %68 = fpext bfloat %67 to float, !dbg !28
+  %69 = fptrunc float %68 to half
+  %70 = insertelement <2 x half> poison, half %69, i64 0, !dbg !31
+  %71 = shufflevector <2 x half> %70, <2 x half> poison, <2 x i32> zeroinitializer, !dbg !31
+  %120 = fmul <2 x half> %71, %119, !dbg !31
+"""
+
+
+def test_arithmetic_in_half_precision_is_found() -> None:
+    assert miscompiled.in_half(IN_HALF) == "%120 = fmul <2 x half> %71, %119"
+
+
+@given(
+    operation=st.sampled_from(("fadd", "fsub", "fmul", "fdiv", "frem")),
+    flags=st.sampled_from(("", "contract ", "nnan nsz ")),
+    lanes=st.integers(1, 16),
+)
+def test_whatever_the_arithmetic_is(operation: str, flags: str, lanes: int) -> None:
+    wide = (lambda t: t) if lanes == 1 else (lambda t: f"<{lanes} x {t}>")
+    text = "\n".join((
+        f"  %w = fpext {wide('bfloat')} %x to {wide('float')}",
+        f"  %h = fptrunc {wide('float')} %w to {wide('half')}",
+        f"  %r = {operation} {flags}{wide('half')} %h, %y",
+    ))  # fmt: skip
+    assert (miscompiled.in_half(text) or "").startswith(f"%r = {operation}")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("fpext bfloat", "fpext half"),  # exact in fp16, and so is the rounding of the product
+        ("fptrunc float %68 to half", "fptrunc float %68 to bfloat"),
+        ("fmul <2 x half> %71, %119", "fmul <2 x float> %71, %119"),
+        ("fmul <2 x half> %71, %119", "fmul <2 x half> %118, %119"),
+        ("fptrunc float %68", "fptrunc float %1"),
+    ],
+)
+def test_what_is_right_is_left_alone(before: str, after: str) -> None:
+    assert before in IN_HALF and miscompiled.in_half(IN_HALF.replace(before, after)) is None
+
+
+def _three_dtypes() -> Launch:
+    x, probs = torch.empty(16, 128, dtype=torch.bfloat16), torch.empty(16, 2, dtype=torch.bfloat16)
+    rows, row_map = torch.empty(32, 128, dtype=torch.float16), torch.zeros(16, 2, dtype=torch.int32)
+    launches: list[Launch] = []
+    with recording(launches):
+        training.moe_unpermute_bwd(x, rows, row_map, probs=probs)
+    return next(one for one in launches if one.kernel.name == "scatter_gradients")
+
+
+@pytest.mark.compiles
+def test_a_product_of_bf16_is_not_made_in_fp16(hopper: targets.Target) -> None:
+    assert miscompiled.found(matrix.compile_for(_three_dtypes(), hopper).asm) is None
+
+
+@pytest.mark.compiles
+def test_crosscompile_tells_it(hopper: targets.Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = _three_dtypes()
+    assert run.row_of("sm_90", "training", "a call", launched, {}).problem is None
+    monkeypatch.setattr(miscompiled, "in_half", lambda llir: "%1 = fmul half" if "scatter_gradients" in llir else None)
+    problem = run.row_of("sm_90", "training", "a call", launched, {}).problem
+    assert problem is not None and "converted to fp16 before arithmetic: %1 = fmul half" in problem
