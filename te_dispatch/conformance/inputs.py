@@ -23,6 +23,7 @@
 | square_overflow | squares beyond fp32 (fp16: as large_squares) | what a kernel makes of a sum that overflows |
 | square_underflow | squares below fp32's subnormals (fp16: below its own) | lost deviations, divisions by 0 |
 | huge | 2^-24 .. 2^-10 of the dtype's largest (fp16: 2^10 .. 2^15) | 0 times an overflow in a saturated function |
+| beyond_half | 2^16 to 1.23 times that (fp16: around 1) | numbers that are converted to fp16 before arithmetic |
 | sum_overflow | 1/8 to 1/4 of the dtype's largest, of one sign | sums of finite numbers that overflow |
 | late | normal, but for 2^-14 as large before the last 16 rows, or elements of a vector | long sums that end early |
 | last_columns | normal, but for 2^-10 as large outside the last 16 columns | maxima over rows that end early |
@@ -293,6 +294,7 @@ KINDS: dict[str, Fill] = {
     "square_overflow": _between(66, 67, 11.5, 12.5),
     "square_underflow": _between(-84, -80, -14, -13),
     "huge": _between(104, 118, 10, 15),
+    "beyond_half": _between(16, 16.3, 0, 0.3),
     "sum_overflow": _sum_overflow,
     "late": _late,
     "last_columns": _last_columns,

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given
@@ -56,6 +58,13 @@ def test_what_is_right_is_left_alone(before: str, after: str) -> None:
     assert before in IN_HALF and miscompiled.in_half(IN_HALF.replace(before, after)) is None
 
 
+def _two_dtypes() -> Launch:
+    launches: list[Launch] = []
+    with recording(launches):
+        training.dropout_add_fwd(torch.empty(16, 128, dtype=torch.float16), bias=torch.empty(128, dtype=torch.bfloat16))
+    return next(one for one in launches if one.kernel.name == "dropout_forward")
+
+
 def _three_dtypes() -> Launch:
     x, probs = torch.empty(16, 128, dtype=torch.bfloat16), torch.empty(16, 2, dtype=torch.bfloat16)
     rows, row_map = torch.empty(32, 128, dtype=torch.float16), torch.zeros(16, 2, dtype=torch.int32)
@@ -66,8 +75,9 @@ def _three_dtypes() -> Launch:
 
 
 @pytest.mark.compiles
-def test_a_product_of_bf16_is_not_made_in_fp16(hopper: targets.Target) -> None:
-    assert miscompiled.found(matrix.compile_for(_three_dtypes(), hopper).asm) is None
+@pytest.mark.parametrize("launched", [_two_dtypes, _three_dtypes])
+def test_arithmetic_with_bf16_is_not_done_in_fp16(hopper: targets.Target, launched: Callable[[], Launch]) -> None:
+    assert miscompiled.found(matrix.compile_for(launched(), hopper).asm) is None
 
 
 @pytest.mark.compiles

@@ -87,6 +87,8 @@ def _probs(values: Values, maker: Maker, row_map: torch.Tensor) -> torch.Tensor 
     if values["probs"] == "none":
         return None
     probs = maker.tensor(*row_map.shape, dtype=values["probs"], values="one_sign")
+    if values["values"] == _BEYOND:  # gradients are beyond fp16, their products are not
+        probs = probs * 2.0**-9
     probs = probs * ~maker.boolean(*row_map.shape, share=0.125)
     return torch.where(row_map < 0, torch.nan, probs)
 
@@ -148,8 +150,11 @@ def _half(arguments: Arguments) -> Arguments:
 
 
 _VALUES = Axis("values", ("normal", "spread", "one_sign", "denormal", "nan", "inf"), ("normal",))
+#: Of gradients whose dtype reaches further than that of dinput.
+_BEYOND = "beyond_half"
 #: Every expert beyond a table of 256, 512 or 1,024 is chosen.
 _MANY_EXPERTS = tuple({"experts": experts, "shape": "4099x16", "dropped": "0.0"} for experts in _EXPERTS.once)
+_WIDE = ("bf16", "fp32")
 #: What a sum over a token's choices is made of.
 _SUMS = ("dtype", "top_k", "probs")
 
@@ -171,8 +176,9 @@ register(
         "moe_unpermute_bwd", "plain",
         (
             _DTYPE, _SHAPE, Axis("grads", ("fp32", "bf16", "fp16")), _TOP_K, _PROBS, _DROPPED, _CAPACITY, _EXPERTS,
-            _VALUES,
+            Axis("values", _VALUES.values, _VALUES.smoke, once=(_BEYOND,)),
         ),
         _unpermute_bwd, _unpermute_bwd_rules, together=(_SUMS,),
+        fixed=tuple({"dtype": "fp16", "grads": g, "probs": p, "values": _BEYOND} for g in _WIDE for p in _WIDE),
     ),
 )  # fmt: skip

@@ -7,7 +7,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from te_dispatch_triton.kernels.codes import narrow
+from te_dispatch_triton.kernels.codes import narrow, widen
 
 
 @triton.jit
@@ -36,13 +36,13 @@ def dropout_forward(
     first = tl.program_id(0).to(tl.int64) * BLOCK
     i = first + tl.arange(0, BLOCK)
     inside = i < n
-    value = tl.load(x + i, mask=inside, other=0.0).to(tl.float32)
+    value = widen(tl.load(x + i, mask=inside, other=0.0))
     if residual is not None:
-        added = tl.load(residual + i, mask=inside, other=0.0).to(tl.float32)  # on its way while words are made
+        added = widen(tl.load(residual + i, mask=inside, other=0.0))  # on its way while words are made
     if bias is not None:
         column = (first % columns).to(tl.int32) + tl.arange(0, BLOCK)
         column = tl.where(column >= columns, column - columns, column) if WIDE else column % columns
-        value += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
+        value += widen(tl.load(bias + column, mask=inside, other=0.0))
     if DROPS:
         keep = kept(tl.load(rng_state), tl.load(rng_state + 1), first, threshold, BLOCK)
         tl.store(mask + i, keep.to(tl.uint8), mask=inside)
@@ -60,5 +60,5 @@ def dropout_backward(dy, mask, dx, n, factor, INTERPRETED: tl.constexpr, BLOCK: 
     grad = tl.load(dy + i, mask=inside, other=0.0)
     if mask is not None:
         keep = tl.load(mask + i, mask=inside, other=0) != 0
-        grad = narrow(tl.where(keep, grad.to(tl.float32) * factor, 0.0), dx.dtype.element_ty, INTERPRETED)
+        grad = narrow(tl.where(keep, widen(grad) * factor, 0.0), dx.dtype.element_ty, INTERPRETED)
     tl.store(dx + i, grad, mask=inside)

@@ -217,6 +217,24 @@ def _dprobs_in_bf16(call: Call) -> Any:
     return made
 
 
+def _bias_in_fp16(call: Call) -> Any:
+    """As LLVM's instcombine makes one addition in fp16 of fp16 and bf16 numbers that are widened, added and rounded."""
+    x, bias = call["x"], call["bias"]
+    mixed = bias is not None and bias.dtype == torch.bfloat16 and x.dtype == torch.float16
+    return call.sound(bias=bias.half()) if mixed else call.sound()
+
+
+def _gradients_in_fp16(call: Call) -> Any:
+    """The same of a product of bf16 numbers."""
+    made, dy, row_map, probs = call.sound(), call["dy"], call["row_map"], call["probs"]
+    if probs is None or made.dinput.dtype != torch.float16 or {dy.dtype, probs.dtype} != {torch.bfloat16}:
+        return made
+    kept = row_map >= 0
+    products = dy.half()[:, None] * probs.half()[..., None]
+    made.dinput[row_map[kept].long()] = products[kept]
+    return made
+
+
 def _keep_scale_in_bf16(call: Call) -> Any:
     """Multiplies by 1 / (1 - p) rounded to bf16."""
     made, p = call.sound(), call["dropout_p"]
@@ -274,7 +292,11 @@ _LOOSE = (
             "lse", change=lambda v: torch.where(v.isfinite(), v + 2.0**-10, v))),
     }, on="unfused_attention"),
     *table("dropout_add_bwd", {"dropout_gradient_scales_in_bf16": ("rounds 1 / (1 - p) to bf16", _keep_scale_in_bf16)}),
-    *table("moe_unpermute_bwd", {"dprobs_are_rounded_to_bf16": ("rounds dprobs to bf16", _dprobs_in_bf16)}),
+    *table("moe_unpermute_bwd", {
+        "dprobs_are_rounded_to_bf16": ("rounds dprobs to bf16", _dprobs_in_bf16),
+        "gradients_are_multiplied_in_fp16": ("converts bf16 gradients and probabilities to fp16", _gradients_in_fp16),
+    }),
+    *table("dropout_add_fwd", {"bias_is_added_in_fp16": ("converts a bf16 bias to fp16", _bias_in_fp16)}),
     *table("quantize_dbias", {"dbias_is_rounded_twice": (
         "rounds the bias gradient to bf16 before fp32", _through("dbias", torch.bfloat16))}),
     *table("multi_tensor_l2norm", {"l2norm_takes_root_in_12_bits": (

@@ -32,6 +32,7 @@ def _dropout() -> Iterator[tuple[str, Callable[[], object]]]:
         yield f"dropout_add_bwd {dtype}", partial(training.dropout_add_bwd, x, mask, dropout_p=0.1)
     narrow = torch.empty(_TOKENS, 100, dtype=torch.float16)
     yield "dropout_add_fwd without dropout", partial(training.dropout_add_fwd, narrow, bias=narrow[0])
+    yield "dropout_add_fwd of two dtypes", partial(training.dropout_add_fwd, narrow, bias=narrow[0].bfloat16())
 
 
 def _lists() -> Iterator[tuple[str, Callable[[], object]]]:
