@@ -306,6 +306,8 @@ KINDS: dict[str, Fill] = {
     "nan_first": _nan_at(0, -1),
     "nan_last": _nan_at(-1, 0),
 }
+#: Of an operand whose dtype reaches further than the result's.
+BEYOND_HALF = "beyond_half"
 #: Kinds with one special element at an end of the tensor.
 ENDS = ("nan_first", "nan_last")
 #: Kinds that hold NaN or Inf.

@@ -31,8 +31,8 @@ from te_dispatch_triton.targets import INTERPRETER, target_of
 from te_dispatch_triton.triton_private import hooked, launcher_of
 
 Grid = tuple[int, int, int]
-#: Of one program: 1,024 threads of 32 to a warp, 64 on AMD's chips for data centers.
-_MOST_WARPS = 16
+#: What every chip allows one program: 1,024 threads, in warps of 32 or, on AMD's data center chips, 64.
+_MAX_WARPS = 16
 
 
 class Config(NamedTuple):
@@ -75,14 +75,14 @@ class Kernel:
         function: what ``@triton.jit`` made.
     """
 
-    __slots__ = ("function", "name", "_compiled", "_configs")
+    __slots__ = ("function", "name", "_compiled", "_replaced")
 
     def __init__(self, function: Any) -> None:
         self.function = function
         self.name: str = function.__name__
         self._compiled: dict[tuple[Any, ...], Any] = {}
-        #: What kinds of calls are compiled with whose own configuration makes a wrong binary.
-        self._configs: dict[tuple[Any, ...], Config] = {}
+        #: By the key of `_compiled`: configurations in place of the call's, which is miscompiled.
+        self._replaced: dict[tuple[Any, ...], Config] = {}
 
     def __repr__(self) -> str:
         return f"Kernel({self.name})"
@@ -109,16 +109,16 @@ class Kernel:
         key = (index, config, constants, read, facts)
         compiled = self._compiled.get(key)
         if compiled is None:
-            right = self._right(device, grid, args, constants, config)
-            compiled = self._compiled[key] = self._compile(device, grid, args, constants, right)
-            if right != config:
-                self._configs[key] = right
+            checked = self._checked_config(device, grid, args, constants, config)
+            compiled = self._compiled[key] = self._compile(device, grid, args, constants, checked)
+            if checked != config:
+                self._replaced[key] = checked
             if ACTIVE:
                 _note(compiled, grid, args, constants)
             return None
         if observed():
             # Profilers want to be told what only Triton's own path tells.
-            self._launch_slowly(device, grid, args, constants, self._configs.get(key, config))
+            self._launch_slowly(device, grid, args, constants, self._replaced.get(key, config))
             return None
         if ACTIVE:
             _note(compiled, grid, args, constants)
@@ -130,16 +130,18 @@ class Kernel:
                 run(grid[0], grid[1], grid[2], _raw_stream(index), *given, *values, *constants)
         return None
 
-    def _right(
+    def _checked_config(
         self, device: torch.device, grid: Grid, args: tuple[Any, ...], constants: tuple[Any, ...], config: Config
     ) -> Config:
-        """Compile without launching; the configuration that does not make a known wrong binary (`miscompiled`).
+        """Compile without launching, and return the configuration to launch with.
 
-        Another number of warps lays a kernel's numbers out anew, which is what the defects of `lanes` depend on.
+        It is the given one unless the binary shows a known compiler defect (`miscompiled`). Then twice and half the
+        warps are tried: they change the layout of tensors in registers, which the defect of `lanes` depends on.
 
         Raises:
             CaptureError: a CUDA graph is being captured, which compiling would break.
-            CompileFailure: it does not compile, or every binary is wrong; names kernel, chip and configuration.
+            CompileFailure: it does not compile, or is miscompiled with each of them; names kernel, chip and
+                configuration.
         """
         if torch.cuda.is_current_stream_capturing():
             raise CaptureError(
@@ -148,16 +150,17 @@ class Kernel:
             )
         warps = config.num_warps
         others = () if self.function.is_gluon() else (2 * warps, warps // 2)
-        wrong: list[str] = []
+        defects: list[str] = []
         with self._naming(device, constants, config):
-            for number in (warps, *(n for n in others if 1 <= n <= _MOST_WARPS)):
+            for number in (warps, *(n for n in others if 1 <= n <= _MAX_WARPS)):
                 tried = config._replace(num_warps=number)
-                found = miscompiled.found(self._through_triton(device, grid, args, constants, tried, True).asm)
-                if found is None:
+                compiled = self._through_triton(device, grid, args, constants, tried, compile_only=True)
+                defect = miscompiled.found(compiled.asm)
+                if defect is None:
                     return tried
-                wrong.append(found)
+                defects.append(defect)
             raise RuntimeError(
-                f"Triton {triton.__version__} miscompiles it ({wrong[0]}): another release of Triton may not; else "
+                f"Triton {triton.__version__} miscompiles it ({defects[0]}): another release of Triton may not; else "
                 "avoid this implementation by a policy"
             )
 
@@ -175,6 +178,7 @@ class Kernel:
 
     @contextmanager
     def _naming(self, device: torch.device, constants: tuple[Any, ...], config: Config) -> Iterator[None]:
+        """Errors become a CompileFailure that names kernel, chip and configuration."""
         try:
             yield
         except Exception as error:
@@ -192,12 +196,13 @@ class Kernel:
         if target_of(device) is INTERPRETER:
             with _interpreter:
                 return self.function[grid](*args, *constants)
-        return self._through_triton(device, grid, args, constants, config, False)
+        return self._through_triton(device, grid, args, constants, config, compile_only=False)
 
     def _through_triton(
         self, device: torch.device, grid: Grid, args: tuple[Any, ...], constants: tuple[Any, ...], config: Config,
-        compile_only: bool,
+        *, compile_only: bool,
     ) -> Any:  # fmt: skip
+        """Triton's own path: compile, or take from its cache, and launch unless `compile_only`; what it compiled."""
         given = [x.of_triton(self.function.is_gluon()) if x.__class__ is Descriptor else x for x in args]
         target = target_of(device)
         with torch.cuda.device(device), assembler.chosen(target.backend, target.triton_arch) as more:

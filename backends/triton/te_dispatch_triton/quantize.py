@@ -29,8 +29,12 @@ from te_dispatch_triton.targets import target_of
 __all__ = ["cast", "compute_amax", "quantize", "quantize_dbias"]
 
 _COPIES = ("row_data", "col_data", "row_scale_inv", "col_scale_inv", "global_scale_inv")
-#: What a cast of that usage leaves as it is.
-_LEFT = {"row": ("col_data", "col_scale_inv"), "column": ("row_data", "row_scale_inv"), "both": ()}
+#: Members of `out` that a cast writes, by usage; the others keep their contents, the padding of scales included.
+_WRITTEN = {
+    "row": ("row_data", "row_scale_inv", "global_scale_inv"),
+    "column": ("col_data", "col_scale_inv", "global_scale_inv"),
+    "both": _COPIES,
+}
 _line, _tiles, _columns = Kernel(kernels.cast_line), Kernel(kernels.cast_tiles), Kernel(cast_columns)
 
 
@@ -72,9 +76,9 @@ def _written(
     target = _dense_record(out)
     written = cast(x, quantizer, usage, into=target, noop_flag=noop_flag, amax=amax)
     if written is not out:
-        for name in _COPIES:
+        for name in _WRITTEN[usage]:
             made, asked = getattr(written, name), getattr(out, name)
-            if made is not asked and name not in _LEFT[usage]:
+            if made is not asked:
                 # Padding of scales that were laid out anew is zeros by now, and a skipped cast writes nothing.
                 asked.copy_(made if noop_flag is None else torch.where(noop_flag != 0, asked, made))
 

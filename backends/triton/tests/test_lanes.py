@@ -4,13 +4,9 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 pytest.importorskip("triton")
-from te_dispatch.numerics.quantizers import BlockQuantizer
-from te_dispatch_triton import lanes, norm, targets
-from te_dispatch_triton.crosscompile import matrix, run
-from te_dispatch_triton.launch import Launch, recording
+from te_dispatch_triton import lanes
 
 #: As Triton 3.6 wrote it for norm_columns: threads from 128 on get a bit of %r100 in %r131.
 MIXED = """
@@ -65,27 +61,3 @@ def test_other_ways_to_write_it_are_found(before: str, after: str) -> None:
 )
 def test_what_is_right_is_left_alone(before: str, after: str) -> None:
     assert before in MIXED and lanes.mixed(MIXED.replace(before, after)) is None
-
-
-def _columns() -> Launch:
-    x, weights = torch.empty(16, 17, dtype=torch.float16), torch.empty(17)
-    quantizer = BlockQuantizer(encoding="e5m2fnuz", common=True, scale_layout="gemm_1d")
-    launches: list[Launch] = []
-    with recording(launches):
-        norm.layernorm_fwd(x, weights, beta=weights, quantizer=quantizer, usage="column", with_y=False)
-    return next(one for one in launches if one.kernel.name == "norm_columns")
-
-
-@pytest.mark.compiles
-def test_crosscompile_tells_it(hopper: targets.Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    launched = _columns()
-    assert run.row_of("sm_90", "norm", "a call", launched, {}).problem is None
-    monkeypatch.setattr(lanes, "mixed", lambda ptx: "a; b" if ".visible .entry norm_columns" in ptx else None)
-    problem = run.row_of("sm_90", "norm", "a call", launched, {}).problem
-    assert problem is not None and "two numbers are mixed up: a; b" in problem
-
-
-@pytest.mark.compiles
-def test_the_form_that_triton_3_6_got_wrong(hopper: targets.Target) -> None:
-    """Threads from 128 on put partial maxima of every third column of four into the fourth's place."""
-    assert lanes.mixed(matrix.compile_for(_columns(), hopper).asm["ptx"]) is None

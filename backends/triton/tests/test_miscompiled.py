@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("triton")
-from te_dispatch_triton import miscompiled, targets, training
+from te_dispatch.numerics.quantizers import BlockQuantizer
+from te_dispatch_triton import lanes, miscompiled, norm, targets, training
 from te_dispatch_triton.crosscompile import matrix, run
 from te_dispatch_triton.launch import Launch, recording
 
@@ -58,20 +60,31 @@ def test_what_is_right_is_left_alone(before: str, after: str) -> None:
     assert before in IN_HALF and miscompiled.in_half(IN_HALF.replace(before, after)) is None
 
 
-def _two_dtypes() -> Launch:
+def _launch_of(kernel: str, call: Callable[[], object]) -> Launch:
     launches: list[Launch] = []
     with recording(launches):
-        training.dropout_add_fwd(torch.empty(16, 128, dtype=torch.float16), bias=torch.empty(128, dtype=torch.bfloat16))
-    return next(one for one in launches if one.kernel.name == "dropout_forward")
+        call()
+    return next(one for one in launches if one.kernel.name == kernel)
+
+
+def _columns() -> Launch:
+    x, weights = torch.empty(16, 17, dtype=torch.float16), torch.empty(17)
+    quantizer = BlockQuantizer(encoding="e5m2fnuz", common=True, scale_layout="gemm_1d")
+    return _launch_of(
+        "norm_columns",
+        lambda: norm.layernorm_fwd(x, weights, beta=weights, quantizer=quantizer, usage="column", with_y=False),
+    )
+
+
+def _two_dtypes() -> Launch:
+    x, bias = torch.empty(16, 128, dtype=torch.float16), torch.empty(128, dtype=torch.bfloat16)
+    return _launch_of("dropout_forward", lambda: training.dropout_add_fwd(x, bias=bias))
 
 
 def _three_dtypes() -> Launch:
     x, probs = torch.empty(16, 128, dtype=torch.bfloat16), torch.empty(16, 2, dtype=torch.bfloat16)
     rows, row_map = torch.empty(32, 128, dtype=torch.float16), torch.zeros(16, 2, dtype=torch.int32)
-    launches: list[Launch] = []
-    with recording(launches):
-        training.moe_unpermute_bwd(x, rows, row_map, probs=probs)
-    return next(one for one in launches if one.kernel.name == "scatter_gradients")
+    return _launch_of("scatter_gradients", lambda: training.moe_unpermute_bwd(x, rows, row_map, probs=probs))
 
 
 @pytest.mark.compiles
@@ -81,9 +94,28 @@ def test_arithmetic_with_bf16_is_not_done_in_fp16(hopper: targets.Target, launch
 
 
 @pytest.mark.compiles
-def test_crosscompile_tells_it(hopper: targets.Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    launched = _three_dtypes()
-    assert run.row_of("sm_90", "training", "a call", launched, {}).problem is None
-    monkeypatch.setattr(miscompiled, "in_half", lambda llir: "%1 = fmul half" if "scatter_gradients" in llir else None)
-    problem = run.row_of("sm_90", "training", "a call", launched, {}).problem
-    assert problem is not None and "converted to fp16 before arithmetic: %1 = fmul half" in problem
+def test_the_form_that_triton_3_6_got_wrong(hopper: targets.Target) -> None:
+    """Threads from 128 on put partial maxima of every third column of four into the fourth's place."""
+    assert lanes.mixed(matrix.compile_for(_columns(), hopper).asm["ptx"]) is None
+
+
+@pytest.mark.compiles
+@pytest.mark.parametrize(
+    ("launched", "module", "function", "sign", "told", "message"),
+    [
+        (_columns, lanes, "mixed", ".visible .entry norm_columns", "a; b", "two numbers are mixed up: a; b"),
+        (
+            _three_dtypes, miscompiled, "in_half", "scatter_gradients", "%1 = fmul half",
+            "converted to fp16 before arithmetic: %1 = fmul half",
+        ),
+    ],
+)  # fmt: skip
+def test_crosscompile_tells_it(
+    hopper: targets.Target, monkeypatch: pytest.MonkeyPatch, launched: Callable[[], Launch], module: ModuleType,
+    function: str, sign: str, told: str, message: str,
+) -> None:  # fmt: skip
+    launch = launched()
+    assert run.row_of("sm_90", "a family", "a call", launch, {}).problem is None
+    monkeypatch.setattr(module, function, lambda text: told if sign in text else None)
+    problem = run.row_of("sm_90", "a family", "a call", launch, {}).problem
+    assert problem is not None and message in problem

@@ -10,6 +10,7 @@ import torch
 from te_dispatch.conformance.bounds import training as bounds
 from te_dispatch.conformance.bounds.known import Known, within
 from te_dispatch.conformance.families.quantize import quantizer_of
+from te_dispatch.conformance.inputs import BEYOND_HALF
 from te_dispatch.conformance.maker import Maker
 from te_dispatch.conformance.rules import Bitwise, Rule
 from te_dispatch.conformance.space import Arguments, Axis, Judged, Space, Turned, Values, register
@@ -87,7 +88,7 @@ def _probs(values: Values, maker: Maker, row_map: torch.Tensor) -> torch.Tensor 
     if values["probs"] == "none":
         return None
     probs = maker.tensor(*row_map.shape, dtype=values["probs"], values="one_sign")
-    if values["values"] == _BEYOND:  # gradients are beyond fp16, their products are not
+    if values["values"] == BEYOND_HALF:  # gradients are beyond fp16, their products are not
         probs = probs * 2.0**-9
     probs = probs * ~maker.boolean(*row_map.shape, share=0.125)
     return torch.where(row_map < 0, torch.nan, probs)
@@ -150,10 +151,9 @@ def _half(arguments: Arguments) -> Arguments:
 
 
 _VALUES = Axis("values", ("normal", "spread", "one_sign", "denormal", "nan", "inf"), ("normal",))
-#: Of gradients whose dtype reaches further than that of dinput.
-_BEYOND = "beyond_half"
 #: Every expert beyond a table of 256, 512 or 1,024 is chosen.
 _MANY_EXPERTS = tuple({"experts": experts, "shape": "4099x16", "dropped": "0.0"} for experts in _EXPERTS.once)
+#: Dtypes of numbers beyond fp16's.
 _WIDE = ("bf16", "fp32")
 #: What a sum over a token's choices is made of.
 _SUMS = ("dtype", "top_k", "probs")
@@ -176,9 +176,9 @@ register(
         "moe_unpermute_bwd", "plain",
         (
             _DTYPE, _SHAPE, Axis("grads", ("fp32", "bf16", "fp16")), _TOP_K, _PROBS, _DROPPED, _CAPACITY, _EXPERTS,
-            Axis("values", _VALUES.values, _VALUES.smoke, once=(_BEYOND,)),
+            Axis("values", _VALUES.values, _VALUES.smoke, once=(BEYOND_HALF,)),
         ),
         _unpermute_bwd, _unpermute_bwd_rules, together=(_SUMS,),
-        fixed=tuple({"dtype": "fp16", "grads": g, "probs": p, "values": _BEYOND} for g in _WIDE for p in _WIDE),
+        fixed=tuple({"dtype": "fp16", "grads": g, "probs": p, "values": BEYOND_HALF} for g in _WIDE for p in _WIDE),
     ),
 )  # fmt: skip

@@ -11,7 +11,7 @@ import torch
 from te_dispatch.conformance.bounds import rounding
 from te_dispatch.conformance.bounds import training as bounds
 from te_dispatch.conformance.bounds.known import Known, or_nan, within
-from te_dispatch.conformance.inputs import ENDS
+from te_dispatch.conformance.inputs import BEYOND_HALF, ENDS
 from te_dispatch.conformance.maker import Maker
 from te_dispatch.conformance.rules import Bitwise, Instead, Open, Rule
 from te_dispatch.conformance.space import Arguments, Axis, Dropout, Judged, Space, Values, register
@@ -26,8 +26,6 @@ _MANY = "257x521"
 _LONG = "131085"
 #: One of more than 2^20.
 _LONGER = "1048609"
-#: Of an operand whose dtype reaches further than the result's.
-_BEYOND = "beyond_half"
 #: Shapes of a list of tensors (``7*25``: 25 tensors of 7 elements; ``scalar``: without dimensions): sizes around vector
 #: widths, one element, none.
 #: Once: more tensors than kernels take as arguments (24, 30, 64, 110, 320), and more elements than chunks of 2^16.
@@ -50,8 +48,8 @@ def _dropout_add(values: Values, maker: Maker) -> Arguments:
     if values["residual"] == "yes":
         made["residual"] = maker.tensor(*shape, dtype=values["dtype"], values=kind)
     if values["bias"] != "none":
-        made["bias"] = maker.tensor(shape[-1], dtype=values["bias"], values=kind if kind == _BEYOND else "normal")
-        if kind == _BEYOND:  # the bias alone is beyond fp16, its sum with x is not
+        made["bias"] = maker.tensor(shape[-1], dtype=values["bias"], values=kind if kind == BEYOND_HALF else "normal")
+        if kind == BEYOND_HALF:  # the bias alone is beyond fp16, its sum with x is not
             made["x"] = (made["x"].sign() * 0.125 - 0.5) * made["bias"].to(made["x"].dtype).clamp(-60000, 60000)
     if "dropout" in values:
         made["dropout_p"] = float(values["dropout"])
@@ -235,10 +233,10 @@ register(
         "dropout_add_fwd", "plain",
         (
             _DTYPE, _SHAPE, Axis("residual", ("yes", "no")), Axis("bias", ("none", "fp32", "bf16")),
-            Axis("state", ("absent", "given")), Axis("values", _ANY.values, _ANY.smoke, once=(*ENDS, _BEYOND)),
+            Axis("state", ("absent", "given")), Axis("values", _ANY.values, _ANY.smoke, once=(*ENDS, BEYOND_HALF)),
         ),
         _dropout_add, _dropout_add_rules, batch=_half,
-        fixed=tuple({"dtype": "fp16", "bias": bias, "values": _BEYOND} for bias in ("fp32", "bf16")),
+        fixed=tuple({"dtype": "fp16", "bias": bias, "values": BEYOND_HALF} for bias in ("fp32", "bf16")),
     ),
     Space(
         "dropout_add_fwd", "dropped",
