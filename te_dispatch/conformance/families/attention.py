@@ -54,7 +54,7 @@ SOFTMAX = Axis("softmax", SOFTMAX_TYPES)
 FAR_SOFTMAX = Axis("softmax", (*SOFTMAX_TYPES, "learnable/far"), dull=("learnable/far",))
 SOFTCAP = Axis("softcap", ("0", "20.0", "2.0"))
 SCALED_OPERANDS = Axis("operands", ("delayed", "current", "plain", "mxfp8", "block_1d"), ("delayed", "current"))
-CAST_OF_P = Axis("s", ("none", "delayed", "delayed_seen", "current"))
+CAST_OF_P = Axis("s", ("none", "delayed", "delayed_seen", "delayed_silent", "current"))
 INFERENCE = Axis("inference", ("no", "yes"))
 MAX_LOGIT = Axis("max_logit", ("no", "yes"))
 OUT = Axis("out", ("same", "fp32", "bf16"))
@@ -192,7 +192,10 @@ register(
     Space("attention_fwd", "packed", STACKED, inputs.forward, forward_rules, valid=stackable, views=True),
     Space(
         "attention_fwd", "eight_bit",
-        (*EIGHT_BIT, Axis("out_cast", ("none", "delayed", "delayed_seen", "current", "mxfp8")), OUT, INFERENCE),
+        (
+            *EIGHT_BIT, Axis("out_cast", ("none", "delayed", "delayed_seen", "delayed_silent", "current", "mxfp8")),
+            OUT, INFERENCE,
+        ),
         inputs.forward, forward_rules, valid=castable,
     ),
     Space(

@@ -72,8 +72,9 @@ register(
     Space(
         "attention_bwd", "eight_bit",
         (
-            *fwd.EIGHT_BIT, Axis("dp", ("none", "delayed", "delayed_seen", "current")),
-            Axis("dqkv", ("none", "delayed", "delayed_seen", "current")), Axis("out_cast", ("none", "current")),
+            *fwd.EIGHT_BIT, Axis("dp", ("none", "delayed", "delayed_seen", "delayed_silent", "current")),
+            Axis("dqkv", ("none", "delayed", "delayed_seen", "delayed_silent", "current")),
+            Axis("out_cast", ("none", "current")),
         ),
         inputs.backward, backward_rules, forward=inputs.forward_of,
         valid=lambda v: fwd.castable(v) and (v["operands"] in ("delayed", "current") or v["dp"] == "none"),

@@ -200,7 +200,8 @@ register(
             OUT_DTYPE,
             Axis(
                 "cast",
-                ("none", "delayed", "delayed_seen", "current", "mxfp8", "aux-delayed", "aux-current", "both-delayed"),
+                ("none", "delayed", "delayed_seen", "current", "mxfp8", "aux-delayed", "aux-delayed_seen",
+                 "aux-current", "both-delayed", "both-delayed_silent"),
             ),
             Axis(
                 "values",

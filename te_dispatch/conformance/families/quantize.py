@@ -39,8 +39,8 @@ SMOKE_SHAPES = ("33x65", "129x127", "2x0x5")
 
 #: Scaling -> kinds of quantizer that make it, see `quantizer_of`.
 CASTS = (
-    "delayed", "delayed_seen", "current", "block_1d", "block_2d", "mxfp8", "nvfp4", "nvfp4_2d", "block_1d_laid_out",
-    "block_2d_laid_out",
+    "delayed", "delayed_seen", "delayed_silent", "current", "block_1d", "block_2d", "mxfp8", "nvfp4", "nvfp4_2d",
+    "block_1d_laid_out", "block_2d_laid_out",
 )  # fmt: skip
 
 #: Kinds that few backends make, and that have spaces of their own.
@@ -101,7 +101,7 @@ def quantizer_of(
 
     Args:
         cast: of `CASTS` or `LATER_CASTS`. ``delayed_seen`` is a delayed one that has seen a larger amax than most
-            tensors have.
+            tensors have; ``delayed_silent`` one that records nothing.
         scale, amax: of a delayed one; amax None records nothing.
         power_of_two: None for the kind's default.
     """
@@ -109,7 +109,7 @@ def quantizer_of(
     if cast == "delayed_seen" and amax is not None:
         amax = 1e4
     if cast.startswith("delayed"):
-        recorded = None if amax is None else torch.full((1,), amax)
+        recorded = None if amax is None or cast == "delayed_silent" else torch.full((1,), amax)
         return DelayedQuantizer(encoding, common, scale=torch.full((1,), scale), amax=recorded)
     if cast == "current":
         return CurrentQuantizer(encoding, common, epsilon=epsilon, **scaling)
