@@ -202,11 +202,11 @@ _NOMINAL = Axis("nominal", ("bf16", "fp32", "fp16"))
 _SQUARE_SCALES = {
     "scaling": "mxfp8", "shape": "512x16", "usage": "both", "layout": "canonical", "scale_layout": "other",
 }  # fmt: skip
-#: Column-wise scales in several rows, whose length no alignment divides.
+#: Column-wise scales in several rows, whose length no alignment divides, alone, too.
 _PADDED_SCALES = tuple(
-    {"scaling": scaling, "shape": shape, "usage": "both", "layout": layout, "scale_layout": other}
+    {"scaling": scaling, "shape": shape, "usage": usage, "layout": layout, "scale_layout": other}
     for scaling in OTHER_LAYOUTS
-    for shape in ("129x257", "130x1058")
+    for shape, usage in (("129x257", "both"), ("130x1058", "both"), ("130x1058", "column"))
     for layout, other in (("canonical", "other"), ("other", "canonical"))
 )
 
