@@ -8,6 +8,7 @@ What an operator's own contract refuses beyond that has cases (`te_dispatch.conf
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import math
 from collections.abc import Iterator, Sequence
@@ -24,8 +25,9 @@ from te_dispatch.conformance.subject import Subject
 from te_dispatch.conformance.transfer import mapped, moved
 from te_dispatch.conformance.trial import Failure, Trial
 from te_dispatch.core.errors import Declined
-from te_dispatch.numerics.encodings import ENCODINGS
+from te_dispatch.numerics.encodings import ENCODINGS, FP8_ENCODINGS
 from te_dispatch.numerics.quantized import SCALINGS, Quantized
+from te_dispatch.numerics.quantizers import QUANTIZERS, CurrentQuantizer, MXFP8Quantizer, Quantizer
 from te_dispatch.ops.quantize_forms import SCALE_LAYOUTS
 
 #: What a record's labels may be.
@@ -36,22 +38,24 @@ def mistaken(trial: Trial) -> None:
     """The changed calls that the oracle refuses raise a `ValueError` that names the argument, and write nothing; and
     the right call is served behind them."""
     _changed(trial)
-    written = _with_out(trial)
-    if written is not None:
+    other = _with_other_out(trial)
+    if other is not None:
         try:
-            _changed(written)
+            _changed(other)
         except Failure as failure:
-            raise Failure(f"with out given: {failure}") from failure
+            raise Failure(f"with out {other.case.values['out']}: {failure}") from failure
 
 
-def _with_out(trial: Trial) -> Trial | None:
-    """The case with memory for the result, which must be as it was behind a refusal; None where it has that, or there
-    is no such case."""
+def _with_other_out(trial: Trial) -> Trial | None:
+    """The case with memory for the result, which must be as it was behind a refusal, or where it has that without,
+    since memory for each result tells how many are expected; None where there is no such case."""
     for axis in trial.space.axes:
-        values = {**trial.case.values, axis.name: "given"}
-        if axis.name == "out" and "given" in axis.values and trial.case.values["out"] == "new":
+        if axis.name != "out" or not {"new", "given"} <= set(axis.values):
+            continue
+        values = {**trial.case.values, "out": "given" if trial.case.values["out"] == "new" else "new"}
+        if trial.space.valid(values):
             other = trial.with_axes(values)
-            return other if trial.space.valid(values) and serves(other) else None
+            return other if serves(other) else None
     return None
 
 
@@ -124,6 +128,9 @@ def _mistakes(value: Any) -> Iterator[tuple[str, Any]]:
         elif isinstance(value[-1], torch.Tensor):
             for what, change in _of_tensor(value[-1]):
                 yield f"{what} last item of", [*value[:-1], change]
+        elif type(value[-1]) in QUANTIZERS.values() and len(value) > 1:
+            for other in _other_quantizers(value[-1]):
+                yield f"a {other.kind} quantizer to {other.encoding} as last item of", [*value[:-1], other]
     elif isinstance(value, Quantized):
         yield from _of_record(value)
     elif isinstance(value, str):
@@ -131,7 +138,7 @@ def _mistakes(value: Any) -> Iterator[tuple[str, Any]]:
         yield "a number as", 1
     elif isinstance(value, float):
         yield "a word as", "1.0"
-        for number in (-1.0, 2.0, math.inf, math.nan):
+        for number in (-1.0, 0.0, 1.0, 2.0, math.inf, math.nan):
             yield f"{number:g} as", number
     elif type(value) is int:
         yield "a fraction as", value + 0.5
@@ -146,6 +153,17 @@ def _of_equal_sum(value: Sequence[int]) -> Iterator[tuple[str, list[int]]]:
         if last:
             yield "all of the last item added to the first of", [first + last, *between, 0]
         yield "a negative last item, made up for in the first, of", [first + last + 1, *between, -1]
+
+
+def _other_quantizers(value: Quantizer) -> Iterator[Quantizer]:
+    """One of another kind, and one of another encoding, which a list of one kind and encoding must not end in."""
+    yield (
+        CurrentQuantizer(value.encoding)
+        if value.encoding in FP8_ENCODINGS and value.kind != "current"
+        else (MXFP8Quantizer())
+    )
+    if value.encoding in FP8_ENCODINGS:
+        yield dataclasses.replace(value, encoding="e5m2" if value.encoding == "e4m3fn" else "e4m3fn")
 
 
 def _of_record(x: Quantized) -> Iterator[tuple[str, Quantized]]:
