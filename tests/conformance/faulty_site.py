@@ -21,10 +21,10 @@ SOURCE = Path(__file__).parent / "faulty"
 # Its modules can be imported here; it is not installed here, and no backend of this process.
 sys.path.append(str(SOURCE))
 from te_dispatch_faulty.catalogue import FAULTS  # noqa: E402
-from te_dispatch_faulty.fault import AT_SMOKE, MISSED  # noqa: E402
+from te_dispatch_faulty.fault import AT_SMOKE  # noqa: E402
 from te_dispatch_faulty.variations import VARIATIONS  # noqa: E402
 
-__all__ = ["AT_SMOKE", "FAULTS", "JOBS", "MISSED", "SOURCE", "VARIATIONS", "WHOLE", "Site", "chosen", "locked", "site"]
+__all__ = ["AT_SMOKE", "FAULTS", "JOBS", "SOURCE", "VARIATIONS", "WHOLE", "Site", "chosen", "locked", "site"]
 
 #: Whether everything is to run, as ``make test-kit`` asks for; else a quarter of what no fault is sought in.
 WHOLE = os.environ.get("TE_DISPATCH_TEST_KIT") == "1"

@@ -160,7 +160,7 @@ def _other_quantizers(value: Quantizer) -> Iterator[Quantizer]:
     yield (
         CurrentQuantizer(value.encoding)
         if value.encoding in FP8_ENCODINGS and value.kind != "current"
-        else (MXFP8Quantizer())
+        else MXFP8Quantizer()
     )
     if value.encoding in FP8_ENCODINGS:
         yield dataclasses.replace(value, encoding="e5m2" if value.encoding == "e4m3fn" else "e4m3fn")

@@ -193,7 +193,11 @@ register(
     Space(
         "attention_fwd", "eight_bit",
         (
-            *EIGHT_BIT, Axis("out_cast", ("none", "delayed", "delayed_seen", "delayed_silent", "current", "mxfp8")),
+            *EIGHT_BIT,
+            Axis(
+                "out_cast",
+                ("none", "delayed", "delayed_seen", "delayed_silent", "current", "current_floored", "mxfp8"),
+            ),
             OUT, INFERENCE,
         ),
         inputs.forward, forward_rules, valid=castable,

@@ -73,7 +73,7 @@ register(
         "attention_bwd", "eight_bit",
         (
             *fwd.EIGHT_BIT, Axis("dp", ("none", "delayed", "delayed_seen", "delayed_silent", "current")),
-            Axis("dqkv", ("none", "delayed", "delayed_seen", "delayed_silent", "current")),
+            Axis("dqkv", ("none", "delayed", "delayed_seen", "delayed_silent", "current", "current_floored")),
             Axis("out_cast", ("none", "current")),
         ),
         inputs.backward, backward_rules, forward=inputs.forward_of,

@@ -344,9 +344,9 @@ register(
             OUT_DTYPE,
             Axis(
                 "cast",
-                ("none", "delayed", "delayed_seen", "delayed_silent", "current", "block_1d", "block_2d", "mxfp8",
-                 "nvfp4", "aux-delayed", "aux-delayed_seen", "aux-current", "aux-mxfp8", "both-delayed",
-                 "both-delayed_silent"),
+                ("none", "delayed", "delayed_seen", "delayed_silent", "current", "current_floored", "block_1d",
+                 "block_1d_floored", "block_2d", "mxfp8", "nvfp4", "aux-delayed", "aux-delayed_seen", "aux-current",
+                 "aux-mxfp8", "both-delayed", "both-delayed_silent"),
                 ("none", "delayed", "current", "aux-delayed"),
             ),
             Axis("values", ("normal", "one_sign", "cancelling", "zeros")),

@@ -40,8 +40,11 @@ SMOKE_SHAPES = ("33x65", "129x127", "2x0x5")
 #: Scaling -> kinds of quantizer that make it, see `quantizer_of`.
 CASTS = (
     "delayed", "delayed_seen", "delayed_silent", "current", "block_1d", "block_2d", "mxfp8", "nvfp4", "nvfp4_2d",
-    "block_1d_laid_out", "block_2d_laid_out",
+    "block_1d_laid_out", "block_2d_laid_out", "current_floored", "block_1d_floored", "block_2d_floored",
 )  # fmt: skip
+
+#: About the amax of 128 ordinary numbers: some blocks lie above it, and others below.
+_FLOOR = 2.5
 
 #: Kinds that few backends make, and that have spaces of their own.
 LATER_CASTS = ("nvfp4_rht", "mxfp8_2d", "nvfp4_4over6", "nvfp4_4over6_2d")
@@ -101,10 +104,14 @@ def quantizer_of(
 
     Args:
         cast: of `CASTS` or `LATER_CASTS`. ``delayed_seen`` is a delayed one that has seen a larger amax than most
-            tensors have; ``delayed_silent`` one that records nothing.
+            tensors have; ``delayed_silent`` one that records nothing. ``floored`` ones have an epsilon, and powers of
+            two as scales where their kind has others by default, and the other way round.
         scale, amax: of a delayed one; amax None records nothing.
         power_of_two: None for the kind's default.
     """
+    cast, floored, _ = cast.partition("_floored")
+    if floored:
+        epsilon, power_of_two = max(epsilon, _FLOOR), cast == "current"
     scaling = {} if power_of_two is None else {"power_of_two": power_of_two}
     if cast == "delayed_seen" and amax is not None:
         amax = 1e4

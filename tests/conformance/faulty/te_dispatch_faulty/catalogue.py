@@ -37,6 +37,7 @@ from te_dispatch_faulty import (
     rows,
     scores,
     secondary,
+    seventeenth,
     sixteenth,
     sizes,
     special,
@@ -331,7 +332,7 @@ _CONDUCT = (
 _TABLES = (
     sizes, operands, special, secondary, state, draws, options, narrow, paths, rare, surroundings, usage, clauses,
     corners, unseen, tiles, rounding, mixed, callers, remains, between, plans, elsewhere, lasting,
-    attached, sixteenth,
+    attached, sixteenth, seventeenth,
 )  # fmt: skip
 
 FAULTS: tuple[Fault, ...] = (

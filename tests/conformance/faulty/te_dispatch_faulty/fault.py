@@ -2,7 +2,7 @@
 """What a fault is, and what is known of where the kit catches each.
 
 ``known.json`` holds what `te_dispatch_faulty.score` found with ``--remember``: the faults that level ``smoke`` catches,
-those that no level does, and for those that take many units the one that caught them, to be run first.
+and for those that take many units the one that caught them, to be run first.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 
 KNOWN_FILE = Path(__file__).parent / "known.json"
 _known = json.loads(KNOWN_FILE.read_text())
-#: Names of the faults that level ``smoke`` must catch; level ``full`` must catch all but those of `MISSED`.
+#: Names of the faults that level ``smoke`` must catch; level ``full`` must catch all.
 AT_SMOKE: frozenset[str] = frozenset(_known["smoke"])
-MISSED: frozenset[str] = frozenset(_known["missed"])
 #: Level -> fault -> the id of a unit that caught it.
 LIKELY: Mapping[str, Mapping[str, str]] = _known["likely"]
 

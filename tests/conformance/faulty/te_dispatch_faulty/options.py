@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -228,6 +229,35 @@ _ATTENTION = (
 )  # fmt: skip
 
 
+def _cast_with(name: str = "quantizer", **options: Any) -> Behaviour:
+    """The quantizer has other options, where its kind has them."""
+
+    def behave(call: Call) -> Any:
+        quantizer = call[name]
+        if not hasattr(quantizer, next(iter(options))):
+            return call.sound()
+        return call.sound(**{name: dataclasses.replace(quantizer, **options)})
+
+    return behave
+
+
+def _fused(operator: str, prefix: str, on: str = "", quantizer: str = "quantizer") -> tuple[Fault, ...]:
+    return table(operator, {
+        f"{prefix}_cast_has_no_floor": ("casts as if epsilon were 0", _cast_with(quantizer, epsilon=0.0)),
+        f"{prefix}_cast_rounds_no_scale": (
+            "rounds no scale to a power of two", _cast_with(quantizer, power_of_two=False)),
+    }, on=on)  # fmt: skip
+
+
+#: Casts that another operator ends with.
+_FUSED = (
+    *_fused("quantize_dbias", "dbias"), *_fused("activation_fwd", "activation"),
+    *_fused("activation_bwd", "activation_gradient"), *_fused("layernorm_fwd", "layernorm"),
+    *_fused("rmsnorm_fwd", "rms"), *_fused("gemm", "product", "matmul", "out_quantizer"),
+    *_fused("attention_fwd", "attention", "unfused_attention", "out_quantizer"),
+)  # fmt: skip
+
+
 def _same(one: str, other: str, path: str) -> Behaviour:
     """Wrong where two operands are one tensor."""
 
@@ -279,4 +309,4 @@ _USAGE = (
             gamma=torch.ones(call["x"].shape[-1]), beta=None)))}),
 )  # fmt: skip
 
-FAULTS: tuple[Fault, ...] = (*_PRODUCTS, *_CASTS, *_ATTENTION, *_USAGE)
+FAULTS: tuple[Fault, ...] = (*_PRODUCTS, *_CASTS, *_FUSED, *_ATTENTION, *_USAGE)

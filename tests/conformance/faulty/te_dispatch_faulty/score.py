@@ -5,8 +5,7 @@
 fault gets the units that the kit plans for its implementation at each of the fault's levels, until the first one
 fails. The plan is the same for all faults of an implementation, for it is sound until one is switched on: it is made
 once, and each unit is run for one fault after the other, so that what it expects is computed once. What caught a
-fault it must pass where no fault is switched on: a case on which both fail finds nothing out. Faults that are known
-to be missed, for which every unit would run, are left out unless they are named or what is found is to be remembered.
+fault it must pass where no fault is switched on: a case on which both fail finds nothing out.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from te_dispatch.conformance.settings import Settings
 from te_dispatch.core.operator import OPERATORS
 from te_dispatch_faulty import binding
 from te_dispatch_faulty.catalogue import FAULTS
-from te_dispatch_faulty.fault import KNOWN_FILE, LIKELY, MISSED, Fault
+from te_dispatch_faulty.fault import KNOWN_FILE, LIKELY, Fault
 
 #: Seconds after which a unit of a fault that blocks its process is given up.
 HUNG_S = 20.0
@@ -183,18 +182,16 @@ def mine(group: str, share: Path | None) -> bool:
 def remember(verdicts: Sequence[Verdict]) -> None:
     """Write down where these faults were caught."""
     known = json.loads(KNOWN_FILE.read_text())
-    smoke, missed, likely = set(known["smoke"]), set(known["missed"]), known["likely"]
+    smoke, likely = set(known["smoke"]), known["likely"]
     for one in verdicts:
         if one.level == "smoke":
             (smoke.add if one.caught else smoke.discard)(one.fault)
-        else:
-            (missed.discard if one.caught else missed.add)(one.fault)
         of_level = likely[one.level]
         if one.caught and one.units > LONG:
             of_level[one.fault] = one.caught
         elif one.caught != of_level.get(one.fault):
             of_level.pop(one.fault, None)
-    known = {"smoke": sorted(smoke), "missed": sorted(missed), "likely": likely}
+    known = {"smoke": sorted(smoke), "likely": likely}
     KNOWN_FILE.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
 
 
@@ -207,7 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = parser.parse_args(arguments)
     groups: dict[tuple[str, str], list[Fault]] = {}
     for fault in FAULTS:
-        if fault.name in asked.faults or (not asked.faults and (asked.remember or fault.name not in MISSED)):
+        if not asked.faults or fault.name in asked.faults:
             for level in (asked.level,) if asked.level else fault.levels:
                 groups.setdefault((fault.implementation, level), []).append(fault)
     bench = bench_of(Settings(backends=("faulty", "narrow", "single"), device="cpu"))

@@ -47,7 +47,7 @@ from te_dispatch_faulty.formulas import (
     softmax_gradient_distributed,
     unpermute_in_fp64,
 )
-from te_dispatch_faulty.spoiling import Behaviour, operand
+from te_dispatch_faulty.spoiling import Behaviour, operand, spoiled, truncated
 from te_dispatch_torch.activation import _backward, _forward
 from te_dispatch_torch.dropout import keep_mask
 from te_dispatch_torch.quantize import dequantize
@@ -334,7 +334,12 @@ VARIATIONS = (
         "attention_fwd", "unfused_attention", "unfused_attention_bwd",
         attention_draws_otherwise=("has a generator of its own", _other_draws),
     ),
-    *_variations("attention_fwd", "unfused_attention", flash_attention=("works by tiles of keys", flash_forward)),
+    *_variations(
+        "attention_fwd", "unfused_attention",
+        flash_attention=("works by tiles of keys", flash_forward),
+        # A unit in the last place more, of the two that the contract leaves.
+        attention_cut_off=("cuts bits off instead of rounding", spoiled("out", change=truncated)),
+    ),
     *_variations(
         "attention_bwd", "unfused_attention_bwd",
         flash_gradient=("works by tiles of keys", flash_backward),
