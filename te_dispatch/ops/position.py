@@ -55,7 +55,8 @@ def rope_fwd(
             them (halves repeated, or pairs repeated if interleaved).
         layout: ``sbhd``, ``bshd`` or ``thd``.
         interleaved: pairing of features.
-        cu_seqlens: int32 (b + 1,), thd only: positions restart at each sequence.
+        cu_seqlens: int32 (b + 1,), thd only: positions restart at each sequence; tokens behind the last one pass
+            unrotated.
         offsets: int32 (b,): the position of each sequence's first token.
     """
     raise NotImplementedError

@@ -78,7 +78,8 @@ def quantize(
         quantizer: the cast; a `DelayedQuantizer` with `amax` set has max |x| accumulated into it, which
             is 0, positive or Inf before; a NaN there may stay, or count as 0.
         usage: ``row``, ``column`` or ``both``: which copies to make (`Quantized`).
-        out: a `Quantized` of matching shapes to write into and return.
+        out: a `Quantized` of matching shapes to write into and return; a copy that `usage` does not name is left as it
+            is.
         noop_flag: float32 (1,); where it is nonzero `out` is left as it is, and no amax is recorded (weight caching
             under CUDA graphs). Requires `out`.
         amax: float32 (1,): for a `CurrentQuantizer`, use this amax (already reduced across ranks, say) and do not

@@ -53,7 +53,8 @@ def dropout_add_fwd(
     Args:
         x: (..., K); residual: like x; bias: (K,), float32, bfloat16 or float16.
         dropout_p: probability of dropping; kept values are scaled by 1 / (1 - p).
-        rng_state: int64 (2,), (seed, offset), required when dropout_p > 0.
+        rng_state: int64 (2,), (seed, offset), required when dropout_p > 0. Equal states drop the same elements;
+            elements and states draw independently.
 
     Returns:
         out like x; mask uint8 like x, 1 where kept; None when dropout_p is 0.
@@ -217,7 +218,7 @@ def moe_permute(
             scaling but block_2d and nvfp4_rht.
         indices: int32 or int64 (T, top_k), the experts of each token; -1 drops the choice.
         probs: (T, top_k), carried along.
-        capacity: rows of the result; choices beyond it are dropped. None for T * top_k.
+        capacity: rows of the result; choices that come behind it in this order are dropped. None for T * top_k.
 
     Returns:
         permuted (rows, K) like x, rows that no choice fills are 0, scales too. Of a `Quantized` it is a record with the
