@@ -243,8 +243,9 @@ def constant(x: torch.Tensor, form: str) -> tuple[int, tuple[int, ...], int] | N
 
 def expandable(x: torch.Tensor, form: str) -> int | None:
     """The first dimension along which a tensor may have stride 0: of more than one element, and not the last one where
-    that has to be contiguous. None for integers, whose numbers may not be equal."""
-    if form not in (ANY, ROWS) or not (x.is_floating_point() or x.dtype == torch.bool):
+    that has to be contiguous. None for integers, whose numbers may not be equal, but for masks of 0 and 1."""
+    mask = x.dtype == torch.bool or (x.dtype == torch.uint8 and bool((x <= 1).all()))
+    if form not in (ANY, ROWS) or not (x.is_floating_point() or mask):
         return None
     dims = range(x.dim() - (1 if form == ROWS else 0))
     return next((dim for dim in dims if x.shape[dim] > 1), None)

@@ -244,7 +244,10 @@ def moe_unpermute(x: torch.Tensor, row_map: torch.Tensor, *, probs: torch.Tensor
     """Undo `moe_permute`: out[t] = sum over choices c of x[row_map[t, c]] (times probs[t, c]), summed in fp32.
 
     Args:
-        x: (rows, K); row_map: int32 (T, top_k), -1 for a dropped choice; probs: (T, top_k).
+        x: (rows, K).
+        row_map: int32 (T, top_k), -1 for a dropped choice. Rows that x does not have are an error, which is raised
+            where the map lies on the host.
+        probs: (T, top_k).
     """
     raise NotImplementedError
 

@@ -50,18 +50,19 @@ def _check(trial: Trial, plan: Plan, names: tuple[str, ...] | None = None) -> No
 
 
 def _differently(trial: Trial, plan: Plan) -> None:
-    """Calls in which only some tensors have other strides. Any two parameters have different strides in one of the
-    calls: a kernel that uses one operand's strides for another gives right results where all have the same."""
+    """Calls in which only some tensors have other strides. Any two parameters, and any two neighbours in a list, have
+    different strides in one of the calls: a kernel that uses one operand's strides for another gives right results
+    where all have the same."""
     memory = trial.subject.operator.memory
     given = trial.arguments()
     places = {
         name: place for place, name in enumerate(name for name in memory if any(tensors({name: given.get(name)})))
     }
-    bits = max(len(places) - 1, 0).bit_length()
-    for turn in range(bits):
+    listed = any(isinstance(given.get(name), (list, tuple)) for name in places)
+    for turn in range((max(len(places) - 1, 0) + listed).bit_length()):
 
         def chosen(name: str, number: int, turn: int = turn) -> bool:
-            return bool(places.get(name, 0) >> (turn + number) % bits & 1)
+            return bool(places.get(name, 0) + number >> turn & 1)
 
         refused = called(trial, plan, memory, chosen)
         if refused is not None:

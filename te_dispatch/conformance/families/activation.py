@@ -38,8 +38,8 @@ _SMOKE_SHAPES = ("31x37", "127x129", "0x16")
 _CASTS = ("none", *CASTS)
 #: What x is a record of.
 _RECORDS = ("none", "delayed", "current", "block_1d", "block_2d", "mxfp8", "nvfp4")
-#: More rows than 16 bits count, wide rows, more elements than 2^17, what vectors and tiles divide.
-_LARGE_SHAPES = ("65549x2", "3x16411", "131x1031", "256x512", "2x65557")
+#: More rows than 16 bits count, wide rows, more elements than 2^17 and 2^20, what vectors and tiles divide.
+_LARGE_SHAPES = ("65549x2", "3x16411", "131x1031", "256x512", "2x65557", "1039x1031")
 _PARAMS = {"default": None, "5/1": (5.0, 1.0), "0.5/1.702": (0.5, 1.702)}
 
 

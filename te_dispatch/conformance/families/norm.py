@@ -20,8 +20,9 @@ _SHAPES = (
     "31x257", "1x1", "7x16", "3x15", "16x17", "5x127", "128x128", "2x129", "2x3x64", "1031x8", "2x4099", "0x16", "40",
 )  # fmt: skip
 _SMOKE_SHAPES = ("31x257", "5x127", "0x16")
-#: More rows than 16 bits count; more columns than one block of threads keeps; what vectors and tiles divide.
-_LARGE_SHAPES = ("65549x3", "4x8200", "2x16400", "1x70001", "8x2048", "512x64", "2x1031")
+#: More rows than 16 bits count; more columns than one block of threads keeps; what vectors and tiles divide; more
+#: elements than 2^20.
+_LARGE_SHAPES = ("65549x3", "4x8200", "2x16400", "1x70001", "8x2048", "512x64", "2x1031", "1039x1031")
 #: Kinds whose squares stay finite in fp32.
 _FINITE = (
     "normal", "spread", "outlier", "one_sign", "denormal", "zeros", "cancelling", "far_mean", "constant", "opposite",

@@ -186,14 +186,14 @@ _SHAPE = Axis(
     "shape",
     ("33x65", "127x129", "128x128", "129x257", "2x3x48", "1x1", "31", "0x16", "16x0", "256x512"),
     # The last has as many blocks of 32 rows as it has columns.
-    once=("65553x3", "3x8209", "1031x257", "130x1056", "130x1058", "512x16"),
+    once=("65553x3", "3x8209", "1031x257", "130x1056", "130x1058", "512x16", "1039x1031"),
 )
 #: Of which some have several tiles each way: with tiles in one row, scales read the same transposed and not. One has
 #: as many down as across, where scales that are not transposed fit.
 _TWO_D = Axis(
     "shape",
     ("33x65", "127x129", "128x128", "129x257", "130x250", "2x3x48", "257x1", "0x16", "16x0", "31"),
-    once=("65553x3", "3x8209", "1031x257"),
+    once=("65553x3", "3x8209", "1031x257", "1039x1031"),
 )
 _SCALES = Axis("scales", tuple(_EXPONENTS))
 _LAYOUT = Axis("layout", ("canonical", "other"))

@@ -61,14 +61,21 @@ def dbias_rules(judged: Judged) -> Mapping[str, Rule]:
 
 
 _SPLITS = Axis(
-    "splits", ("7+26+3", "33", "0+5+0+128", "1+127+129", "17+1+129+3", "none"), once=("67:5", "300:3"), dull=("none",)
+    "splits",
+    ("7+26+3", "33", "0+5+0+128", "1+127+129", "17+1+129+3", "none"),
+    once=("67:5", "300:3", "3+65537"),
+    dull=("none",),
 )
 
 
+#: Tensors of a list in which all record an amax, one of them empty.
+_FEW = 5
+
+
 def _several(values: Values, count: int) -> list[Quantizer]:
-    """One kind and encoding, but scales, amaxes and floors of their own."""
+    """One kind and encoding, but scales, amaxes and floors of their own; in long lists some record no amax."""
     common = values["common"] == "yes"
-    amaxes = [None if i % 4 == 3 else float(i) for i in range(count)]
+    amaxes = [None if i % 4 == 3 and count > _FEW else float(i) for i in range(count)]
     return [
         quantizer_of(values["cast"], values["encoding"], common, scale=0.5 + i, amax=amaxes[i], epsilon=0.25 * i)
         for i in range(count)
@@ -93,8 +100,9 @@ _SETS = {
 _LARGE_SETS = {
     **{f"{n}_like": ((3, 17),) * n for n in (25, 67, 330)},
     **{f"{n}_mixed": tuple((1 + i % 3, 16 * (i % 4) + 1) for i in range(n)) for n in (25, 67, 330)},
-    # More than 2^17 elements in one tensor.
+    # More than 2^17, and 2^20, elements in one tensor.
     "long": ((3, 17), (257, 521)),
+    "longer": ((1039, 1031), (3, 17)),
 }
 
 
@@ -115,6 +123,8 @@ _PADDINGS = {
     "odd": ([3, 3], [4, 7]),
     "to_128": ([5, 130, 1], [128, 256, 128]),
     "67_parts": ([i % 5 for i in range(67)], [4 + i % 3 for i in range(67)]),
+    # More rows than 16 bits count.
+    "65540_rows": ([3, 65537], [8, 65540]),
     "300_parts": ([i % 3 for i in range(300)], [2 + i % 2 for i in range(300)]),
 }
 _BYTES = Axis("dtype", ("bf16", "fp32", "fp16", "uint8", "int32", "int64"))
@@ -124,7 +134,7 @@ _INTEGERS = {
     "int32": (torch.int32, -(2**31), 2**31),
     "int64": (torch.int64, -(2**62), 2**62),
 }
-_PADDING = Axis("splits", tuple(_PADDINGS)[:-2], once=tuple(_PADDINGS)[-2:], dull=("none_needed", "no_parts"))
+_PADDING = Axis("splits", tuple(_PADDINGS)[:-3], once=tuple(_PADDINGS)[-3:], dull=("none_needed", "no_parts"))
 _COLUMNS = Axis("k", ("64", "1", "127", "0"), once=("8209",))
 
 
@@ -165,7 +175,7 @@ register(
     Space(
         "split_quantize", "plain",
         (
-            DTYPE, _SPLITS, Axis("k", ("65", "128", "1", "0")),
+            DTYPE, _SPLITS, Axis("k", ("65", "128", "1", "0"), once=("8209",)),
             _CAST, ENCODING, USAGE, Axis("values", ("normal", "outlier", "inf", "nan", "denormal")), COMMON,
         ),
         _split, bits, valid=encodable, widen=False, together=(("cast", "encoding", "usage"),), forms="cast",

@@ -18,7 +18,7 @@ from te_dispatch.conformance.space import Arguments, Axis, Dropout, Judged, Spac
 
 _DTYPE = Axis("dtype", ("fp32", "bf16", "fp16"))
 _SHAPE = Axis("shape", ("33x65", "1x1", "17x129", "3x5x127", "1x1031", "257x3", "0x16", "16x0", "2x0x5"),
-              ("33x65", "3x5x127", "0x16"), once=("65549x3", "4x16411", "131x1031", "64x512"))  # fmt: skip
+              ("33x65", "3x5x127", "0x16"), once=("65549x3", "4x16411", "131x1031", "64x512", "1039x1031"))  # fmt: skip
 _YES_NO = ("no", "yes")
 #: Of a mask: more elements than 2^17, which tell a probability from one of 8 bits.
 _MANY = "257x521"

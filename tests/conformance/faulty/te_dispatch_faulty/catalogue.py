@@ -21,6 +21,7 @@ from te_dispatch_faulty import (
     conduct,
     corners,
     draws,
+    eighteenth,
     elsewhere,
     forms,
     lasting,
@@ -332,7 +333,7 @@ _CONDUCT = (
 _TABLES = (
     sizes, operands, special, secondary, state, draws, options, narrow, paths, rare, surroundings, usage, clauses,
     corners, unseen, tiles, rounding, mixed, callers, remains, between, plans, elsewhere, lasting,
-    attached, sixteenth, seventeenth,
+    attached, sixteenth, seventeenth, eighteenth,
 )  # fmt: skip
 
 FAULTS: tuple[Fault, ...] = (
