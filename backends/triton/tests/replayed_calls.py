@@ -7,7 +7,6 @@ Prints what differs as JSON: a list of (call, operator, what), and how many call
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -16,15 +15,16 @@ from typing import Any
 
 import torch
 
+from te_dispatch.core.bind import import_target
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.numerics.quantizers import DelayedQuantizer
 from te_dispatch.ops import alloc
 from te_dispatch.ops.checks import values
 from te_dispatch.ops.results import Saved
-from te_dispatch_triton import descriptor, launch, replay, targets
-from te_dispatch_triton.crosscompile import calls as families
+from te_dispatch_triton import MANIFEST, descriptor, launch, replay, targets
+from te_dispatch_triton.crosscompile import gather
+from te_dispatch_triton.crosscompile.calls import calls, families
 from te_dispatch_triton.crosscompile.chips import TARGETS
-from te_dispatch_triton.crosscompile.gather import families as family_names
 from te_dispatch_triton.gemm import gemm_decoded
 from te_dispatch_triton.gemm_grouped import grouped_gemm
 from te_dispatch_triton.kinds import reader_of
@@ -111,12 +111,11 @@ def described(x: Any) -> Any:
 
 def operator_calls() -> Iterator[tuple[str, Any, dict[str, Any]]]:
     """(name, replayed operator, arguments) of every call of the matrix."""
-    for family in family_names():
-        for name, call in importlib.import_module(f"{families.__name__}.{family}").calls():
-            found: list[tuple[Any, dict[str, Any]]] = []
-            with spied(found):
-                call()
-            yield from ((f"{family}: {name}", operator, arguments) for operator, arguments in found)
+    for call in (call for family in families() for call in calls(family)):
+        found: list[tuple[Any, dict[str, Any]]] = []
+        with spied(found):
+            gather.run(call, TARGETS["sm_90"])
+        yield from ((call.name, operator, arguments) for operator, arguments in found)
 
 
 def dealt_calls() -> Iterator[tuple[str, Any, dict[str, Any]]]:
@@ -193,12 +192,11 @@ def main() -> None:
     replay._LEAST = -1
     values.readable = lambda x: False  # as of a device's tensors
     wrong, compared = [], {}
-    calls = list(operator_calls())
-    calls += dealt_calls()
-    calls += [(name, gemm_decoded, given) for name, operator, given in calls if operator.__name__ == "gemm_codes"]
-    for _, operator, arguments in calls:
+    every = [*operator_calls(), *dealt_calls()]
+    every += [(name, gemm_decoded, given) for name, operator, given in every if operator.__name__ == "gemm_codes"]
+    for _, operator, arguments in every:
         record(operator, arguments)
-    for name, operator, arguments in calls:  # with the others at hand, which signatures must tell apart
+    for name, operator, arguments in every:  # with the others at hand, which signatures must tell apart
         what = difference(operator, arguments)
         compared[operator.__name__] = compared.get(operator.__name__, 0) + 1
         if what is not None:
@@ -206,8 +204,8 @@ def main() -> None:
     json.dump({"wrong": wrong, "compared": compared, "operators": [f.__name__ for f in OPERATORS]}, sys.stdout)
 
 
-for _family in family_names():
-    importlib.import_module(f"{families.__name__}.{_family}")
+for _implementation in MANIFEST.implementations:
+    import_target(_implementation.target)
 _FOUND = [x for name, module in list(sys.modules.items()) if name.startswith("te_dispatch_triton.")
           for x in vars(module).values() if isinstance(getattr(x, "plans", None), replay.Replays)]  # fmt: skip
 OPERATORS: list[Any] = list({id(x): x for x in _FOUND}.values())

@@ -19,7 +19,8 @@ if probe.missing_triton() is None:
     import torch
 
     from te_dispatch_triton import targets
-    from te_dispatch_triton.crosscompile import assembly, chips, gather, run, table
+    from te_dispatch_triton.crosscompile import assembly, chips, run, table
+    from te_dispatch_triton.crosscompile.calls import families
     from te_dispatch_triton.crosscompile.matrix import compile_for
     from te_dispatch_triton.launch import Launch, recording
 
@@ -32,11 +33,11 @@ CHIPS = ("sm_80", "sm_89", "sm_90", "sm_100", "gfx90a", "gfx942", "gfx950", "gfx
 def test_every_kernel_compiles_within_its_bounds_to_the_chips_instructions() -> None:
     """One form of every kernel, and of every pair of encodings, on every chip."""
     jobs, cache = len(os.sched_getaffinity(0)), os.environ.get(run.CACHE)
-    rows = run.compiled(list(chips.TARGETS), gather.families(), jobs, each_form=False, cache=cache)
+    rows = run.compiled(list(chips.TARGETS), families(), jobs, each_form=False, cache=cache)
     print(table.printed(rows, CHIPS))
     problems = [row.problem for row in rows if row.problem is not None]
     assert not problems, "\n".join(problems)
-    assert {(row.chip, row.family) for row in rows} == {(c, f) for c in CHIPS for f in gather.families()}
+    assert {(row.chip, row.family) for row in rows} == {(c, f) for c in CHIPS for f in families()}
     # The expectation on instructions is one that calls meet, on every chip.
     for chip in CHIPS:
         pattern = chips._FP8 if chip in chips._FP8 else chips._SIXTEEN
@@ -54,9 +55,10 @@ def _script(code: str) -> Any:
 
 _PRODUCT = """
 import json, torch
+from te_dispatch.numerics.quantizers import CurrentQuantizer
+from te_dispatch.ops.shapes import empty_quantized
 from te_dispatch_triton import targets
 from te_dispatch_triton.crosscompile.assembly import facts_of
-from te_dispatch_triton.crosscompile.calls.gemm import record
 from te_dispatch_triton.crosscompile.chips import TARGETS
 from te_dispatch_triton.crosscompile.matrix import compile_for
 from te_dispatch_triton.gemm import gemm_codes
@@ -66,7 +68,8 @@ target = TARGETS[{chip!r}]
 targets.pretend(torch.device("cpu"), target)
 launches = []
 with recording(launches):
-    a, b = (record((2048, 1024), {encoding!r}, "tensor", "NT", name) for name in "ab")
+    quantizer, cpu = CurrentQuantizer({encoding!r}), torch.device("cpu")
+    a, b = (empty_quantized((2048, 1024), quantizer, "row", torch.bfloat16, cpu) for _ in "ab")
     gemm_codes(a, b, layout="NT")
 made = [compile_for(launch, target) for launch in launches]
 print(json.dumps([[one.hash, str(one.metadata.target), facts_of(one).instructions, one.kernel.hex()] for one in made]))
@@ -107,7 +110,7 @@ _BESIDE = """
 import json, torch
 from te_dispatch_triton import targets
 from te_dispatch_triton.attention import plans
-from te_dispatch_triton.crosscompile.calls.attention import attention_fwd
+from te_dispatch_triton.attention.operators import attention_fwd
 from te_dispatch_triton.crosscompile.chips import TARGETS
 from te_dispatch_triton.crosscompile.run import row_of
 from te_dispatch_triton.launch import recording

@@ -26,8 +26,8 @@ def main(given: Sequence[str] | None = None) -> int:
         print(reason, file=sys.stderr)
         return 2
     from te_dispatch_triton.crosscompile import run
+    from te_dispatch_triton.crosscompile.calls import families
     from te_dispatch_triton.crosscompile.chips import TARGETS
-    from te_dispatch_triton.crosscompile.gather import families
     from te_dispatch_triton.crosscompile.table import printed
 
     parser = argparse.ArgumentParser(prog="python -m te_dispatch_triton.crosscompile", description=__doc__)

@@ -3,20 +3,27 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
 
+from te_dispatch.conformance.space import Arguments
+from te_dispatch.conformance.subject import Subject, subjects
+from te_dispatch.core.devices import describe_device
+from te_dispatch.core.facts import DeviceFacts
+from te_dispatch.core.operator import OPERATORS, Operator
+from te_dispatch.core.policy import Policy
+from te_dispatch.core.resolve import resolve
+from te_dispatch.core.scopes import MANAGER
 from te_dispatch_triton import targets
-from te_dispatch_triton.crosscompile import calls
+from te_dispatch_triton.crosscompile.calls import Call, calls
 from te_dispatch_triton.crosscompile.matrix import specialization_of
 from te_dispatch_triton.launch import Launch, recording
 from te_dispatch_triton.targets import Target
 
 _HOST = torch.device("cpu")
+NAME = "triton"
 
 
 class Variant(NamedTuple):
@@ -27,29 +34,58 @@ class Variant(NamedTuple):
     launch: Launch
 
 
-def families() -> tuple[str, ...]:
-    """Modules of `calls`, by name."""
-    return tuple(sorted(module.name for module in pkgutil.iter_modules(calls.__path__)))
-
-
 def variants(target: Target, family: str) -> list[Variant]:
     """Every form of every kernel that a family's calls launch on a target.
 
     To be called once in a process: host code keeps what it chose for a device.
+
+    Raises:
+        NotServed: a call that no implementation of this backend serves there.
     """
     found: dict[Any, Variant] = {}
     targets.pretend(_HOST, target)
     try:
-        for name, call in importlib.import_module(f"{calls.__name__}.{family}").calls():
+        for call in calls(family):
             launches: list[Launch] = []
             with recording(launches):
-                call()
+                run(call, target)
             for launch in launches:
                 key = (launch.kernel.name, launch.config, *specialization_of(launch, target))
-                found.setdefault(key, Variant(family, name, launch))
+                found.setdefault(key, Variant(family, call.name, launch))
     finally:
         targets.pretend(_HOST, None)
     return list(found.values())
+
+
+class NotServed(Exception):
+    """No implementation of this backend serves a call; says why each does not."""
+
+
+def run(call: Call, target: Target) -> None:
+    """Call what dispatch would choose among this backend's implementations on a chip; a backward behind its forward.
+
+    Raises:
+        NotServed: there is none.
+    """
+    device = describe_device(MANAGER.snapshot, f"{'nvidia' if target.backend == 'cuda' else 'amd'}:{target.arch}")
+    arguments, operator = call.arguments, call.operator
+    if call.forward is not None:
+        assert operator.companion is not None
+        forward = OPERATORS[operator.companion]
+        made = _chosen(forward, call.forward, device, call.name).call(call.forward)
+        arguments = {**arguments, **{name: getattr(made, name) for name in ("out", "lse", "saved")}}
+    _chosen(operator, arguments, device, call.name).call(arguments)
+
+
+def _chosen(operator: Operator, arguments: Arguments, device: DeviceFacts, name: str) -> Subject:
+    known = {one.id: one for one in subjects(MANAGER, operator, _HOST, NAME)}
+    facts = next(iter(known.values())).facts(arguments)
+    decision = resolve(operator, facts, device, Policy(), MANAGER.snapshot)
+    for accepted in decision.accepted:
+        if accepted.id in known:
+            return known[accepted.id]
+    reasons = "; ".join(f"{one.id}: {one.reason}" for one in decision.rejected if one.id in known)
+    raise NotServed(f"{name} on {device.label()}: {reasons}")
 
 
 def first_of_each(found: Iterable[Variant]) -> list[Variant]:
