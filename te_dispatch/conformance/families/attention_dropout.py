@@ -98,9 +98,10 @@ def _later(values: Values, arguments: Arguments, maker: Maker) -> Later:
 _DROPPED = (
     fwd.DTYPE, Axis("dropout", ("0.1", "0.5", "0.8"), once=("0.002",)), fwd.DENSE,
     Axis("mask", ("none", "causal", "padding", "padding_causal_bottom_right")), Axis("valid", ("full", "ragged")),
-    Axis("shape", ("2x33x40", "1x129x127", "3x16x16")), Axis("heads", ("4/2", "2/2", "6/3")),
-    Axis("dims", ("16/16", "64/24")), Axis("bias", ("none", "post_scale")), Axis("bias_shape", ("11",)),
-    Axis("bias_dtype", ("fp32",)), fwd.WINDOW, fwd.SOFTMAX,
+    # More keys, and more queries, than any tile has.
+    Axis("shape", ("2x33x40", "1x129x127", "3x16x16"), once=("1x20x1040", "1x1040x20")),
+    Axis("heads", ("4/2", "2/2", "6/3")), Axis("dims", ("16/16", "64/24")), Axis("bias", ("none", "post_scale")),
+    Axis("bias_shape", ("11",)), Axis("bias_dtype", ("fp32",)), fwd.WINDOW, fwd.SOFTMAX,
 )  # fmt: skip
 _DROPPED_RAGGED = (
     Axis("lengths", ("17+40+9", "33+1+0")), Axis("layout", ("thd",)), Axis("dropout", ("0.25", "0.5")), fwd.GAPS,

@@ -23,7 +23,7 @@ _WITH_MANY_HEADS = ("67x3x5", "67:5")
 
 #: Windows are wider than a tile, and end inside of one.
 _CROSSING = (
-    Axis("dtype", ("bf16", "fp32")), Axis("shape", ("1x520x520", "1x389x520")), Axis("layout", ("bshd",)),
+    Axis("dtype", ("bf16", "fp32")), Axis("shape", ("1x520x520", "1x389x520", "2x1x1032")), Axis("layout", ("bshd",)),
     Axis("mask", ("causal", "none", "causal_bottom_right", "padding_causal_bottom_right")),
     Axis("window", ("none", "200:0", "150:70")), Axis("valid", ("full", "ragged")), Axis("heads", ("2/1",)),
     Axis("dims", ("16/16",)),

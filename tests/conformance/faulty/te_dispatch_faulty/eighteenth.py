@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""Faults of the eighteenth set (docs/certification.md): the four that the kit missed, and those of the others that are
+"""Faults of the eighteenth set (docs/certification.md): the six that the kit missed, and those of the others that are
 least like what was seeded before."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from te_dispatch.numerics.quantized import Quantized
-from te_dispatch_faulty.binding import Call
+from te_dispatch_faulty.binding import Call, swapped
 from te_dispatch_faulty.fault import Fault
 from te_dispatch_faulty.spoiling import (
     Memory,
@@ -25,10 +25,11 @@ from te_dispatch_faulty.spoiling import (
     remembering,
     table,
 )
+from te_dispatch_torch import dropout
 from te_dispatch_torch.quantize import quantize
 from te_dispatch_torch.state import compute_amax
 
-#: Most blocks of a grid's second dimension; keys of a split.
+#: Most blocks of a grid's second dimension; keys of a split, and of what dropout draws at once.
 _GRID, _KEYS = 65535, 256
 _HALVES = (torch.bfloat16, torch.float16)
 
@@ -170,6 +171,17 @@ def _hidden_split(call: Call) -> Any:
     return made
 
 
+def _keys_alike(call: Call) -> Any:
+    keep_mask = dropout.keep_mask
+
+    def repeated(shape: tuple[int, ...], dropout_p: float, rng_state: torch.Tensor) -> torch.Tensor:
+        kept = keep_mask(shape, dropout_p, rng_state)
+        return kept[..., torch.arange(shape[-1], device=kept.device) % _KEYS]
+
+    with swapped(("dropout", "keep_mask", repeated)):
+        return call.sound()
+
+
 @_below
 def _amax_of_the_last(call: Call) -> Any:
     quantizer = call["dqkv_quantizer"]
@@ -257,6 +269,9 @@ FAULTS: tuple[Fault, ...] = (
         "decoding_gives_nan_for_a_hidden_split": (
             "gives NaN for one query whose window hides the first 256 keys", _hidden_split),
     }, on="unfused_attention"),
+    *table("attention_fwd", {"attention_dropout_repeats_keys": (
+        "draws alike for keys that are 256 apart", _keys_alike)},
+        on="unfused_attention", also="faulty.unfused_attention_bwd"),
     *table("attention_bwd", {
         "gradient_casts_record_the_last_amax": ("records the amax of dv as that of all three", _amax_of_the_last),
     }, on="unfused_attention_bwd"),
