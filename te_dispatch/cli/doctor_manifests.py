@@ -58,19 +58,31 @@ def without_companion(backend: InstalledBackend, formats: set[tuple[str, str]]) 
     found = {}
     for implementation in backend.manifest.implementations:
         operator, saved = OPERATORS.get(implementation.operator), implementation.saved_format
-        if operator is None or operator.companion is None or saved == CANONICAL or implementation.inference:
+        if operator is None or operator.companion is None or implementation.inference:
             continue
         if (operator.companion, saved) not in formats:
             verb = "leaves it" if operator.backward else "reads it"
+            cure = ": set saved_format in both halves, or inference=True" if saved == CANONICAL else ""
             found[f"{backend.name}.{implementation.name}"] = (
-                f"its saved format is {saved!r}, and no implementation of {operator.companion} {verb}"
+                f"its saved format is {saved!r}, and no implementation of {operator.companion} {verb}{cure}"
             )
     return found
 
 
 def notes(backend: InstalledBackend, snapshot: Snapshot, devices: Sequence[Device]) -> list[str]:
     """What is legal and may be a mistake all the same."""
-    return grouped((*_unlisted(backend, snapshot, devices), *_without_forward(backend, snapshot)))
+    found = (*_unlisted(backend, snapshot, devices), *_without_forward(backend, snapshot), *_anywhere(backend))
+    return grouped(found)
+
+
+def _anywhere(backend: InstalledBackend) -> Iterator[tuple[str, str]]:
+    """(Implementation, what follows) where a backend is native to vendors, and it asks for no device."""
+    manifest = backend.manifest
+    asked = f"OneOf({_VENDOR!r}, {', '.join(map(repr, manifest.vendors))})"
+    reason = f"requires nothing of the device, so it is a candidate on every device; {asked} keeps it to its own"
+    for implementation in manifest.implementations if manifest.vendors else ():
+        if not any(name.startswith(DEVICE_PREFIX) for one in implementation.requires for name in one.reads()):
+            yield f"{backend.name}.{implementation.name}", reason
 
 
 def _unlisted(backend: InstalledBackend, snapshot: Snapshot, devices: Sequence[Device]) -> Iterator[tuple[str, str]]:

@@ -31,7 +31,7 @@ from te_dispatch.conformance.report.record import Report, environment
 from te_dispatch.conformance.settings import Settings
 from te_dispatch.core import scopes
 from te_dispatch.core.manager import OpManager
-from te_dispatch.core.trial import refuse_fatal
+from te_dispatch.core.trial import refuse_fatal, refuse_fatal_targets
 
 #: Told of every outcome as it comes: (outcome, how many are done, how many there are; None where nobody knows).
 Progress = Callable[[Outcome, int, Union[int, None]], None]
@@ -67,7 +67,8 @@ def certify(
     Raises:
         UsageError: something was asked for that does not exist.
         WorkerError, OracleError: the kit cannot go on.
-        FatalPlugin: an installed backend's manifest or probe ends the process that runs it.
+        FatalPlugin: an installed backend's manifest or probe, or a module of a backend that is to be certified, ends
+            the process that runs it.
     """
     names = (backend,) if isinstance(backend, str) else tuple(backend)
     operators = (op,) if isinstance(op, str) else tuple(op)
@@ -75,6 +76,7 @@ def certify(
     manager = manager or scopes.MANAGER
     if manager is scopes.MANAGER:
         refuse_fatal(None if emulated_device(settings) else settings.device)
+        refuse_fatal_targets(manager.snapshot, settings.backends)
     with device_entered(manager, settings):
         return _certified(
             manager, settings, units, skip_file, expected_failures_file, journal_file, resume, progress, planning

@@ -109,11 +109,12 @@ def _plan(config: pytest.Config) -> tuple[Plan, Expectations]:
     from te_dispatch.conformance.expectations import Expectations
     from te_dispatch.conformance.planning import plan
     from te_dispatch.core import scopes
-    from te_dispatch.core.trial import FatalPlugin, refuse_fatal
+    from te_dispatch.core.trial import FatalPlugin, refuse_fatal, refuse_fatal_targets
 
     settings = settings_of(config)
     try:
         refuse_fatal(None if emulated_device(settings) else settings.device)
+        refuse_fatal_targets(scopes.MANAGER.snapshot, settings.backends)
         # Until pytest ends: units may run in this process.
         entered = contextlib.ExitStack()
         entered.enter_context(device_entered(scopes.MANAGER, settings))

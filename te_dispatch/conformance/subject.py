@@ -7,6 +7,7 @@ claims is asked of the same `resolve` that dispatch uses, so that "not claimed" 
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 
 from te_dispatch.core.decision import Decision
-from te_dispatch.core.errors import Declined
+from te_dispatch.core.errors import BindError, Declined
 from te_dispatch.core.facts import CallFacts
 from te_dispatch.core.manager import OpManager
 from te_dispatch.core.manifest import ORACLE, Implementation
@@ -116,6 +117,10 @@ class Subject:
 
     def claim(self, arguments: Mapping[str, Any]) -> Claim:
         """Whether dispatch would let this implementation serve the call."""
+        # Binding finds which parameters its function lacks, and with that which calls it serves.
+        if self.id not in self.manager.snapshot.unusable:
+            with contextlib.suppress(BindError):
+                self.manager.functions.bound(self.operator, self.id)
         decision = _decided(self.manager, self.operator, self.device, self.facts(arguments))
         for accepted in decision.accepted:
             if accepted.id == self.id:

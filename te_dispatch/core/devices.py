@@ -54,6 +54,9 @@ def probe_device(snapshot: Snapshot, type: str, index: int | None) -> tuple[Devi
         unlisted = unlisted_arch(facts, backend.manifest.vendors, backend.manifest.archs)
         if unlisted is not None:
             problems.append(f"{where} {unlisted}")
+        if facts.table is None:
+            row = backend.manifest.archs.get(facts.vendor, {}).get(facts.arch)
+            facts = dataclasses.replace(facts, table=row)
         answers.append((facts.vendor not in backend.manifest.vendors, backend.name, facts))
     if not answers:
         return DeviceFacts(type=type, vendor=type, arch=type, index=index), problems

@@ -9,10 +9,12 @@ program that calls operators does not: its first call is not to start a process.
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from te_dispatch.core import probing
 from te_dispatch.core.errors import DispatchError
+from te_dispatch.core.policy.known import FIRST_PARTY_BACKENDS
+from te_dispatch.core.snapshot import Snapshot
 
 
 def fatal_manifests(time_limit: float = probing.TIME_LIMIT) -> dict[importlib.metadata.EntryPoint, str]:
@@ -27,7 +29,8 @@ class FatalPlugin(DispatchError):
     """An installed plugin ends, or hangs, the process that imports its manifest or runs its probes."""
 
 
-#: Places, names and targets of entry points that let themselves be imported and asked, with the device types.
+#: Places, names and targets of entry points that let themselves be imported and asked, with the device types; and names
+#: of backends with modules of their implementations.
 _survivors: set[tuple[object, ...]] = set()
 
 
@@ -58,6 +61,41 @@ def refuse_fatal(device: str | None = None, time_limit: float | None = None) -> 
             fatal.append(_ended(owner, answer))
             keys.pop(owner, None)
     _survivors.update(keys.values())
+    _raise(fatal)
+
+
+def refuse_fatal_targets(snapshot: Snapshot, backends: Collection[str] = (), time_limit: float | None = None) -> None:
+    """Import in another process the modules that third-party backends' implementations are in. One that survives is not
+    tried again.
+
+    Args:
+        backends: names; all for none.
+        time_limit: as of `refuse_fatal`.
+
+    Raises:
+        FatalPlugin: names the implementations that ended that process or did not come to an end, and how.
+    """
+    limit = probing.TIME_LIMIT if time_limit is None else time_limit
+    fatal = []
+    for name, backend in snapshot.backends.items():
+        if name in FIRST_PARTY_BACKENDS or (backends and name not in backends) or name in snapshot.unavailable:
+            continue
+        modules: dict[str, probing.Probe] = {}
+        for probe in probing.probes_of(backend.manifest, snapshot.unusable):
+            module = probe[2].partition(":")[0]
+            if probe[0] == "implementation" and (name, module) not in _survivors:
+                modules.setdefault(module, probe)
+        if not modules:
+            continue
+        answers = probing.run_probes(list(modules.values()), limit, backend.manifest)
+        ended = [answer for answer in answers if answer.ended]
+        fatal += [f"backend {name!r}: {answer.what} {answer.problem} while it was imported" for answer in ended]
+        if not ended:
+            _survivors.update((name, module) for module in modules)
+    _raise(fatal)
+
+
+def _raise(fatal: Sequence[str]) -> None:
     if fatal:
         cure = "uninstall it, or mend it. te-dispatch doctor examines the rest of the installation"
         raise FatalPlugin("\n".join(fatal) + f": {cure}")

@@ -153,12 +153,15 @@ def test_a_saved_format_without_a_counterpart_is_told(tmp_path, run_process):
         implementation("layernorm_bwd", "alone.norm/1"),
         implementation("rmsnorm_fwd", "alone.rms/1", ", inference=True"),
         implementation("rmsnorm_bwd", "canonical"),
+        implementation("attention_fwd", "canonical").replace("name='attention_fwd'", "name='unsaid'"),
     )
     _plugin(tmp_path, "alone", _source("", f"name='alone', implementations=({', '.join(rows)})"))
     answer = run_process(tmp_path, "doctor", "--json", path=tmp_path)
     assert _backend(answer, "alone")["without_companion"] == {
         "alone.attention_fwd": "its saved format is 'alone.flash/1', and no implementation of attention_bwd reads it",
         "alone.softmax_bwd": "its saved format is 'alone.softmax/1', and no implementation of softmax_fwd leaves it",
+        "alone.unsaid": "its saved format is 'canonical', and no implementation of attention_bwd reads it: set "
+        "saved_format in both halves, or inference=True",
     }
     assert any("alone.attention_fwd: its saved format is" in problem for problem in answer.json["problems"])
     assert all(_backend(answer, name)["without_companion"] == {} for name in ("reference", "torch", "triton"))

@@ -85,7 +85,7 @@ def test_a_vendor_that_no_manifest_lists_is_noted(told):
 
 
 def test_a_backward_without_its_forward_is_noted(told):
-    [note] = _backend(told, "halves")["notes"]
+    [note] = [note for note in _backend(told, "halves")["notes"] if "requires nothing of the device" not in note]
     assert note.startswith("halves.layernorm_bwd: halves has no layernorm_fwd that goes with it. It serves a backward ")
     assert "torch.layernorm_fwd" in note and "where their own backend's layernorm_bwd does not take the call" in note
     [problem] = _problems(told, "halves")
@@ -98,6 +98,22 @@ def test_first_party_manifests_leave_nothing_to_note(told):
     assert {b["name"]: b["notes"] for b in told.json["backends"] if b["name"] not in _BACKENDS} == {
         b["name"]: [] for b in told.json["backends"] if b["name"] not in _BACKENDS
     }
+
+
+def test_a_native_backend_s_implementation_for_every_device_is_noted(tmp_path, run_process):
+    body = "from te_dispatch.core.requirements import OneOf\ndef kernel(*_, **__): ..."
+    rows = (
+        "Implementation(op='gemm@1', name='any', target='chip_backend:kernel', requires=(OneOf('layout', 'NT'),))",
+        "Implementation(op='gemm@1', name='own', target='chip_backend:kernel', "
+        "requires=(OneOf('device.vendor', 'chip'),))",
+    )
+    fields = f"name='chip', vendors=('chip',), archs={{'chip': {{}}}}, implementations=({', '.join(rows)},)"
+    _plugin(tmp_path, "chip", _source(body, fields))
+    told = run_process(tmp_path, "doctor", "--json", path=tmp_path)
+    assert _backend(told, "chip")["notes"] == [
+        "chip.any: requires nothing of the device, so it is a candidate on every device; OneOf('device.vendor', 'chip') "
+        "keeps it to its own"
+    ]
 
 
 def test_notes_are_shown_and_break_nothing(tmp_path, run_process):

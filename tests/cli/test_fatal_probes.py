@@ -8,8 +8,10 @@ import sys
 import pytest
 
 from te_dispatch.core import probing
-from te_dispatch.core.trial import FatalPlugin, refuse_fatal
+from te_dispatch.core.manifest import API_VERSION, Implementation, Manifest
+from te_dispatch.core.trial import FatalPlugin, refuse_fatal, refuse_fatal_targets
 from tests.cli.test_doctor import _plugin, _source
+from tests.core.toy import installed
 
 pytestmark = pytest.mark.sampled(8)
 
@@ -87,6 +89,37 @@ def test_the_kit_in_a_vendor_s_own_process_does(tmp_path, run_process, program, 
     answer = run_process(tmp_path, path=tmp_path, program=program)
     assert answer.code == code
     assert "backend 'nimbus' of te-dispatch-nimbus 9.9: its probe of cpu ended its process with exit" in answer.err
+
+
+@pytest.mark.parametrize("ending", ["os._exit(0)", "os.abort()"])
+@pytest.mark.parametrize(
+    "how",
+    [("conformance", "--backend", "nimbus", "--op", "gemm"), _KIT, _CERTIFY],
+    ids=["command", "pytest", "certify"],
+)
+def test_the_kit_names_a_kernel_s_module_that_ends_the_process(tmp_path, run_process, how, ending):
+    """It ended without a word, with exit code 0 as if all were well."""
+    _nimbus(tmp_path, "return None")
+    (tmp_path / "nimbus_kernels.py").write_text(f"import os\n{ending}\n")
+    source = tmp_path / "nimbus_backend.py"
+    source.write_text(source.read_text().replace("target='nimbus_backend:gemm'", "target='nimbus_kernels:gemm'"))
+    verb, program = (how, None) if isinstance(how, tuple) else ((), how)
+    answer = run_process(tmp_path, *verb, path=tmp_path, **({} if program is None else {"program": program}))
+    assert answer.code != 0
+    assert f"backend 'nimbus': nimbus.gemm {_ENDINGS[ending]} while it was imported" in answer.err
+
+
+def test_a_kernel_s_module_that_hangs_is_named_within_the_limit(tmp_path, monkeypatch):
+    """The plan never came to an end."""
+    _nimbus(tmp_path, "return None")
+    (tmp_path / "nimbus_kernels.py").write_text("import time\ntime.sleep(600)\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    implementation = Implementation(op="gemm@1", name="gemm", target="nimbus_kernels:gemm")
+    manifest = Manifest(name="nimbus", api_version=API_VERSION, implementations=(implementation,))
+    snapshot = installed(manifest)
+    with pytest.raises(FatalPlugin, match=r"backend 'nimbus': nimbus\.gemm did not answer within 1 s and was stopped"):
+        refuse_fatal_targets(snapshot, ("nimbus",), 1.0)
+    refuse_fatal_targets(snapshot, ("other",), 1.0)
 
 
 def test_a_probe_that_hangs_is_named_within_the_limit(tmp_path, monkeypatch, te):

@@ -40,6 +40,7 @@ MANIFEST = Manifest(name="idle", api_version=API_VERSION, description="never ser
     _one("gemm@1", "absent", target="idle_absent:gemm"),
     _one("gemm@1", "lacks"),
     _one("gemm@1", "other_words"),
+    _one("gemm@1", "older", OneOf("a.dtype", "fp32"), OneOf("b.dtype", "fp32")),
     _one("pad_rows@1", "pads"),
 ))
 """
@@ -58,6 +59,17 @@ def backward(dy, y, *, scale=1.0, out_dtype=None):
 
 def other_words(left, right):
     return left @ right
+
+def older(
+    a, b, *, layout, out=None, accumulate=False, bias=None, epilogue=None, aux=None, aux_quantizer=None, out_dtype=None,
+    out_quantizer=None, split_accumulator=None,
+):
+    from te_dispatch_torch.gemm import matmul
+
+    return matmul(
+        a, b, layout=layout, out=out, accumulate=accumulate, bias=bias, epilogue=epilogue, aux=aux,
+        aux_quantizer=aux_quantizer, out_dtype=out_dtype, out_quantizer=out_quantizer,
+    )
 
 def pads(x, *args, **more):
     return x
@@ -125,6 +137,26 @@ def test_what_cannot_be_bound_is_refused_and_passes_nothing(tmp_path: Path) -> N
         assert own and {outcome.state for outcome in own} == {"not_claimed"}
     assert not report.ok and not report.never_run
     assert Report.load(_saved(report, tmp_path)).refused == report.refused
+
+
+def test_a_function_that_lacks_a_parameter_is_judged_by_the_calls_that_leave_it_alone(site: Path) -> None:
+    """It was called without `alpha` where a case has one, before anything had imported it. In a process of its own,
+    where nothing has."""
+    script = f"""
+import sys
+sys.path.insert(0, {str(site)!r})
+from te_dispatch.conformance import Settings, certify
+report = certify(settings=Settings(
+    ("idle",), operators=("gemm",), implementations=("idle.older",), checks=("values",), level="full", isolated=False,
+))
+print(report.counts["passed"], [one.message for one in report.failures()])
+other = [one for one in report.outcomes if "alpha=1," not in one.unit and "alpha" in one.unit]
+print({{one.state for one in other}}, {{one.message for one in other}})
+"""
+    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=600)
+    passed, other = answer.stdout.splitlines()[-2:]
+    assert int(passed.split()[0]) > 50 and passed.endswith(" []"), answer.stderr
+    assert other.startswith("{'not_claimed'}") and "alpha.default is False, needs True" in other
 
 
 def _saved(report: Report, folder: Path) -> Path:

@@ -18,7 +18,7 @@ import torch
 
 import te_dispatch
 from te_dispatch.core.errors import NoImplementation, PolicyError
-from te_dispatch.core.facts import DeviceFacts
+from te_dispatch.core.facts import Arch, DeviceFacts
 from te_dispatch.core.manager import OpManager
 from te_dispatch.core.policy import Policy
 from te_dispatch.core.requirements import OneOf
@@ -387,6 +387,13 @@ def test_probes_are_asked_once_and_a_broken_one_costs_its_facts_only() -> None:
     denying = Policy(rules=(rule("mix", when=(OneOf("device.vendor", "ACME"),), deny=("a",)),))
     with m.policy(denying), pytest.raises(NoImplementation):
         m.ops.mix(T, T)
+
+
+def test_a_probe_need_not_repeat_the_row_of_its_manifest() -> None:
+    row = Arch(encodings=("e4m3fn",))
+    probe = target(lambda index: DeviceFacts("cpu", "acme", "x1"))
+    m = manager(backend("a", vendors=("acme",), archs={"acme": {"x1": row}}, devices={"cpu": probe}))
+    assert m.device_facts(SimpleNamespace(type="cpu", index=None)).table == row
 
 
 def test_what_a_probe_answers_after_its_registry_was_replaced_is_not_kept() -> None:

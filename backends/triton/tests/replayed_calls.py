@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from te_dispatch.conformance.blank import calls
 from te_dispatch.core.bind import import_target
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.numerics.quantizers import DelayedQuantizer
@@ -23,7 +24,7 @@ from te_dispatch.ops.checks import values
 from te_dispatch.ops.results import Saved
 from te_dispatch_triton import MANIFEST, descriptor, launch, replay, targets
 from te_dispatch_triton.crosscompile import gather
-from te_dispatch_triton.crosscompile.calls import calls, families
+from te_dispatch_triton.crosscompile.calls import FAMILIES
 from te_dispatch_triton.crosscompile.chips import TARGETS
 from te_dispatch_triton.gemm import gemm_decoded
 from te_dispatch_triton.gemm_grouped import grouped_gemm
@@ -111,7 +112,7 @@ def described(x: Any) -> Any:
 
 def operator_calls() -> Iterator[tuple[str, Any, dict[str, Any]]]:
     """(name, replayed operator, arguments) of every call of the matrix."""
-    for call in (call for family in families() for call in calls(family)):
+    for call in (call for regions in FAMILIES.values() for call in calls(regions)):
         found: list[tuple[Any, dict[str, Any]]] = []
         with spied(found):
             gather.run(call, TARGETS["sm_90"])

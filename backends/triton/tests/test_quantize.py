@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from te_dispatch.conformance.blank import calls
 from te_dispatch.core.errors import Declined
 from te_dispatch.numerics.encodings import FP8_ENCODINGS
 from te_dispatch.numerics.quantized import Quantized
@@ -22,7 +23,7 @@ from te_dispatch.numerics.quantizers import (
     Quantizer,
 )
 from te_dispatch_triton import blocks, configs, launch, maxima, quantize, scales, targets
-from te_dispatch_triton.crosscompile.calls import calls
+from te_dispatch_triton.crosscompile.calls import FAMILIES
 from te_dispatch_triton.crosscompile.chips import TARGETS
 from te_dispatch_triton.crosscompile.gather import run
 
@@ -258,7 +259,7 @@ def test_only_a_current_cast_reads_twice() -> None:
 
 def test_calls_for_other_chips_launch_every_kernel() -> None:
     seen = set()
-    for call in calls("quantize"):
+    for call in calls(FAMILIES["quantize"]):
         launches: list[launch.Launch] = []
         with launch.recording(launches):
             run(call, TARGETS["sm_90"])

@@ -30,6 +30,7 @@ def _primitive(
     name: str | None = None,
     rank: int = 100,
     plan: str | None = None,
+    operand_format: str | None = None,
 ) -> Implementation:
     return Implementation(
         op=f"{op}@1",
@@ -39,6 +40,7 @@ def _primitive(
         rank=rank,
         claims=claims,
         plan=plan and f"te_dispatch_acme.{plan}",
+        operand_format=operand_format and f"te_dispatch_acme.{operand_format}",
     )
 
 
@@ -96,6 +98,7 @@ MANIFEST = Manifest(
             MultipleOf("n", 16),
             *_NO_FUSION,
             name="fp8_gemm",
+            operand_format="gemm:operand_format",
         ),
         _primitive("layernorm_fwd", "norm:layernorm_fwd", *_no("quantizer"), *_absent("residual"), claims=_ROW_BY_ROW),
         _primitive("layernorm_bwd", "norm:layernorm_bwd"),

@@ -82,13 +82,10 @@ def _read(x: Quantized, name: str) -> tuple[F32, F32]:
     return decode(x.row_data.numpy(), x.encoding), memory.single(f"{name}.row_scale_inv", x.row_scale_inv)
 
 
-def _row_copies(layout: str, operand: str, scaling: str) -> tuple[str, str]:
-    """The x1 transposes while it reads: in every layout the row-wise copy will do, and modules make no other."""
+def operand_format(layout: str, operand: str, scaling: str) -> tuple[str, str]:
+    """What modules ask for before they quantize (`te_dispatch.ops.gemm.operand_format`). The x1 transposes while it
+    reads: in every layout the row-wise copy will do, and modules make no other."""
     return "row", "canonical"
-
-
-# What modules ask for before they quantize; see te_dispatch.ops.gemm.operand_format.
-fp8_matmul.operand_format = _row_copies  # type: ignore[attr-defined]
 
 
 def _product(a: F32, b: F32, layout: str) -> F32:

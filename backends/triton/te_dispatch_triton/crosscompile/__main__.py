@@ -26,13 +26,13 @@ def main(given: Sequence[str] | None = None) -> int:
         print(reason, file=sys.stderr)
         return 2
     from te_dispatch_triton.crosscompile import run
-    from te_dispatch_triton.crosscompile.calls import families
+    from te_dispatch_triton.crosscompile.calls import FAMILIES
     from te_dispatch_triton.crosscompile.chips import TARGETS
     from te_dispatch_triton.crosscompile.table import printed
 
     parser = argparse.ArgumentParser(prog="python -m te_dispatch_triton.crosscompile", description=__doc__)
     parser.add_argument("--targets", nargs="+", choices=list(TARGETS), default=list(TARGETS), metavar="CHIP")
-    parser.add_argument("--families", nargs="+", choices=families(), default=list(families()), metavar="FAMILY")
+    parser.add_argument("--families", nargs="+", choices=list(FAMILIES), default=list(FAMILIES), metavar="FAMILY")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--quick", action="store_true", help="one form of each kernel, and of each pair of encodings")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every row, with its configuration")

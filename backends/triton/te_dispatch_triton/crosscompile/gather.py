@@ -8,16 +8,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from te_dispatch.conformance.space import Arguments
-from te_dispatch.conformance.subject import Subject, subjects
-from te_dispatch.core.devices import describe_device
-from te_dispatch.core.facts import DeviceFacts
-from te_dispatch.core.operator import OPERATORS, Operator
-from te_dispatch.core.policy import Policy
-from te_dispatch.core.resolve import resolve
-from te_dispatch.core.scopes import MANAGER
+from te_dispatch.conformance import blank
+from te_dispatch.conformance.blank import Call
 from te_dispatch_triton import targets
-from te_dispatch_triton.crosscompile.calls import Call, calls
+from te_dispatch_triton.crosscompile.calls import FAMILIES
 from te_dispatch_triton.crosscompile.matrix import specialization_of
 from te_dispatch_triton.launch import Launch, recording
 from te_dispatch_triton.targets import Target
@@ -45,7 +39,7 @@ def variants(target: Target, family: str) -> list[Variant]:
     found: dict[Any, Variant] = {}
     targets.pretend(_HOST, target)
     try:
-        for call in calls(family):
+        for call in blank.calls(FAMILIES[family]):
             launches: list[Launch] = []
             with recording(launches):
                 run(call, target)
@@ -57,35 +51,10 @@ def variants(target: Target, family: str) -> list[Variant]:
     return list(found.values())
 
 
-class NotServed(Exception):
-    """No implementation of this backend serves a call; says why each does not."""
-
-
 def run(call: Call, target: Target) -> None:
-    """Call what dispatch would choose among this backend's implementations on a chip; a backward behind its forward.
-
-    Raises:
-        NotServed: there is none.
-    """
-    device = describe_device(MANAGER.snapshot, f"{'nvidia' if target.backend == 'cuda' else 'amd'}:{target.arch}")
-    arguments, operator = call.arguments, call.operator
-    if call.forward is not None:
-        assert operator.companion is not None
-        forward = OPERATORS[operator.companion]
-        made = _chosen(forward, call.forward, device, call.name).call(call.forward)
-        arguments = {**arguments, **{name: getattr(made, name) for name in ("out", "lse", "saved")}}
-    _chosen(operator, arguments, device, call.name).call(arguments)
-
-
-def _chosen(operator: Operator, arguments: Arguments, device: DeviceFacts, name: str) -> Subject:
-    known = {one.id: one for one in subjects(MANAGER, operator, _HOST, NAME)}
-    facts = next(iter(known.values())).facts(arguments)
-    decision = resolve(operator, facts, device, Policy(), MANAGER.snapshot)
-    for accepted in decision.accepted:
-        if accepted.id in known:
-            return known[accepted.id]
-    reasons = "; ".join(f"{one.id}: {one.reason}" for one in decision.rejected if one.id in known)
-    raise NotServed(f"{name} on {device.label()}: {reasons}")
+    """Let this backend serve a call as on a chip (`te_dispatch.conformance.blank.run`)."""
+    vendor = "nvidia" if target.backend == "cuda" else "amd"
+    blank.run(call, NAME, f"{vendor}:{target.arch}")
 
 
 def first_of_each(found: Iterable[Variant]) -> list[Variant]:

@@ -1,0 +1,174 @@
+# Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
+"""Calls of the kit's spaces whose arguments hold nothing, for backends that compile kernels for chips that are absent.
+
+`calls` makes them and `run` has a backend serve one as on a described device; the backend records what it would launch.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from te_dispatch.conformance import arranging
+from te_dispatch.conformance.arranging import Arranged
+from te_dispatch.conformance.case import Case
+from te_dispatch.conformance.maker import DTYPES, Sketch
+from te_dispatch.conformance.space import Arguments, Space, find
+from te_dispatch.conformance.subject import Subject, subjects
+from te_dispatch.conformance.transfer import tensors
+from te_dispatch.core.devices import describe_device
+from te_dispatch.core.facts import DeviceFacts
+from te_dispatch.core.operator import OPERATORS, Operator
+from te_dispatch.core.policy import Policy
+from te_dispatch.core.resolve import resolve
+from te_dispatch.core.scopes import MANAGER
+from te_dispatch.numerics.quantized import Quantized
+from te_dispatch.numerics.quantizers import Quantizer
+
+_HOST = torch.device("cpu")
+#: Axes that a space's functions read and that it does not have.
+_FREE = frozenset({"dims"})
+
+
+class NotServed(Exception):
+    """No implementation of a backend serves a call; says why each does not."""
+
+
+class Region(NamedTuple):
+    """Combinations of values of some axes of a space; the others have their first value.
+
+    Attributes:
+        space: ``operator.space``, as in the ids of cases.
+        axes: axis -> values, which need not be the kit's: sizes are those of layers.
+        sliced: whether operands are slices of wider tensors.
+    """
+
+    space: str
+    axes: Mapping[str, tuple[str, ...]]
+    sliced: bool = False
+
+
+class Call(NamedTuple):
+    """A call of an operator.
+
+    Attributes:
+        name: of its case.
+        operator: of it.
+        arguments: of which nothing is ever touched; of a backward without what its forward saves.
+        forward: of a backward that reads what its forward saves: the forward's arguments.
+    """
+
+    name: str
+    operator: Operator
+    arguments: Arguments
+    forward: Arguments | None
+
+
+def region(space: str, **axes: str) -> Region:
+    """A `Region`; values of an axis are separated by spaces."""
+    return Region(space, {name: tuple(values.split()) for name, values in axes.items()})
+
+
+def calls(regions: Iterable[Region]) -> Iterator[Call]:
+    """The calls of regions, each as it is made, on tensors of the host.
+
+    Raises:
+        ValueError: a space, an axis or a combination of values that does not exist.
+    """
+    for one in regions:
+        operator, _, name = one.space.partition(".")
+        space = find(operator, name)
+        for chosen in itertools.product(*one.axes.values()):
+            yield _call(space, dict(zip(one.axes, chosen)), one.sliced)
+
+
+def _call(space: Space, chosen: Mapping[str, str], sliced: bool) -> Call:
+    unknown = set(chosen) - {axis.name for axis in space.axes} - _FREE
+    if unknown:
+        raise ValueError(f"{space.id} has no axis {sorted(unknown)[0]!r}")
+    values = {axis.name: axis.values[0] for axis in space.axes} | dict(chosen)
+    if not space.valid(values):
+        raise ValueError(f"{space.id} has no case with {chosen}")
+    case = Case.of(space.operator, space.name, values)
+    arguments = space.make(values, _Blank(case, MANAGER))
+    if sliced:
+        arguments = Arranged(arguments, OPERATORS[space.operator].memory, arranging.sliced).arguments
+    shown = ",".join(f"{name}={value}" for name, value in chosen.items())
+    forward = None if space.forward is None else space.forward(arguments)
+    return Call(f"{space.id}[{shown}]", OPERATORS[space.operator], arguments, forward)
+
+
+def run(call: Call, backend: str, device: str) -> None:
+    """Call what dispatch would choose among a backend's implementations on a device; a backward behind its forward.
+
+    Args:
+        backend: its name.
+        device: ``vendor:arch``, as `te-dispatch explain --device` takes it.
+
+    Raises:
+        NotServed: there is none.
+    """
+    facts = describe_device(MANAGER.snapshot, device)
+    arguments, operator = call.arguments, call.operator
+    if call.forward is not None:
+        assert operator.companion is not None
+        forward = OPERATORS[operator.companion]
+        made = _chosen(forward, call.forward, backend, facts, call.name).call(call.forward)
+        arguments = {**arguments, **{name: getattr(made, name) for name in ("out", "lse", "saved")}}
+    _chosen(operator, arguments, backend, facts, call.name).call(arguments)
+
+
+def _chosen(operator: Operator, arguments: Arguments, backend: str, device: DeviceFacts, name: str) -> Subject:
+    known = {one.id: one for one in subjects(MANAGER, operator, _HOST, backend)}
+    if not known:
+        raise NotServed(f"{name}: {backend} has no implementation of {operator.name}")
+    facts = next(iter(known.values())).facts(arguments)
+    decision = resolve(operator, facts, device, Policy(), MANAGER.snapshot)
+    for accepted in decision.accepted:
+        if accepted.id in known:
+            return known[accepted.id]
+    reasons = "; ".join(f"{one.id}: {one.reason}" for one in decision.rejected if one.id in known)
+    raise NotServed(f"{name} on {device.label()}: {reasons}")
+
+
+class _Blank(Sketch):
+    """Makes arguments that hold nothing: sizes of layers take no memory as long as nobody touches them."""
+
+    def tensor(self, *shape: int, dtype: str = "fp32", values: str = "normal") -> torch.Tensor:
+        return torch.empty(shape, dtype=DTYPES[dtype])
+
+    def integers(self, low: int, high: int, *shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+        return torch.full(shape, low, dtype=dtype)
+
+    def boolean(self, *shape: int, share: float = 0.5) -> torch.Tensor:
+        return torch.empty(shape, dtype=torch.bool)
+
+    def quantized(self, x: torch.Tensor, quantizer: Quantizer, usage: str = "both") -> Quantized:
+        return _real(super().quantized(x, quantizer, usage))
+
+    def laid_out(self, x: Quantized, scale_layout: str) -> Quantized:
+        return _real(super().laid_out(x, scale_layout))
+
+    def reference(self, operator: str) -> Any:
+        return _Shaped(OPERATORS[operator])
+
+
+def _real(x: Quantized) -> Quantized:
+    """A record in place of what an operator's shape function gives, which host code does not know."""
+    return Quantized(**{name: getattr(x, name) for name in Quantized.__slots__})
+
+
+class _Shaped(NamedTuple):
+    """Stands for an implementation: gives results of the operator's shapes."""
+
+    operator: Operator
+
+    def call(self, arguments: Mapping[str, Any]) -> Any:
+        made = self.operator.shape(**arguments)
+        for _, tensor in tensors(made):
+            if tensor.dtype in (torch.int32, torch.int64):
+                tensor.zero_()  # rows, which an index reads
+        return made
