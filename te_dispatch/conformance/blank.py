@@ -124,7 +124,7 @@ def run(call: Call, backend: str, device: str) -> None:
 def _chosen(operator: Operator, arguments: Arguments, backend: str, device: DeviceFacts, name: str) -> Subject:
     known = {one.id: one for one in subjects(MANAGER, operator, _HOST, backend)}
     if not known:
-        raise NotServed(f"{name}: {backend} has no implementation of {operator.name}")
+        raise NotServed(f"{name}: {backend} has no implementation of it")
     facts = next(iter(known.values())).facts(arguments)
     decision = resolve(operator, facts, device, Policy(), MANAGER.snapshot)
     for accepted in decision.accepted:

@@ -323,6 +323,7 @@ class Dispatcher:
             except Declined as declined:
                 ran, result = self._fall_back(entry, entry.chosen.id, declined, args)
         assert self.bindings.observer is not None
+        check_class(self.operator, ran.id, result)
         self.bindings.observer(self.operator, ran, args, result)
         return result
 

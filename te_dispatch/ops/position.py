@@ -55,8 +55,8 @@ def rope_fwd(
             them (halves repeated, or pairs repeated if interleaved).
         layout: ``sbhd``, ``bshd`` or ``thd``.
         interleaved: pairing of features.
-        cu_seqlens: int32 (b + 1,), thd only: positions restart at each sequence; tokens behind the last one pass
-            unrotated.
+        cu_seqlens: int32 (b + 1,), thd only: positions restart at each sequence. Tokens behind the last one
+            pass unrotated, or are rotated by the angles of position 0.
         offsets: int32 (b,): the position of each sequence's first token.
     """
     raise NotImplementedError

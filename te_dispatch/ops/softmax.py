@@ -46,8 +46,8 @@ def softmax_fwd(
 ) -> torch.Tensor:
     """y = softmax(scale * x) over the last dimension in fp32, masked entries and fully masked rows 0.
 
-    A row of which an entry that is not masked is NaN or +Inf is NaN, its masked entries too; one that has nothing above
-    -Inf is 0.
+    A row of which an entry that is not masked is NaN or +Inf is NaN where it is not masked, and 0 or NaN where it is. A
+    row that has nothing above -Inf is 0.
 
     Args:
         x: (..., s_q, s_kv) float32, bfloat16 or float16.

@@ -111,8 +111,8 @@ def test_a_native_backend_s_implementation_for_every_device_is_noted(tmp_path, r
     _plugin(tmp_path, "chip", _source(body, fields))
     told = run_process(tmp_path, "doctor", "--json", path=tmp_path)
     assert _backend(told, "chip")["notes"] == [
-        "chip.any: requires nothing of the device, so it is a candidate on every device; OneOf('device.vendor', 'chip') "
-        "keeps it to its own"
+        "chip.any: requires nothing of the device, so it is a candidate on every device; "
+        "OneOf('device.vendor', 'chip') keeps it to its own"
     ]
 
 

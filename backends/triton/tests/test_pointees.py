@@ -50,7 +50,8 @@ def test_objects_are_looked_through_once(found: pointees.Pointees, monkeypatch: 
     """Many objects that stay are left out of later searches, with the tensors among them remembered."""
     monkeypatch.setattr(pointees, "_MANY", 1)
     before, frozen = torch.arange(4), gc.get_freeze_count()
-    elsewhere = torch.eye(2).to_sparse(), torch.empty(2, device="meta")  # no storage of theirs can be asked for
+    # No storage of theirs can be asked for.
+    elsewhere = torch.eye(2).to_sparse(), torch.empty(2, device="meta"), torch._to_functional_tensor(torch.ones(2))
     find = found.finder(launched((1 << 40,)))
     assert find is not None and find(12345) is None
     assert gc.get_freeze_count() > frozen
@@ -58,7 +59,7 @@ def test_objects_are_looked_through_once(found: pointees.Pointees, monkeypatch: 
     for tensor in (before, behind):
         find = found.finder(launched((tensor.data_ptr(),)))
         assert find is not None and find(tensor.data_ptr()) is not None
-    assert len(elsewhere) == 2
+    assert len(elsewhere) == 3
     found.close()
     assert gc.get_freeze_count() == 0
 

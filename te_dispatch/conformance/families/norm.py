@@ -198,11 +198,16 @@ def _of(operator: str, *own: Axis) -> None:
     narrow = (*options[:-1], Axis("values", ("normal", "last_columns", "outlier", "cancelling", "far_mean")))
     # So many columns that kernels sum otherwise, and so few that a variance by the difference of two sums shows.
     far = {"shape": "2x1031", "values": "far_mean", "dtype": "fp32", "cast": "none", "eps": "1e-12", "out": "same"}
+    # Kernels are compiled for each pair of dtypes.
+    mixed = tuple(
+        {"dtype": dtype, "weights": weights, "cast": "none", "values": "normal"}
+        for dtype in _DTYPE.values for weights in _WEIGHTS.values
+    )  # fmt: skip
     cast_wide = tuple({"shape": shape, "cast": cast, "values": "last_columns"} for shape in _WIDE for cast in _WHOLE)
     register(
         Space(
             f"{operator}_fwd", "plain", common + options, _forward, forward_rules, _forward_valid, batch=_half,
-            within=({"cast": "none"},), fixed=(*cast_wide, far),
+            within=({"cast": "none"},), fixed=(*cast_wide, *mixed, far),
         ),
         # Not widened: the sum is rounded to x's dtype before it is normalized.
         Space(

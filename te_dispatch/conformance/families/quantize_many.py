@@ -179,15 +179,18 @@ register(
             _CAST, ENCODING, USAGE, Axis("values", ("normal", "outlier", "inf", "nan", "denormal")), COMMON,
         ),
         _split, bits, valid=encodable, widen=False, together=(("cast", "encoding", "usage"),), forms="cast",
+        # One row behind several, each with an amax of its own.
+        fixed=tuple({"splits": "17+1+129+3", "cast": cast, "values": "normal"} for cast in ("delayed", "current")),
     ),
     Space(
         "multi_tensor_quantize", "plain",
         (
             DTYPE, Axis("shapes", tuple(_SETS), once=tuple(_LARGE_SETS)), _CAST, ENCODING, USAGE,
-            Axis("values", ("normal", "outlier", "inf", "nan", "denormal")), COMMON,
+            Axis("values", ("normal", "outlier", "inf", "nan", "denormal"), once=("late",)), COMMON,
         ),
         _multi, bits, valid=encodable, widen=False, forms="cast",
-        fixed=tuple({"shapes": "long", "cast": cast, "values": "normal"} for cast in CASTS),
+        # Where a maximum ends early shows where the last elements are the largest.
+        fixed=tuple({"shapes": "long", "cast": cast, "values": "late"} for cast in CASTS),
     ),
     Space("pad_rows", "plain", (_BYTES, _PADDING, _COLUMNS, _MOVED), _pad, moved_bits, widen=False, batch=_first_part),
     Space(

@@ -131,8 +131,15 @@ def _noting(tensors: Iterator[torch.Tensor], seen: list[torch.Tensor]) -> Iterat
 
 
 def _in_memory(x: torch.Tensor) -> bool:
-    """Whether a tensor has one storage in the host's memory: sparse ones do not."""
-    return x.device.type == "cpu" and x.layout is torch.strided
+    """Whether a tensor has one storage in the host's memory: sparse ones do not, nor do wrappers of other tensors, as
+    functionalization makes them, which some other code may have left."""
+    if x.device.type != "cpu" or x.layout is not torch.strided:
+        return False
+    try:
+        x.untyped_storage().data_ptr()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _numbers(given: Launch) -> Array:
