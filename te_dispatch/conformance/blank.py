@@ -1,7 +1,8 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""Calls of the kit's spaces whose arguments hold nothing, for backends that compile kernels for chips that are absent.
+"""Calls from the kit's spaces with uninitialized arguments, for backends that compile kernels for absent chips.
 
-`calls` makes them and `run` has a backend serve one as on a described device; the backend records what it would launch.
+`calls` makes the calls. `run` runs one with the implementation that dispatch would choose on a described device, while
+the backend records its launches.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ class Call(NamedTuple):
     Attributes:
         name: of its case.
         operator: of it.
-        arguments: of which nothing is ever touched; of a backward without what its forward saves.
-        forward: of a backward that reads what its forward saves: the forward's arguments.
+        arguments: uninitialized tensors on the CPU, and options. A backward's lack what its forward saves.
+        forward: the forward's arguments, for a backward that reads what its forward saves; else None.
     """
 
     name: str
@@ -73,7 +74,7 @@ def region(space: str, **axes: str) -> Region:
 
 
 def calls(regions: Iterable[Region]) -> Iterator[Call]:
-    """The calls of regions, each as it is made, on tensors of the host.
+    """Make the calls of every region, one at a time, with tensors on the CPU.
 
     Raises:
         ValueError: a space, an axis or a combination of values that does not exist.
@@ -102,7 +103,8 @@ def _call(space: Space, chosen: Mapping[str, str], sliced: bool) -> Call:
 
 
 def run(call: Call, backend: str, device: str) -> None:
-    """Call what dispatch would choose among a backend's implementations on a device; a backward behind its forward.
+    """Run a call with the implementation of a backend that dispatch would choose on a device. Run the forward before a
+    backward that needs it.
 
     Args:
         backend: its name.
@@ -135,7 +137,7 @@ def _chosen(operator: Operator, arguments: Arguments, backend: str, device: Devi
 
 
 class _Blank(Sketch):
-    """Makes arguments that hold nothing: sizes of layers take no memory as long as nobody touches them."""
+    """Makes uninitialized arguments. Memory pages are not allocated until they are written: large shapes are cheap."""
 
     def tensor(self, *shape: int, dtype: str = "fp32", values: str = "normal") -> torch.Tensor:
         return torch.empty(shape, dtype=DTYPES[dtype])
@@ -157,12 +159,12 @@ class _Blank(Sketch):
 
 
 def _real(x: Quantized) -> Quantized:
-    """A record in place of what an operator's shape function gives, which host code does not know."""
+    """Convert the `FakeQuantized` of a shape function to a `Quantized`, the class that backends check for."""
     return Quantized(**{name: getattr(x, name) for name in Quantized.__slots__})
 
 
 class _Shaped(NamedTuple):
-    """Stands for an implementation: gives results of the operator's shapes."""
+    """Replaces the reference: its results have the right shapes and dtypes, and are uninitialized."""
 
     operator: Operator
 
@@ -170,5 +172,5 @@ class _Shaped(NamedTuple):
         made = self.operator.shape(**arguments)
         for _, tensor in tensors(made):
             if tensor.dtype in (torch.int32, torch.int64):
-                tensor.zero_()  # rows, which an index reads
+                tensor.zero_()  # row numbers, which must be valid indices
         return made

@@ -65,7 +65,7 @@ def refuse_fatal(device: str | None = None, time_limit: float | None = None) -> 
 
 
 def refuse_fatal_targets(snapshot: Snapshot, backends: Collection[str] = (), time_limit: float | None = None) -> None:
-    """Import in another process the modules that third-party backends' implementations are in. One that survives is not
+    """Import the modules of third-party backends' implementations in another process. A module that survives is not
     tried again.
 
     Args:

@@ -47,8 +47,8 @@ def mistaken(trial: Trial) -> None:
 
 
 def _with_other_out(trial: Trial) -> Trial | None:
-    """The case with memory for the result, which must be as it was behind a refusal, or where it has that without,
-    since memory for each result tells how many are expected; None where there is no such case."""
+    """The same case with `out` given instead of allocated, or the other way round. A refused call must leave a given
+    `out` unchanged, and a list of given results also tells how many are expected. None where there is no such case."""
     for axis in trial.space.axes:
         if axis.name != "out" or not {"new", "given"} <= set(axis.values):
             continue

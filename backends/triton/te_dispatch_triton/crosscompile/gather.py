@@ -52,7 +52,7 @@ def variants(target: Target, family: str) -> list[Variant]:
 
 
 def run(call: Call, target: Target) -> None:
-    """Let this backend serve a call as on a chip (`te_dispatch.conformance.blank.run`)."""
+    """Run a call with this backend's implementation for a chip (`te_dispatch.conformance.blank.run`)."""
     vendor = "nvidia" if target.backend == "cuda" else "amd"
     blank.run(call, NAME, f"{vendor}:{target.arch}")
 

@@ -197,7 +197,7 @@ def _amax_of_the_last(call: Call) -> Any:
 
 @_below
 def _columns_of_rounded(call: Call) -> Any:
-    """The column-wise copy is made from y as it is returned."""
+    """The column-wise copy is cast from the rounded y that is returned."""
     made, quantizer, dtype = call.sound(), call["quantizer"], call["out_dtype"] or call["x"].dtype
     apart = getattr(quantizer, "kind", "") in ("block", "mxfp8", "mxfp8_2d") and call["usage"] != "row"
     if not apart or dtype not in _HALVES:
