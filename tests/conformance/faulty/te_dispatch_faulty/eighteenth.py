@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +17,7 @@ from te_dispatch_faulty.binding import Call, swapped
 from te_dispatch_faulty.fault import Fault
 from te_dispatch_faulty.spoiling import (
     Memory,
+    as_dense,
     expanded,
     gapped,
     misread,
@@ -42,12 +42,6 @@ def _below(behave: Callable[..., Any]) -> Callable[..., Any]:
 def _maximum(into: torch.Tensor, *amaxes: torch.Tensor) -> None:
     for amax in amaxes:
         into.copy_(torch.fmax(into, amax.view(into.shape)))
-
-
-def _as_if_dense(x: torch.Tensor) -> torch.Tensor:
-    """What lies behind the first element of a tensor with gaps."""
-    strides = [math.prod(x.shape[i + 1 :]) for i in range(x.ndim)]
-    return x.detach().as_strided(x.shape, strides, x.storage_offset())
 
 
 @_below
@@ -106,7 +100,7 @@ def _dense_as_the_first(call: Call) -> Any:
     lists = isinstance(xs, (list, tuple)) and all(isinstance(x, torch.Tensor) for x in xs)
     if not lists or not xs or not xs[0].is_contiguous() or not any(gapped(x) for x in xs):
         return call.sound()
-    return call.sound(xs=[_as_if_dense(x) if gapped(x) else x for x in xs])
+    return call.sound(xs=[as_dense(x) if gapped(x) else x for x in xs])
 
 
 @_below

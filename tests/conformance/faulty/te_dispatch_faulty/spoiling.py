@@ -211,7 +211,7 @@ def misaligned(x: torch.Tensor) -> bool:
     return x.numel() > 1 and x.data_ptr() % 16 != 0
 
 
-def _as_dense(x: torch.Tensor) -> torch.Tensor:
+def as_dense(x: torch.Tensor) -> torch.Tensor:
     """What one reads who takes memory for contiguous."""
     size = x.untyped_storage().nbytes() // x.element_size()
     whole = torch.empty(0, dtype=x.dtype, device=x.device).set_(x.untyped_storage(), 0, (size,), (1,))
@@ -227,7 +227,7 @@ def _from_boundary(x: torch.Tensor) -> torch.Tensor:
 
 def misread(name: str, shape: Callable[[torch.Tensor], bool]) -> Behaviour:
     """An operand is read wrongly where it lies in memory in one way, `expanded` say."""
-    read = _from_boundary if shape is misaligned else _as_dense
+    read = _from_boundary if shape is misaligned else as_dense
 
     def behave(call: Call) -> Any:
         x = operand(call, name)
