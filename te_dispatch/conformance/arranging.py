@@ -155,6 +155,8 @@ class Arranged:
         size, strides, start = how
         whole = _filled(self._allocate(size, x))
         view = whole.as_strided(x.shape, strides, whole.storage_offset() + start)
+        if _numbers(x) and x.dim() == 1 and strides[0] > 1:
+            whole[start + 1 :: strides[0]][: x.numel()] = x
         if all(stride for stride, n in zip(strides, x.shape) if n > 1):
             view.copy_(x)
         else:  # expanded: of equal elements one is written
@@ -172,6 +174,12 @@ class Arranged:
 def _is_quantizer(value: Any) -> bool:
     items = value if isinstance(value, (list, tuple)) else [value]
     return any(hasattr(item, "max_value") and hasattr(item, "kind") for item in items)
+
+
+def _numbers(x: torch.Tensor) -> bool:
+    """Whether it holds bounds or indices. Between them lie numbers that are as good: with others, a call that reads
+    elements as if they were adjacent might be refused, or stop at a number that is none."""
+    return x.dtype in (torch.int32, torch.int64)
 
 
 def _filled(memory: torch.Tensor) -> torch.Tensor:

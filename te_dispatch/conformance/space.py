@@ -220,6 +220,7 @@ class Space:
         serves: of calls that are no case, those that the space's rules judge rather than the operator's other
             spaces' (`rules_for`); None for all that no space names.
         raises: what every call must raise, with everything left as it was, where the contract asks for an error.
+        contents: what is wrong with its calls only the contents of tensors show, which are looked at on the host alone.
         dropout: for calls that draw a mask.
         rounding: for calls that round stochastically.
         later: for causal calls: (values, arguments, maker) -> the same call with other later tokens.
@@ -250,6 +251,7 @@ class Space:
     sampled: bool = False
     serves: Callable[[Mapping[str, Any]], bool] | None = None
     raises: type[Exception] | None = None
+    contents: bool = False
     batch: Callable[[Arguments], Arguments] | None = None
     dropout: Dropout | None = None
     rounding: Rounding | None = None

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from te_dispatch.conformance.chance import THREADS, changed_states, require_no_repetition, require_share
+from te_dispatch.conformance.chance import THREADS, changed_states, next_state, require_no_repetition, require_share
 from te_dispatch.conformance.checks import Check
 from te_dispatch.conformance.checks.values import synchronize, thread_count
 from te_dispatch.conformance.forwards import forward_of, run_forward
@@ -59,7 +59,10 @@ def dropout(trial: Trial) -> None:
         )
     _require_independent(keep, live, p)
     if LAG_P <= p <= 1 - LAG_P:
-        require_no_repetition("the mask", (keep.double() - (1 - p)) / (p * (1 - p)) ** 0.5, live)
+        require_no_repetition("the mask", _standard(keep, p), live)
+        other, _ = plan.recover(run, {**given, "rng_state": next_state(given["rng_state"])})
+        choices, known = ((_standard(x, p).flatten() for x in (keep, other)), [live.flatten()] * 2)
+        require_no_repetition("the masks of two offsets in turn", torch.cat(list(choices)), torch.cat(known))
     result = trial.call(arguments)
     synchronize(trial)
     actual = {path: tensor.detach().cpu() for path, tensor in trial.results(result, arguments).items()}
@@ -67,6 +70,11 @@ def dropout(trial: Trial) -> None:
     judged = Judged(trial.case.values, trial.arguments(), {}, actual, subject.traits, subject.claims)
     trial.compare(actual, *plan.judged(judged, keep))
     trial.notes.append(f"kept {int(keep[live].sum())} of {int(live.sum())} with probability {1 - p:g}")
+
+
+def _standard(keep: torch.Tensor, p: float) -> torch.Tensor:
+    """The choices with mean 0 and variance 1."""
+    return (keep.double() - (1 - p)) / (p * (1 - p)) ** 0.5
 
 
 def _drawing(trial: Trial, given: Arguments) -> Subject:

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import re
 
-from te_dispatch.conformance.checks import Check, anywhere
+from te_dispatch.conformance.checks import Check
 from te_dispatch.conformance.checks.values import changed_inputs, synchronize
-from te_dispatch.conformance.space import Arguments
+from te_dispatch.conformance.space import Arguments, Space
+from te_dispatch.conformance.subject import Subject
 from te_dispatch.conformance.transfer import moved, tensors
 from te_dispatch.conformance.trial import Failure, Trial
 from te_dispatch.core.errors import BindError, Declined
@@ -88,4 +89,10 @@ def _listed(names: set[str], changed: str | None) -> str:
     return " or ".join(sorted(names | ({changed} if changed else set())))
 
 
-CHECKS = (Check("raises", raises, anywhere, None, None, "the error that the contract asks for", of_errors=True),)
+def _applies(subject: Subject, space: Space) -> str | None:
+    if space.contents and subject.device.type != "cpu":
+        return "tensors' contents are looked at on the host alone"
+    return None
+
+
+CHECKS = (Check("raises", raises, _applies, None, None, "the error that the contract asks for", of_errors=True),)

@@ -131,6 +131,8 @@ def _lost(overflowed: torch.Tensor, value: torch.Tensor, actual: torch.Tensor) -
 
 
 _backward_valid = every(
+    # Gradients that fp16 holds, of products with gamma that it does not.
+    lambda values: values["dy_values"] != "huge" or (values["dy"] == "fp16" and values["values"] == "large_squares"),
     lambda values: (values["eps"] == "0") == (values["values"] == _SMALL),
     # A row of zeros, or of one column, leaves nothing to divide by where eps is 0.
     lambda values: values["eps"] != "0" or (values["dtype"] != "fp16" and not values["shape"].endswith("x1")),
@@ -227,16 +229,22 @@ def _of(operator: str, *own: Axis) -> None:
                 Axis("add", ("none", "same", "fp32")),
                 Axis("values", (*_FINITE, _SMALL), ("normal", "one_sign", "outlier")),
                 Axis("eps", ("1e-5", "0")),
-                Axis("dy_values", ("normal", "one_sign", "spread", "zeros", "nan", "late")),
+                Axis("dy_values", ("normal", "one_sign", "spread", "zeros", "nan", "late", "huge")),
             ),
             _backward,
             backward_rules,
             _backward_valid,
             batch=_half,
             # The bound on a sum of so many rows is wider than a few of them, unless those are the largest.
-            fixed=tuple(
-                {"shape": _LARGE_SHAPES[0], "dtype": dtype, "dy": dtype, "dy_values": "late"}
-                for dtype in ("fp32", "bf16")
+            fixed=(
+                *(
+                    {"shape": _LARGE_SHAPES[0], "dtype": dtype, "dy": dtype, "dy_values": "late"}
+                    for dtype in ("fp32", "bf16")
+                ),
+                *(
+                    {"shape": "16x17", "dtype": dtype, "dy": "fp16", "dy_values": "huge", "values": "large_squares"}
+                    for dtype in _DTYPE.values
+                ),
             ),
         ),
     )  # fmt: skip

@@ -66,9 +66,13 @@ def _missed(arguments: Arguments, blocks: tuple[int, int]) -> torch.Tensor:
     return missed
 
 
+#: Middle exponents of scales; by the large ones, codes of subnormal numbers are not 0.
+_EXPONENTS = {"ordinary": 0, "large": 117, "small": -117}
+
+
 def _partial_cast(values: Values, maker: Maker) -> Arguments:
     arguments, blocks = _shard(values, maker)
-    scale = torch.exp2(20 * torch.rand(blocks, generator=maker.generator) - 10)
+    scale = torch.exp2(20 * torch.rand(blocks, generator=maker.generator) - 10 + _EXPONENTS[values["scales"]])
     out = maker.integers(0, 256, arguments["x"].numel(), dtype=torch.uint8)
     return {**arguments, "out": out, "scale": scale, "encoding": values["encoding"]}
 
@@ -139,8 +143,12 @@ register(
     ),
     Space(
         "partial_cast", "plain",
-        (DTYPE, _SHARD, _BLOCK, VALUES, ENCODING),
+        (DTYPE, _SHARD, _BLOCK, VALUES, ENCODING, Axis("scales", tuple(_EXPONENTS), ("ordinary",))),
         _partial_cast, bits, widen=False,
+        # Casts keep subnormal numbers.
+        fixed=tuple(
+            {"dtype": dtype, "shard": "whole", "values": "subnormal", "scales": "large"} for dtype in ("fp32", "bf16")
+        ),
     ),
     Space(
         "update_delayed_scales", "plain",

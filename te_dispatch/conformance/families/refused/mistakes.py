@@ -83,11 +83,17 @@ def _make(base: Space, mistakes: Mapping[str, Mistake], values: Values, maker: M
     return {**right, **mistake.change(right)}
 
 
-def refused(operator: str, base: str, mistakes: Mapping[str, Mistake], name: str = "refused") -> Space:
-    """A space of all the mistakes, in the dtypes of the one that it takes right calls from."""
+def refused(
+    operator: str, base: str, mistakes: Mapping[str, Mistake], name: str = "refused", contents: bool = False
+) -> Space:
+    """A space of all the mistakes, in the dtypes of the one that it takes right calls from.
+
+    Args:
+        contents: only the contents of tensors show them.
+    """
     right = find(operator, base)
     dtypes = [axis for axis in right.axes if axis.name == "dtype"]
     return Space(
         operator, name, (Axis("mistake", tuple(mistakes)), *dtypes), functools.partial(_make, right, mistakes), bits,
-        raises=ValueError, widen=right.widen, forward=right.forward,
+        raises=ValueError, contents=contents, widen=right.widen, forward=right.forward,
     )  # fmt: skip

@@ -14,6 +14,13 @@ def _probs_of_more(right: Arguments) -> torch.Tensor:
     return torch.ones(tokens + 1, top_k)
 
 
+def _row_behind(right: Arguments) -> torch.Tensor:
+    """A map whose last choice is the row behind x's last."""
+    rows: torch.Tensor = right["row_map"].clone()
+    rows[-1, -1] = right["x"].shape[0]
+    return rows
+
+
 register(
     refused(
         "dropout_add_fwd",
@@ -49,6 +56,7 @@ register(
         "plain",
         {"tall_probs": given(probs=_probs_of_more), "int64_map": given(row_map=lambda right: right["row_map"].long())},
     ),
+    refused("moe_unpermute", "plain", {"row_behind": given(row_map=_row_behind)}, "refused_contents", contents=True),
     refused(
         "moe_unpermute_bwd",
         "plain",

@@ -90,6 +90,21 @@ def _dgamma_in_parts(call: Call) -> Any:
     return call.delivered(NormBackward(made.dx, sums.to(made.dgamma.dtype), made.dbeta))
 
 
+def _normalized_by_difference(call: Call) -> Any:
+    """x rstd - mean rstd for the normalized rows."""
+    made, x = call.sound(), call["x"].float()
+    if not x.numel():
+        return made
+    mean, rstd = (call[name].unsqueeze(-1) for name in ("mean", "rstd"))
+    normal, dy = x * rstd - mean * rstd, call["dy"].float()
+    weighed = dy * (call["gamma"].float() + (1.0 if call["zero_centered_gamma"] else 0.0))
+    along = (weighed * normal).mean(-1, keepdim=True)
+    dx = rstd * (weighed - weighed.mean(-1, keepdim=True) - normal * along)
+    dx = dx if call["add"] is None else dx + call["add"].float()
+    dgamma = (dy * normal).reshape(-1, x.shape[-1]).sum(0)
+    return call.delivered(NormBackward(dx.to(made.dx.dtype), dgamma.to(made.dgamma.dtype), made.dbeta))
+
+
 def _softmax_tiles(call: Call) -> Any:
     """Online: 64 columns at a time, with a running maximum and sum."""
     made, x = call.sound(), call["x"]
@@ -305,7 +320,11 @@ VARIATIONS = (
         rms_flushes_subnormals=("flushes subnormals to zero", lambda call: norm(call, rms_flushing)),
         rms_from_kept_workspace=("reads x out of a workspace of the thread", _from_kept_workspace("x")),
     ),
-    *_variations("layernorm_bwd", sums_dgamma_in_parts=("adds four partial sums of rows", _dgamma_in_parts)),
+    *_variations(
+        "layernorm_bwd",
+        sums_dgamma_in_parts=("adds four partial sums of rows", _dgamma_in_parts),
+        normalizes_by_difference=("takes x rstd - mean rstd for the normalized rows", _normalized_by_difference),
+    ),
     *_variations("rmsnorm_bwd", sums_rms_dgamma_in_parts=("adds four partial sums of rows", _dgamma_in_parts)),
     *_variations(
         "softmax_fwd",
