@@ -104,6 +104,13 @@ saved_tensors_hooks: Callable[[bool], tuple[Any, Any] | None] = _found(
 #: (mode) -> None: record gradients or not, from here on, in this thread.
 set_grad_enabled: Callable[[bool], Any] = _found("_C._set_grad_enabled", torch.set_grad_enabled)
 
+#: (node of a graph) -> whether the backward pass that this thread runs executes it; a RuntimeError for a leaf whose
+#: gradient is what is asked for. None where PyTorch does not have it.
+will_execute: Callable[[Any], bool] | None = _found("_C._will_engine_execute_node", None)
+
+#: () -> whether a hook was registered for all modules. The replacement sends its caller to the slow path.
+global_module_hooks: Callable[[], Any] = _found("nn.modules.module._has_any_global_hook", lambda: True)
+
 #: () -> whether a transform of torch.func is active; None where PyTorch cannot tell.
 transforms_active: Callable[[], bool] | None = _found("_C._are_functorch_transforms_active", None)
 

@@ -48,6 +48,18 @@ MODULES: dict[str, Callable[[], torch.nn.Module]] = {
     "TransformerLayer": lambda: te.TransformerLayer(
         64, 64, 2, device="cpu", hidden_dropout=0.0, attention_dropout=0.0, layer_number=1
     ),
+    "TransformerLayer, grouped queries": lambda: te.TransformerLayer(
+        64,
+        64,
+        4,
+        num_gqa_groups=2,
+        normalization="RMSNorm",
+        bias=False,
+        qkv_weight_interleaved=False,
+        device="cpu",
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+    ),
 }
 
 

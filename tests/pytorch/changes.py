@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -112,6 +113,57 @@ def _doubled(module: Any, args: Any, out: Any) -> Any:
 
 
 @change
+def part_hooked(module: Any) -> None:
+    _first_part(module).register_forward_hook(_doubled)
+
+
+@change
+def part_hooked_in_its_backward(module: Any) -> None:
+    _first_part(module).register_full_backward_hook(lambda part, dx, dy: tuple(x if x is None else x * 2 for x in dx))
+
+
+@change
+def part_replaced(module: Any) -> None:
+    for name, part in list(module.named_children()):
+        setattr(module, name, copy.deepcopy(part))
+        _scale(getattr(module, name), 1.25)
+
+
+@change
+def part_replaced_in_its_dictionary(module: Any) -> None:
+    for name, part in list(module._modules.items()):
+        module._modules[name] = copy.deepcopy(part)
+        _scale(module._modules[name], 0.75)
+
+
+@change
+def part_evaluating(module: Any) -> None:
+    _first_part(module).eval()
+
+
+@change
+def part_with_another_forward(module: Any) -> None:
+    part = _first_part(module)
+    plain = type(part).forward
+    part.forward = lambda *args, **others: _doubled(part, args, plain(part, *args, **others))
+
+
+@change
+def part_of_another_class(module: Any) -> None:
+    part = _first_part(module)
+    part.__class__ = _doubling(type(part))
+
+
+@functools.cache
+def _doubling(kind: type[Any]) -> type[Any]:
+    class Doubling(kind):  # type: ignore[misc]
+        def forward(self, *args: Any, **others: Any) -> Any:
+            return _doubled(self, args, super().forward(*args, **others))
+
+    return Doubling
+
+
+@change
 def parameter_hooked(module: Any) -> None:
     for parameter in module.parameters():
         if parameter.requires_grad:
@@ -180,6 +232,18 @@ def returning_its_bias(module: Any) -> None:
 def passing_its_input(module: Any) -> None:
     if isinstance(module, (te.LayerNormLinear, te.LayerNormMLP)):
         module.passes_input = not module.passes_input
+
+
+def _first_part(module: Any) -> Any:
+    """The innermost module that is called first; the module itself where it has none."""
+    children = list(module.children())
+    return _first_part(children[0]) if children else module
+
+
+def _scale(module: Any, factor: float) -> None:
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.mul_(factor)
 
 
 def gemm_modules(module: Any) -> Iterator[GemmModule]:

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import te_dispatch.pytorch as te
 from te_dispatch.ops.checks import guards
 from te_dispatch.pytorch.capture.signatures import CapturedCalls
 
@@ -31,8 +32,9 @@ EVERY: list[Change] = [
     ("arguments", (("fp8_grad", True),)),
     ("arguments", ()),
 ]
-#: Steps after each change: a call is captured in the first that is like it and replayed in the next.
-STEPS = 2
+#: Steps after each change: a call is captured in the first that is like it and replayed in the next; a layer's call as
+#: a whole is recorded in the second, and replayed in the third.
+STEPS, COMPOSED_STEPS = 2, 3
 
 
 def walk(name: str, changes: list[Change], recipe: str = "delayed") -> None:
@@ -42,6 +44,8 @@ def walk(name: str, changes: list[Change], recipe: str = "delayed") -> None:
     for seed in range(2):
         step(module, world, seed)
     assert captured(module) or module.return_layernorm_output
+    composed = isinstance(module, te.TransformerLayer)
+    assert not composed or len(module.composed_calls.signatures)
     twin = copy.deepcopy(module)
     seed = 10
     for number, (attribute, value) in enumerate(changes):
@@ -50,7 +54,7 @@ def walk(name: str, changes: list[Change], recipe: str = "delayed") -> None:
             twin = CHANGES[value](twin) or twin
         else:
             world = dataclasses.replace(world, **{attribute: value})
-        for _ in range(STEPS):
+        for _ in range(COMPOSED_STEPS if composed else STEPS):
             seed += 1
             found = step(module, world, seed)
             with without_capture():

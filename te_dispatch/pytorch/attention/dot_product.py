@@ -40,6 +40,7 @@ from te_dispatch.pytorch.attention.masks import (
 from te_dispatch.pytorch.attention.signature import AttentionSignatures, Given
 from te_dispatch.pytorch.attention.views import CoreAttentionViews
 from te_dispatch.pytorch.autograd.scoped import autocast_off
+from te_dispatch.pytorch.composable import composable
 from te_dispatch.pytorch.distributed.arguments import ContextParallelModule, forked
 from te_dispatch.pytorch.fp8.saved_module import SavedModule
 from te_dispatch.pytorch.randomness import draw_rng_state
@@ -58,6 +59,7 @@ _UNSUPPORTED_CALL: dict[str, Any] = {
 }
 
 
+@composable
 class DotProductAttention(SavedModule, ContextParallelModule, CoreAttentionViews):
     """softmax(q k^T / sqrt(d)) v, with masks, windows, biases, dropout and grouped queries.
 
@@ -268,6 +270,9 @@ class DotProductAttention(SavedModule, ContextParallelModule, CoreAttentionViews
         super().__setattr__(name, value)
         # Of calls without masks, lengths and biases. They rest on attributes: setting any forgets all.
         self.__dict__["_signatures"] = AttentionSignatures()
+
+    def captured_with(self) -> Any:
+        return self._signatures
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_signatures": AttentionSignatures()}

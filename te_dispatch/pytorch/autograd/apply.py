@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,21 @@ _TRANSFORMS = (
 )
 
 
+#: Whether tapes see the calls of Functions.
+TAPES = transforms_active is not None and unwrap_if_dead is not None
+
+
+class _Thread(threading.local):
+    """Attributes:
+    tape: what makes this thread's calls of Functions, `te_dispatch.pytorch.capture.tape.Tape`; None for autograd.
+    """
+
+    tape: Any = None
+
+
+thread = _Thread()
+
+
 def applied(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     """`function.apply` for positional arguments of which the first is the only one that a user computed.
 
@@ -26,13 +42,16 @@ def applied(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     Raises:
         NotImplementedError: inside a transform of torch.func.
     """
-    if transforms_active is None or unwrap_if_dead is None:
+    if not TAPES:
         return function.apply
+    assert transforms_active is not None and unwrap_if_dead is not None
     direct = super(torch.autograd.Function, function).apply  # type: ignore[misc]
 
     def apply(x: Any, *rest: Any) -> Any:
         if torch.compiler.is_dynamo_compiling():
             return function.apply(x, *rest)
+        if thread.tape is not None:
+            return thread.tape.call(function, (x, *rest))
         if transforms_active():
             raise NotImplementedError(_TRANSFORMS)
         return direct(unwrap_if_dead(x), *rest)

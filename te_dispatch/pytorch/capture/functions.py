@@ -47,7 +47,7 @@ def replayed(
     """A decorator of autograd Functions, whose calls it captures and replays where their options ask for it.
 
     The Function's forward is (ctx, tensors.., options, *others), where tensors may be None and the options are a
-    `Replayable`, and sets ``ctx.scope``.
+    `Replayable`, and sets ``ctx.scope``. Forward and backward, as they are written, stay the Function's `plain`.
 
     Args:
         around: goes around the backward, replayed or not (`te_dispatch.pytorch.autograd.scoped`).
@@ -80,6 +80,7 @@ def replayed(
             program: Program | None = ctx.program
             return backward(ctx, *grads) if program is None else program.backward(ctx, *grads)
 
+        function.plain = forward, around(backward)  # type: ignore[attr-defined]
         function.forward = staticmethod(run)  # type: ignore[assignment]
         function.backward = staticmethod(around(run_backward))  # type: ignore[assignment]
         return function

@@ -9,7 +9,8 @@ are all that happened. Everything else is `NotRepeatable`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, get_args
 
 import torch
@@ -30,7 +31,7 @@ _PURE = frozenset((
     "clone", "detach", "movedim",
 ))  # fmt: skip
 #: Those that tell of metadata, which a signature holds.
-_METADATA = frozenset((
+METADATA = frozenset((
     "size", "stride", "dim", "numel", "is_contiguous", "element_size", "storage_offset", "is_floating_point",
     "nelement", "ndimension", "get_device", "is_complex",
 ))  # fmt: skip
@@ -103,6 +104,8 @@ class Recorder:
         #: Whether a step is being made, of which nothing is recorded. PyTorch's functions then go past the watch.
         self._busy = False
         self.watch: _Watch | None = None
+        #: Whether steps are made: not between the parts of a call that must then be made again without this.
+        self.makes_steps = True
         self.failure: str | None = None
         #: The bindings that make the calls.
         self.scope = scopes.capture()
@@ -121,6 +124,8 @@ class Recorder:
         """Make the call of a step, an operator or a function, and note it."""
         if self._busy:
             return call(*args)
+        if not self.makes_steps:
+            raise NotRepeatable(f"calls {_name_of(target)} between its parts")
         watch = self.watch
         assert watch is not None
         self._busy = True
@@ -145,9 +150,18 @@ class Recorder:
         name = getattr(function, "__name__", str(function))
         if name in _PURE and "out" not in keywords:
             self._note(function, args, keywords, result, True)
-        elif name not in _METADATA and not (name == "__get__" and not isinstance(result, torch.Tensor)):
+        elif name not in METADATA and not (name == "__get__" and not isinstance(result, torch.Tensor)):
             self._fail(f"calls {getattr(function, '__qualname__', name)} of PyTorch")
         return result
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Record nothing of what is called meanwhile."""
+        busy, self._busy = self._busy, True
+        try:
+            yield
+        finally:
+            self._busy = busy
 
     def _fail(self, why: str) -> None:
         if self.failure is None:

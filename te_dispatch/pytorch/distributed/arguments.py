@@ -18,6 +18,7 @@ import torch
 from te_dispatch.core import scopes
 from te_dispatch.pytorch.arguments import reject_unsupported, require_choice
 from te_dispatch.pytorch.assignment import Only
+from te_dispatch.pytorch.composable import Composable
 
 #: How a GEMM's weight is divided among the ranks of a tensor-parallel group: not, by outputs or by inputs.
 PARALLEL_MODES = (None, "column", "row")
@@ -88,7 +89,7 @@ class _Group:
         module.__dict__[self.name] = value
 
 
-class ParallelModule(torch.nn.Module):
+class ParallelModule(Composable):
     """A module that takes the arguments of tensor parallelism.
 
     Attributes:

@@ -59,6 +59,9 @@ class GemmModule(SavedModule, WeightGradModule, ParallelModule, AskingModule, St
         self.captured_calls = CapturedCalls()
         self.fp8_state = Fp8State(type(self).__name__, self.gemm_count, self.captured_calls)
 
+    def captured_with(self) -> Any:
+        return self.captured_calls.signatures
+
     # -- the FP8 state --------------------------------------------------------------------------------------------
 
     @constant

@@ -13,6 +13,7 @@ from te_dispatch.pytorch.autograd.apply import applied
 from te_dispatch.pytorch.autograd.scoped import in_forward_scope_as_is
 from te_dispatch.pytorch.capture.functions import replayed
 from te_dispatch.pytorch.compile import returned, snapshot
+from te_dispatch.pytorch.composable import composable
 from te_dispatch.pytorch.fp8.quantized_io import arrived, leaving, outgoing
 from te_dispatch.pytorch.modules.linear_module import LinearModule
 from te_dispatch.pytorch.modules.linear_steps import (
@@ -104,6 +105,7 @@ class _LayerNormLinear(torch.autograd.Function):
         return dx, grads.dgamma, grads.dbeta if needs[2] else None, *of_linear
 
 
+@composable
 class LayerNormLinear(LinearModule, FirstNormAttributes):
     """y = norm(x) W^T + b, with LayerNorm or RMSNorm.
 

@@ -11,6 +11,7 @@ import torch
 from te_dispatch.ops.activation import GATED
 from te_dispatch.pytorch.arguments import reject_unsupported
 from te_dispatch.pytorch.autograd.apply import applied
+from te_dispatch.pytorch.composable import composable
 from te_dispatch.pytorch.distributed.arguments import mark_divided, mark_sequence_parallel
 from te_dispatch.pytorch.modules.constructor_views import MlpViews
 from te_dispatch.pytorch.modules.gemm_module import GemmModule
@@ -39,6 +40,7 @@ from te_dispatch.pytorch.modules.weight_grads import WeightSink
 from te_dispatch.pytorch.recompute.checkpoint import checkpoint, left_to_compiler
 
 
+@composable
 class LayerNormMLP(GemmModule, FirstNormAttributes, MlpViews):
     """y = act(norm(x) W1^T + b1) W2^T + b2.
 
@@ -229,6 +231,10 @@ class LayerNormMLP(GemmModule, FirstNormAttributes, MlpViews):
         if by_compiler:
             return checkpoint(lambda *given: self._run_function(given, options), *tensors, use_reentrant=False)
         return self._run_function(tensors, options, captures=captures)
+
+    def tensors_of_call(self) -> tuple[torch.Tensor | None, ...]:
+        biases = [parameter(self, f"fc{i}_bias") if self.use_bias else None for i in (1, 2)]
+        return (*norm_parameters(self), *self._weights_of_call(), *biases)
 
     def _weights_of_call(self) -> tuple[torch.Tensor, ...]:
         return parameter(self, "fc1_weight"), parameter(self, "fc2_weight")

@@ -12,6 +12,7 @@ from te_dispatch.pytorch.arguments import reject_unsupported
 from te_dispatch.pytorch.autograd.apply import applied
 from te_dispatch.pytorch.autograd.scoped import in_forward_scope_as_is
 from te_dispatch.pytorch.capture.functions import replayed
+from te_dispatch.pytorch.composable import composable
 from te_dispatch.pytorch.fp8.quantized_io import arrived, operand, outgoing
 from te_dispatch.pytorch.modules.linear_module import LinearModule
 from te_dispatch.pytorch.modules.linear_steps import (
@@ -67,6 +68,7 @@ class _Linear(torch.autograd.Function):
         return dx, *options.gradients(needs, 1, dw, db)
 
 
+@composable
 class Linear(LinearModule):
     """y = x W^T + b.
 

@@ -151,6 +151,10 @@ class LinearModule(GemmModule, LinearViews):
         weight = parameter(self, self.weight_names[0])
         return weight, parameter(self, self.bias_names[0]) if with_bias else None, ()
 
+    def tensors_of_call(self) -> tuple[torch.Tensor | None, ...]:
+        weight, bias, parameters = self._parameters_of_call(self.use_bias and not self.return_bias)
+        return (*(() if self._norm is None else norm_parameters(self)), weight, bias, *parameters)
+
     def _weights_of_call(self) -> tuple[torch.Tensor, ...]:
         return (self._parameters_of_call(False)[0],)
 

@@ -22,6 +22,7 @@ from te_dispatch.pytorch.attention.dot_product import DotProductAttention
 from te_dispatch.pytorch.attention.lowering import AttentionMask
 from te_dispatch.pytorch.attention.rotary import apply_rotary_pos_emb
 from te_dispatch.pytorch.attention.views import AttentionViews
+from te_dispatch.pytorch.composable import composable
 from te_dispatch.pytorch.constants import AttnTypes
 from te_dispatch.pytorch.distributed.arguments import ContextParallelModule
 from te_dispatch.pytorch.modules.gemm_module import update_passing
@@ -65,6 +66,7 @@ def _shared(given: Mapping[str, Any], parallel_mode: str) -> dict[str, Any]:
     }
 
 
+@composable
 class MultiheadAttention(ContextParallelModule, AttentionViews):
     """Multi-head attention (Vaswani et al., 2017) with its projections.
 

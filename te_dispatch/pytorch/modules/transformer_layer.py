@@ -21,7 +21,9 @@ from te_dispatch.pytorch.arguments import (
 from te_dispatch.pytorch.assignment import Check, fixed, for_parts, probability
 from te_dispatch.pytorch.attention.lowering import AttentionMask
 from te_dispatch.pytorch.attention.views import LayerViews
+from te_dispatch.pytorch.capture.composed import ComposedCalls, composed
 from te_dispatch.pytorch.compile import constant
+from te_dispatch.pytorch.composable import composable
 from te_dispatch.pytorch.constants import LayerTypes
 from te_dispatch.pytorch.distributed.arguments import ContextParallelModule
 from te_dispatch.pytorch.modules.dropout_add import DropPath, dropout_add
@@ -82,6 +84,7 @@ def _assign_format(layer: Any, value: Any) -> Any:
     return for_parts("qkv_format", "self_attention", "inter_attention")(layer, value)
 
 
+@composable
 class TransformerLayer(ContextParallelModule, LayerViews):
     """An encoder or decoder layer (Vaswani et al., 2017).
 
@@ -183,6 +186,7 @@ class TransformerLayer(ContextParallelModule, LayerViews):
         super().__init__()
         _check_arguments(given)
         self._keep_parallel(given)
+        self.composed_calls = ComposedCalls()
         self.layer_number = layer_number
         self.layer_type = layer_type
         self.seq_length = seq_length
@@ -248,6 +252,7 @@ class TransformerLayer(ContextParallelModule, LayerViews):
             "name": part_name(self.name, part),
         }
 
+    @composed
     def forward(
         self,
         hidden_states: torch.Tensor,
