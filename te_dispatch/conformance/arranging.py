@@ -229,6 +229,12 @@ def permuted(x: torch.Tensor, form: str) -> tuple[int, tuple[int, ...], int] | N
         return _room(x.shape, [2] * x.dim()) if form != ROWS and x.dim() else None
     if form != ROWS:
         return _room(x.shape, _dense(tuple(x.shape)[::-1])[::-1])
+    return turned(x, form)
+
+
+def turned(x: torch.Tensor, form: str) -> tuple[int, tuple[int, ...], int] | None:
+    """Leading dimensions in memory in the reverse order, each row in one piece, as a batch of sequences is whose
+    first dimensions were exchanged."""
     if x.dim() < 3:
         return None
     leading = _dense(tuple(x.shape[:-1])[::-1])[::-1]

@@ -3,10 +3,10 @@
 
 A *goal* is a set of axis values that one judged case must hold together. Level ``full`` has a goal for every pair of
 values of two axes, for every combination of a group of axes (`Space.together`), for every pair within parts of the
-space (`Space.within`), for every ``once`` value, and for every fixed case. The goals of an implementation are those
-that some case which it claims holds: what it claims is asked of dispatch (`Subject.claim`), so a goal is not a matter
-of what was planned. A goal that no judged case holds is *claimed but never run*, and there is no certificate while
-there is one.
+space (`Space.within`), for every ``once`` value, and for every fixed case, with the plainest values of the axes that it
+leaves out where that is claimed. The goals of an implementation are those that some case which it claims holds: what it
+claims is asked of dispatch (`Subject.claim`), so a goal is not a matter of what was planned. A goal that no judged case
+holds is *claimed but never run*, and there is no certificate while there is one.
 """
 
 from __future__ import annotations
@@ -155,7 +155,10 @@ def goals_of(space: Space) -> Iterator[Goal]:
     for axis in space.axes:
         for value in dict.fromkeys((*axis.values, *axis.once)):
             yield ((axis.name, value),)
+    plainest = {axis.name: axis.values[0] for axis in space.axes}
     for partial in space.fixed:
+        # In other cases that hold them, NaN or an option may hide what they show.
+        yield tuple({**plainest, **partial}.items())
         yield tuple(partial.items())
     groups = [*itertools.combinations((axis.name for axis in space.axes), 2), *space.together]
     values = {axis.name: axis.values for axis in space.axes}

@@ -31,6 +31,12 @@ def judges_every_case(check: checks.Check, space: Space) -> bool:
     return check.smoke is None and check.of_errors == (space.raises is not None)
 
 
+def _is_judged(space: Space, subject: Subject) -> bool:
+    """Whether the check that judges every case of a space applies: what contents alone show, no device is asked."""
+    judges = [check for check in checks.checks() if judges_every_case(check, space)]
+    return not judges or any(check.applies(subject, space) is None for check in judges)
+
+
 @functools.lru_cache(maxsize=512)
 def cases_of(space: Space, level: str, seed: int = 0) -> tuple[Case, ...]:
     """Cases that cover what the contract of a space allows, whoever claims them; the plainest first.
@@ -68,6 +74,7 @@ class SpacePlan:
     """
 
     def __init__(self, space: Space, tested: Sequence[Subject], settings: Settings) -> None:
+        tested = [one for one in tested if _is_judged(space, one)]
         self.space, self.tested, self.settings = space, tested, settings
         self.refused: list[Outcome] = []
         self.coverage: list[Coverage] = []

@@ -413,3 +413,11 @@ def test_what_dispatch_never_calls_is_named() -> None:
     assert refused(manager, dataclasses.replace(settings, operators=("gemm",))) == found
     report = Report(settings, {}, [], refused=found)
     assert not report.ok and any("torch.mine is refused: operator 'rmsnrom_fwd'" in why for why in report.uncertified)
+
+
+@pytest.mark.parametrize(("device", "asked"), [("cpu", True), ("meta", False)])
+def test_what_contents_alone_show_is_asked_on_the_host(device: str, asked: bool) -> None:
+    """On another device such calls are neither claimed nor missed: a certificate was denied for them."""
+    planned = plan(scopes.MANAGER, Settings(("torch",), operators=("moe_unpermute",), level="full", device=device))
+    assert any("refused_contents" in unit.id for unit in planned.units) is asked
+    assert any("refused_contents" in found.space for found in planned.coverage) is asked

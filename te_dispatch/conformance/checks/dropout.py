@@ -9,6 +9,7 @@ high, are independent. The statistics are those of `te_dispatch.conformance.chan
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -74,7 +75,7 @@ def dropout(trial: Trial) -> None:
 
 def _standard(keep: torch.Tensor, p: float) -> torch.Tensor:
     """The choices with mean 0 and variance 1."""
-    return (keep.double() - (1 - p)) / (p * (1 - p)) ** 0.5
+    return (keep.double() - (1 - p)) / math.sqrt(p * (1 - p))
 
 
 def _drawing(trial: Trial, given: Arguments) -> Subject:

@@ -195,9 +195,12 @@ def _with_largest(place: int, arguments: Arguments) -> Arguments:
 
 
 def permuted(trial: Trial) -> None:
-    """Operands whose dimensions lie in memory in another order, and vectors of every other element."""
+    """Operands whose dimensions lie in memory in another order, all of them or all but the last, and vectors of every
+    other element."""
     _check(trial, arranging.permuted)
+    _check(trial, arranging.turned)
     _differently(trial, arranging.permuted)
+    _differently(trial, arranging.turned)
     _same_draw(trial, arranging.permuted)
 
 

@@ -43,7 +43,7 @@ LENGTHS = Axis(
     once=("67:5", "3+520", "1032", "300:3"),
 )  # fmt: skip
 KEYS = Axis("keys", ("same", "turned"))
-GAPS = Axis("gaps", ("none", "some"))
+GAPS = Axis("gaps", ("none", "some"), once=("behind",))
 LONGEST = Axis("longest", ("given", "absent"))
 BIAS = Axis("bias", ("none", "pre_scale", "post_scale", "alibi", "alibi/h", "alibi/bh"))
 BIAS_SHAPE = Axis("bias_shape", ("11", "1h", "b1", "bh"))

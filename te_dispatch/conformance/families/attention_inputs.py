@@ -7,7 +7,7 @@ does not have takes its default here.
 | shape | batch x queries x keys of dense layouts, ``2x17x33`` |
 | lengths | of thd sequences' queries, ``5+3+0``, or ``67:5``: 67 of 0 to 4 in turn |
 | keys | of thd sequences: ``same``, or ``turned``: the same in reverse, plus one |
-| gaps | ``none``; ``some``: between thd sequences, and behind the last |
+| gaps | ``none``; ``some``: between thd sequences, and behind the last; ``behind``: there alone |
 | valid | of a padded batch: ``full``, ``ragged``, ``zero`` (the first sequence has no key, the last no query) |
 | heads | query heads / key heads; dims: head dimension of q and k / of v |
 | values | of q and k: a kind of `te_dispatch.conformance.inputs`, or ``large``: logits in the hundreds, |
@@ -90,8 +90,10 @@ def _cumulative(lengths: list[int]) -> torch.Tensor:
 def _inside(values: Values, lengths: list[int], extent: int) -> torch.Tensor:
     """bool, over the leading dimensions of an operand in its layout: rows that belong to a sequence."""
     if values.get("layout") == "thd":
-        gap = _GAP if values.get("gaps") == "some" else 0
-        return torch.tensor([row < n for n in lengths for row in range(n + gap)], dtype=torch.bool)
+        gaps = values.get("gaps")
+        gap = _GAP if gaps == "some" else 0
+        rows = [row < n for n in lengths for row in range(n + gap)]
+        return torch.tensor([*rows, *([False] * _GAP if gaps == "behind" else ())], dtype=torch.bool)
     inside = torch.arange(extent) < torch.tensor(lengths, dtype=torch.int64)[:, None]
     return inside.t() if values.get("layout", "sbhd") == "sbhd" else inside
 

@@ -272,6 +272,12 @@ epilogue_valid = every(
 )
 
 
+def _leading(values: Values, maker: Maker) -> Arguments:
+    """Two leading dimensions of several elements each, in every layout, so that their order in memory matters."""
+    layout, _, lead = values["form"].partition("/")
+    return _plain({**values, "layout": layout, "lead": lead, "values": "normal"}, maker)
+
+
 def _twice(values: Values, maker: Maker) -> Arguments:
     """One tensor as both operands."""
     m, n, k = sizes(values)
@@ -357,6 +363,19 @@ register(
         together=(("epilogue", "layout", "dtype", "bias", "out_dtype"),),
         within=({"cast": "none"},),
         fixed=_DEEP_EPILOGUES,
+        forms="epilogue",
+    ),
+    Space(
+        "gemm",
+        "leading",
+        (
+            DTYPE, Axis("form", ("TN/2", "TN/of_a", "TN/of_b", "NT/2", "NN/2")), Axis("shape", ("33x40x42",)),
+            Axis("out", ("new", "added")),
+        ),
+        _leading,
+        rules,
+        checks=("values", "strided", "permuted", "expanded"),
+        forms="form",
     ),
     Space(
         "gemm",

@@ -199,7 +199,10 @@ def _of(operator: str, *own: Axis) -> None:
     )
     narrow = (*options[:-1], Axis("values", ("normal", "last_columns", "outlier", "cancelling", "far_mean")))
     # So many columns that kernels sum otherwise, and so few that a variance by the difference of two sums shows.
-    far = {"shape": "2x1031", "values": "far_mean", "dtype": "fp32", "cast": "none", "eps": "1e-12", "out": "same"}
+    far = tuple(
+        {"shape": shape, "values": "far_mean", "dtype": "fp32", "cast": "none", "eps": "1e-12", "out": "same"}
+        for shape in ("2x1031", "2x4099")
+    )
     # Kernels are compiled for each pair of dtypes.
     mixed = tuple(
         {"dtype": dtype, "weights": weights, "cast": "none", "values": "normal"}
@@ -209,7 +212,7 @@ def _of(operator: str, *own: Axis) -> None:
     register(
         Space(
             f"{operator}_fwd", "plain", common + options, _forward, forward_rules, _forward_valid, batch=_half,
-            within=({"cast": "none"},), fixed=(*cast_wide, *mixed, far),
+            within=({"cast": "none"},), fixed=(*cast_wide, *mixed, *far),
         ),
         # Not widened: the sum is rounded to x's dtype before it is normalized.
         Space(

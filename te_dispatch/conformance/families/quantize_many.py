@@ -179,8 +179,11 @@ register(
             _CAST, ENCODING, USAGE, Axis("values", ("normal", "outlier", "inf", "nan", "denormal")), COMMON,
         ),
         _split, bits, valid=encodable, widen=False, together=(("cast", "encoding", "usage"),), forms="cast",
-        # One row behind several, each with an amax of its own.
-        fixed=tuple({"splits": "17+1+129+3", "cast": cast, "values": "normal"} for cast in ("delayed", "current")),
+        fixed=(
+            # One row behind several, each with an amax of its own.
+            *({"splits": "17+1+129+3", "cast": cast, "values": "normal"} for cast in ("delayed", "current")),
+            *({"splits": "67:5", "cast": cast} for cast in CASTS),
+        ),
     ),
     Space(
         "multi_tensor_quantize", "plain",
@@ -189,8 +192,12 @@ register(
             Axis("values", ("normal", "outlier", "inf", "nan", "denormal"), once=("late",)), COMMON,
         ),
         _multi, bits, valid=encodable, widen=False, forms="cast",
-        # Where a maximum ends early shows where the last elements are the largest.
-        fixed=tuple({"shapes": "long", "cast": cast, "values": "late"} for cast in CASTS),
+        fixed=(
+            # Where a maximum ends early shows where the last elements are the largest.
+            *({"shapes": "long", "cast": cast, "values": "late"} for cast in CASTS),
+            # Of more tensors than one launch has room for each has its own scale.
+            *({"shapes": "67_mixed", "cast": cast} for cast in CASTS),
+        ),
     ),
     Space("pad_rows", "plain", (_BYTES, _PADDING, _COLUMNS, _MOVED), _pad, moved_bits, widen=False, batch=_first_part),
     Space(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,6 +18,8 @@ from te_dispatch.conformance.rules import Bitwise, Instead, Open, Rule
 from te_dispatch.conformance.space import Arguments, Axis, Dropout, Judged, Space, Values, register
 
 _DTYPE = Axis("dtype", ("fp32", "bf16", "fp16"))
+#: Of the tensors of a list, which may have different ones in turn.
+_DTYPES = Axis("dtype", (*_DTYPE.values, "bf16+fp32"), _DTYPE.values)
 _SHAPE = Axis("shape", ("33x65", "1x1", "17x129", "3x5x127", "1x1031", "257x3", "0x16", "16x0", "2x0x5"),
               ("33x65", "3x5x127", "0x16"), once=("65549x3", "4x16411", "131x1031", "64x512", "1039x1031"))  # fmt: skip
 _YES_NO = ("no", "yes")
@@ -113,7 +116,8 @@ def _list(values: Values, maker: Maker, dtype: str, kind: str) -> list[torch.Ten
     kinds = [kind] * len(shapes)
     if kind in ENDS:  # of the list: one tensor of it has the special element
         kinds = [kind if i == (0 if kind == "nan_first" else len(shapes) - 1) else "normal" for i in range(len(shapes))]
-    return [maker.tensor(*shape, dtype=dtype, values=of) for shape, of in zip(shapes, kinds)]
+    dtypes = itertools.cycle(dtype.split("+"))
+    return [maker.tensor(*shape, dtype=one, values=of) for shape, of, one in zip(shapes, kinds, dtypes)]
 
 
 def _flag(text: str) -> torch.Tensor | None:
@@ -270,15 +274,19 @@ register(
         ),
     ),
     Space(
-        "multi_tensor_l2norm", "plain", (_DTYPE, _LISTS, Axis("per_tensor", _YES_NO), _SQUARES), _norms, _norm_rules,
+        "multi_tensor_l2norm", "plain", (_DTYPES, _LISTS, Axis("per_tensor", _YES_NO), _SQUARES), _norms, _norm_rules,
         # The bound on a sum of so many squares is wider than a few of them, unless those are the largest.
-        fixed=tuple({"shapes": _LONG, "values": "late", "dtype": dtype} for dtype in _DTYPE.values[:2]),
+        fixed=(
+            *({"shapes": _LONG, "values": "late", "dtype": dtype} for dtype in _DTYPE.values[:2]),
+            {"shapes": "1+1+1", "dtype": _DTYPES.values[-1]},
+        ),
     ),
     Space(
         "multi_tensor_scale", "plain",
         (
-            _DTYPE, _LISTS, Axis("out", ("fp32", "bf16", "fp16")), Axis("scale", ("1.0", "0.3", "-65536.0", "0.0")),
-            _NOOP, Axis("values", (*_ANY.values, "sum_overflow"), _ANY.smoke, once=_ANY.once),
+            _DTYPES, _LISTS, Axis("out", ("fp32", "bf16", "fp16", "fp16+fp32")),
+            Axis("scale", ("1.0", "0.3", "-65536.0", "0.0")), _NOOP,
+            Axis("values", (*_ANY.values, "sum_overflow"), _ANY.smoke, once=_ANY.once),
         ),
         _scale, _scale_rules,
         # In a list of several tensors: the flag is raised for any of them, and in one that takes several launches for

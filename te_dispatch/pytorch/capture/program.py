@@ -9,7 +9,7 @@ is saved and returned. Both give the bits of the plain Function, whose calls the
 from __future__ import annotations
 
 import linecache
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -31,6 +31,7 @@ _MAX_BACKWARDS = 4
 #: The names of a result that is no tuple, and that nobody reads.
 _UNREAD = ("_",)
 
+_NO_LINES: Mapping[str, Sequence[str]] = {}
 _numbers = count()
 _codes: dict[str, Any] = {}
 
@@ -124,14 +125,15 @@ class Program:
             _require_constant(name, value)
         saved, marked = ([recorder.expression(x) for x in xs] for xs in (context.saved, context.marked))
         outputs = _outputs(recorder, result)
+        early, held = _taken_early(saved)
         ending = []
         if saved:
-            ending.append(f"ctx.save_for_backward({', '.join([e.text for e in saved])})")
+            ending.append(f"ctx.save_for_backward({', '.join([e.text for e in held])})")
         if marked:
             ending.append(f"ctx.mark_non_differentiable({', '.join([e.text for e in marked])})")
         ending.append(_returned(result, outputs))
         self.forward = _compiled(
-            "forward", names, self.scope, recorder, [], ending, reads_of(*saved, *marked, *outputs)
+            "forward", names, self.scope, recorder, [], ending, reads_of(*held, *marked, *outputs), early
         )
         self._plain = plain
         self.attributes = context.attributes
@@ -226,6 +228,28 @@ def _outputs(recorder: Recorder, result: Any) -> list[Expression]:
     return [recorder.expression(x) for x in (result if isinstance(result, tuple) else (result,))]
 
 
+def _taken_early(saved: Sequence[Expression]) -> tuple[dict[str, list[str]], list[Expression]]:
+    """Parts of records that a backward reads, in variables of their own, so that the records go when the last step has
+    read them: their other copies would stay until the forward ends.
+
+    Returns:
+        Statements by the variable that they read, and what to save.
+    """
+    early: dict[str, list[str]] = {}
+    held, names = [], {}
+    for expression in saved:
+        text = expression.text
+        if len(expression.reads) == 1 and text not in expression.reads and text.startswith("r") and "(" not in text:
+            (variable,) = expression.reads
+            name = names.get(text)
+            if name is None:
+                name = names[text] = f"k{len(names)}"
+                early.setdefault(variable, []).append(f"{name} = {text}")
+            expression = Expression(name, frozenset((name,)))
+        held.append(expression)
+    return early, held
+
+
 def _returned(result: Any, outputs: Sequence[Expression]) -> str:
     text = "".join([f"{e.text}, " for e in outputs])
     return f"return {text if isinstance(result, tuple) else outputs[0].text}"
@@ -250,11 +274,13 @@ def _compiled(
     opening: Sequence[str],
     ending: Sequence[str],
     reads: frozenset[str],
+    early: Mapping[str, Sequence[str]] = _NO_LINES,
 ) -> Callable[..., Any]:
     """The recorded steps as a function of (ctx, *parameters).
 
     Args:
         opening, ending: lines in front of the steps and behind them. reads: what the ending reads.
+        early: lines behind the step that makes the variable which they read.
 
     Raises:
         NotRepeatable: an operator's calls must be seen one by one.
@@ -265,10 +291,13 @@ def _compiled(
     kept = []
     for number, step in reversed(list(enumerate(recorder.steps))):
         wanted = step.variables
+        at_once = [variable for variable in wanted if variable in early and variable not in needed]
+        needed.update(at_once)
         if not needed.issuperset(wanted):
             wanted = tuple([variable if variable in needed else "_" for variable in wanted])
         if not step.pure or needed.intersection(wanted):
-            kept.append((f"f{number}", step, wanted, sorted(step.reads - needed - set(parameters))))
+            last = sorted(step.reads - needed - set(parameters)) + at_once
+            kept.append((f"f{number}", step, wanted, last))
             needed |= step.reads
     for function, step, wanted, last in reversed(kept):
         if isinstance(step.target, Operator):
@@ -289,6 +318,7 @@ def _compiled(
         elif wanted != _UNREAD:
             text = f"{wanted[0]} = {text}"
         lines.append(text)
+        lines += [line for variable in wanted for line in early.get(variable, ())]
         if last:
             lines.append(f"del {', '.join(last)}")
     body = "".join([f"        {line}\n" for line in (*opening, *lines, *ending)])

@@ -27,6 +27,7 @@ from te_dispatch_faulty import (
     lasting,
     mixed,
     narrow,
+    nineteenth,
     operands,
     options,
     paths,
@@ -46,6 +47,7 @@ from te_dispatch_faulty import (
     steps,
     surroundings,
     tiles,
+    twentieth,
     unseen,
     usage,
 )
@@ -333,7 +335,7 @@ _CONDUCT = (
 _TABLES = (
     sizes, operands, special, secondary, state, draws, options, narrow, paths, rare, surroundings, usage, clauses,
     corners, unseen, tiles, rounding, mixed, callers, remains, between, plans, elsewhere, lasting,
-    attached, sixteenth, seventeenth, eighteenth,
+    attached, sixteenth, seventeenth, eighteenth, nineteenth, twentieth,
 )  # fmt: skip
 
 FAULTS: tuple[Fault, ...] = (
