@@ -117,10 +117,16 @@ class Subject:
 
     def claim(self, arguments: Mapping[str, Any]) -> Claim:
         """Whether dispatch would let this implementation serve the call."""
+        claim = self._claimed(arguments)
+        if claim.refusal is not None:  # on a device that it is not for, its libraries need not be there
+            return claim
         # Binding finds which parameters its function lacks, and with that which calls it serves.
-        if self.id not in self.manager.snapshot.unusable:
-            with contextlib.suppress(BindError):
-                self.manager.functions.bound(self.operator, self.id)
+        with contextlib.suppress(BindError):
+            self.manager.functions.bound(self.operator, self.id)
+        return self._claimed(arguments)
+
+    def _claimed(self, arguments: Mapping[str, Any]) -> Claim:
+        """The same by what is known of its function so far."""
         decision = _decided(self.manager, self.operator, self.device, self.facts(arguments))
         for accepted in decision.accepted:
             if accepted.id == self.id:

@@ -200,3 +200,18 @@ def test_copies_record_for_themselves() -> None:
     assert len(twin.composed_calls.signatures) == 0
     for a, b in zip(steps(layer), steps(twin), strict=True):
         assert torch.equal(a, b)
+
+
+class _Watched(te.TransformerLayer):
+    added = 0
+
+    def _add(self, *args: Any) -> torch.Tensor:
+        self.__dict__["added"] = self.added + 1
+        return super()._add(*args)
+
+
+def test_a_layer_of_a_derived_class_stays_with_its_parts() -> None:
+    """What it does beside its calls would be left out."""
+    layer = _Watched(64, 96, 4, hidden_dropout=0.0, attention_dropout=0.0, device="cpu")
+    steps(layer)
+    assert layer.added == 8

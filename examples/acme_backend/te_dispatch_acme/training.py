@@ -46,5 +46,6 @@ def dropout_add_bwd(dy: torch.Tensor, mask: torch.Tensor | None = None, *, dropo
 def _draw(rng_state: torch.Tensor, shape: tuple[int, ...], dropout_p: float) -> U8:
     """1 where a value is kept: a function of (seed, offset) alone, as recomputation needs."""
     seed, offset = (int(value) % 2**64 for value in rng_state.tolist())
-    generator = np.random.Generator(np.random.Philox(key=seed, counter=offset))
+    # The offset is a part of the key: counted from there, the next state would draw most of these numbers again.
+    generator = np.random.Generator(np.random.Philox(key=np.array([seed, offset], dtype=np.uint64)))
     return (generator.random(shape, np.float32) >= dropout_p).astype(np.uint8)

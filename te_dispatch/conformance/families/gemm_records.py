@@ -275,7 +275,7 @@ register(
             Axis("mode", tuple(_LONG), ("bf16", "fp8-split", "block-split")),
             Axis("values", ("one_sign", "normal", "cancelling", "spread"), ("one_sign",), once=("exact",)),
             Axis("layout", ("NT", "NN", "TN")),
-            Axis("shape", ("16x16x4096",), ("16x16x520",), once=("16x16x520", "16x16x1040", "16x16x16400")),
+            Axis("shape", ("16x16x4096", "16x16x520"), ("16x16x520",), once=("16x16x1040", "16x16x16400")),
         ),
         _long,
         rules,

@@ -199,9 +199,13 @@ def _of(operator: str, *own: Axis) -> None:
     )
     narrow = (*options[:-1], Axis("values", ("normal", "last_columns", "outlier", "cancelling", "far_mean")))
     # So many columns that kernels sum otherwise, and so few that a variance by the difference of two sums shows.
-    far = tuple(
-        {"shape": shape, "values": "far_mean", "dtype": "fp32", "cast": "none", "eps": "1e-12", "out": "same"}
-        for shape in ("2x1031", "2x4099")
+    # Of longer rows the bound hides it but where the deviation is 0.
+    far = (
+        {"shape": "2x1031", "values": "far_mean", "dtype": "fp32", "cast": "none", "eps": "1e-12", "out": "same"},
+        *(
+            {"shape": "2x4099", "values": "constant", "dtype": dtype, "cast": "none", "eps": "1e-12"}
+            for dtype in ("fp32", "bf16")
+        ),
     )
     # Kernels are compiled for each pair of dtypes.
     mixed = tuple(

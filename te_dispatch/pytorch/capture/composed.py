@@ -66,7 +66,9 @@ class _Member(NamedTuple):
 
 
 def _members(module: torch.nn.Module) -> tuple[_Member, ...] | None:
-    """All parts; None where one is of a class that is not known."""
+    """All parts; None where one, or the module, is of a class that is not known: it may do more than a tape sees."""
+    if type(module) not in classes:
+        return None
     found = []
     for parent in module.modules():
         for name, part in parent._modules.items():
@@ -201,7 +203,9 @@ class ComposedCalls:
         if others:
             given = tuple([value for value in others.values() if isinstance(value, torch.Tensor)])
             key += tuple([(n, _TENSOR if isinstance(v, torch.Tensor) else v) for n, v in others.items()])
-        for index, found in enumerate(self.signatures.by_shape.get(shape, ())):
+        signatures = self.signatures
+        entries = signatures.by_shape.get(shape, [])
+        for index, found in enumerate(entries):
             if found.state is state and found.scope is scope and found.key == key:
                 training = module.training
                 if (
@@ -212,8 +216,8 @@ class ComposedCalls:
                     continue
                 tensors = (x, *given, *_tensors(found.members))
                 if len(tensors) == found.arity and found.guard(*tensors):
-                    if index or self.signatures.recent is not self.signatures.by_shape[shape]:
-                        self.signatures.use(shape, index)
+                    if index or entries is not signatures.recent:
+                        signatures.use(shape, index)
                     for group in found.groups:
                         group.dirty = True
                     STATISTICS.hits += 1

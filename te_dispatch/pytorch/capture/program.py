@@ -22,7 +22,7 @@ from te_dispatch.core.repeating import repeating
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.ops.checks.guards import PLAIN, Guard, guard_for
 from te_dispatch.ops.results import Saved
-from te_dispatch.pytorch.capture.recorder import Expression, NotRepeatable, Recorder, reads_of, recorded
+from te_dispatch.pytorch.capture.recorder import Expression, NotRepeatable, Recorder, Step, reads_of, recorded
 from te_dispatch.pytorch.capture.statistics import STATISTICS
 
 #: Backwards that a program keeps: gradients with other strides, or of fewer inputs, have one each.
@@ -125,15 +125,15 @@ class Program:
             _require_constant(name, value)
         saved, marked = ([recorder.expression(x) for x in xs] for xs in (context.saved, context.marked))
         outputs = _outputs(recorder, result)
-        early, held = _taken_early(saved)
+        early, held, reads = _taken_early(saved, recorder.steps)
         ending = []
         if saved:
-            ending.append(f"ctx.save_for_backward({', '.join([e.text for e in held])})")
+            ending.append(f"ctx.save_for_backward({', '.join(held)})")
         if marked:
             ending.append(f"ctx.mark_non_differentiable({', '.join([e.text for e in marked])})")
         ending.append(_returned(result, outputs))
         self.forward = _compiled(
-            "forward", names, self.scope, recorder, [], ending, reads_of(*held, *marked, *outputs), early
+            "forward", names, self.scope, recorder, [], ending, reads_of(*marked, *outputs) | reads, early
         )
         self._plain = plain
         self.attributes = context.attributes
@@ -228,26 +228,33 @@ def _outputs(recorder: Recorder, result: Any) -> list[Expression]:
     return [recorder.expression(x) for x in (result if isinstance(result, tuple) else (result,))]
 
 
-def _taken_early(saved: Sequence[Expression]) -> tuple[dict[str, list[str]], list[Expression]]:
+def _taken_early(
+    saved: Sequence[Expression], steps: Sequence[Step]
+) -> tuple[dict[str, list[str]], list[str], set[str]]:
     """Parts of records that a backward reads, in variables of their own, so that the records go when the last step has
     read them: their other copies would stay until the forward ends.
 
     Returns:
-        Statements by the variable that they read, and what to save.
+        Statements by the variable that they read; the source of what to save, and the variables in it.
     """
+    made: set[str] = set()
+    for step in steps:
+        made.update(step.variables)
     early: dict[str, list[str]] = {}
-    held, names = [], {}
-    for expression in saved:
-        text = expression.text
-        if len(expression.reads) == 1 and text not in expression.reads and text.startswith("r") and "(" not in text:
-            (variable,) = expression.reads
+    held, reads, names = [], set(), {}
+    for text, variables in saved:
+        # A record's part, not a record that is made of several.
+        if len(variables & made) == len(variables) == 1 and text not in made and "(" not in text:
             name = names.get(text)
             if name is None:
                 name = names[text] = f"k{len(names)}"
-                early.setdefault(variable, []).append(f"{name} = {text}")
-            expression = Expression(name, frozenset((name,)))
-        held.append(expression)
-    return early, held
+                early.setdefault(next(iter(variables)), []).append(f"{name} = {text}")
+            held.append(name)
+            reads.add(name)
+        else:
+            held.append(text)
+            reads |= variables
+    return early, held, reads
 
 
 def _returned(result: Any, outputs: Sequence[Expression]) -> str:
@@ -291,7 +298,10 @@ def _compiled(
     kept = []
     for number, step in reversed(list(enumerate(recorder.steps))):
         wanted = step.variables
-        at_once = [variable for variable in wanted if variable in early and variable not in needed]
+        at_once = []
+        for variable in wanted:  # loops: a comprehension is a call more, of which a layer's first step has enough
+            if variable in early and variable not in needed:
+                at_once.append(variable)
         needed.update(at_once)
         if not needed.issuperset(wanted):
             wanted = tuple([variable if variable in needed else "_" for variable in wanted])
@@ -318,7 +328,8 @@ def _compiled(
         elif wanted != _UNREAD:
             text = f"{wanted[0]} = {text}"
         lines.append(text)
-        lines += [line for variable in wanted for line in early.get(variable, ())]
+        for variable in wanted:
+            lines.extend(early.get(variable, ()))
         if last:
             lines.append(f"del {', '.join(last)}")
     body = "".join([f"        {line}\n" for line in (*opening, *lines, *ending)])
