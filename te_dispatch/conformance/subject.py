@@ -117,17 +117,18 @@ class Subject:
 
     def claim(self, arguments: Mapping[str, Any]) -> Claim:
         """Whether dispatch would let this implementation serve the call."""
-        claim = self._claimed(arguments)
+        facts = self.facts(arguments)
+        claim = self._resolved(facts)
         if claim.refusal is not None:  # on a device that it is not for, its libraries need not be there
             return claim
         # Binding finds which parameters its function lacks, and with that which calls it serves.
         with contextlib.suppress(BindError):
             self.manager.functions.bound(self.operator, self.id)
-        return self._claimed(arguments)
+        return self._resolved(facts)
 
-    def _claimed(self, arguments: Mapping[str, Any]) -> Claim:
-        """The same by what is known of its function so far."""
-        decision = _decided(self.manager, self.operator, self.device, self.facts(arguments))
+    def _resolved(self, facts: CallFacts) -> Claim:
+        """What dispatch decides about this implementation for a call with these facts."""
+        decision = _decided(self.manager, self.operator, self.device, facts)
         for accepted in decision.accepted:
             if accepted.id == self.id:
                 return Claim(None, accepted.companion, accepted.assumed)

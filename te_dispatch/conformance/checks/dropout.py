@@ -62,8 +62,8 @@ def dropout(trial: Trial) -> None:
     if LAG_P <= p <= 1 - LAG_P:
         require_no_repetition("the mask", _standard(keep, p), live)
         other, _ = plan.recover(run, {**given, "rng_state": next_state(given["rng_state"])})
-        choices, known = ((_standard(x, p).flatten() for x in (keep, other)), [live.flatten()] * 2)
-        require_no_repetition("the masks of two offsets in turn", torch.cat(list(choices)), torch.cat(known))
+        both, known = (torch.stack(pair) for pair in ((keep, other), (live, live)))
+        require_no_repetition("the masks of two offsets in turn", _standard(both, p), known)
     result = trial.call(arguments)
     synchronize(trial)
     actual = {path: tensor.detach().cpu() for path, tensor in trial.results(result, arguments).items()}

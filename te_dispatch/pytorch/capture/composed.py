@@ -83,13 +83,19 @@ def _members(module: torch.nn.Module) -> tuple[_Member, ...] | None:
 
 
 class _Run:
-    """A call of `_Composed` beside tensors: what is replayed, or what is to be recorded."""
+    """A call of `_Composed` beside tensors.
 
-    __slots__ = ("program", "forward", "recorded", "groups")
+    Attributes:
+        forward: what is to be recorded; None once it was.
+        program: that replays it; None until it was recorded, and where it cannot be repeated.
+        groups: scales that it notes amaxes for.
+    """
 
-    def __init__(self, program: Program | None, forward: Callable[[], Any] | None) -> None:
-        self.program, self.forward = program, forward
-        self.recorded: Program | None = None
+    __slots__ = ("forward", "program", "groups")
+
+    def __init__(self, forward: Callable[[], Any]) -> None:
+        self.forward: Callable[[], Any] | None = forward
+        self.program: Program | None = None
         self.groups: Sequence[Any] = ()
 
 
@@ -106,8 +112,8 @@ class _Composed(torch.autograd.Function):
         assert forward is not None
         names = ["x", *(f"t{i}" for i in range(len(tensors)))]
         plain = functools.partial(_recorded, forward, run)
-        result, run.recorded = record_forward(plain, _backward, names, ctx, (x, *tensors))
-        ctx.program = run.recorded
+        result, run.program = record_forward(plain, _backward, names, ctx, (x, *tensors))
+        ctx.program = run.program
         return result
 
     @staticmethod
@@ -163,7 +169,7 @@ class _Signature(NamedTuple):
         state: the autocast's, None outside any. scope: the bindings. key: what else a call has beside tensors.
         arity, guard: whether tensors are as many, and have the metadata of the recorded call's.
         changes: of the module. members: its parts. training: of all of them.
-        run: what replays it. groups: scales that it notes amaxes for.
+        run: what replays it.
     """
 
     state: Any
@@ -175,7 +181,6 @@ class _Signature(NamedTuple):
     members: tuple[_Member, ...]
     training: bool
     run: _Run
-    groups: Sequence[Any]
 
 
 class ComposedCalls:
@@ -218,65 +223,56 @@ class ComposedCalls:
                 if len(tensors) == found.arity and found.guard(*tensors):
                     if index or entries is not signatures.recent:
                         signatures.use(shape, index)
-                    for group in found.groups:
+                    for group in found.run.groups:
                         group.dirty = True
                     STATISTICS.hits += 1
                     return _run_composed(x, found.run, *tensors[1:])
-        return self._other(module, forward, x, others, given, key)
+        return self._other(module, (x, *given), key, functools.partial(forward, module, x, **others))
 
     def _other(
-        self,
-        module: Composable,
-        forward: Callable[..., Any],
-        x: torch.Tensor,
-        others: Mapping[str, Any],
-        given: tuple[torch.Tensor, ...],
-        key: tuple[Any, ...],
+        self, module: Composable, given: tuple[torch.Tensor, ...], key: tuple[Any, ...], plain: Callable[[], Any]
     ) -> Any:
-        """A call that is not replayed: it is recorded if it is like the one before."""
+        """A call that is not replayed: it is recorded if it is like the one before.
+
+        Args:
+            given: the input, and tensors among the other arguments. plain: makes the call.
+        """
         try:
-            now = (x.shape, id(thread.state), id(scopes.capture()), module.training, hash(key))
+            now = (given[0].shape, id(thread.state), id(scopes.capture()), module.training, hash(key))
         except TypeError:  # a window as a list, say, which may change
-            return forward(module, x, **others)
+            return plain()
         before, self._before = self._before, now
         if before == now and now not in self._refused and capturable() and self.signatures.admits():
             members = _members(module)
-            tensors = () if members is None else (x, *given, *_tensors(members))
+            tensors = given if members is None else (*given, *_tensors(members))
             if members is not None and _recordable(tensors):
+                run = _Run(plain)
                 try:
-                    return self._record(module, forward, x, others, key, members, tensors, now)
-                except NotRepeatable as reason:
+                    result = _run_composed(tensors[0], run, *tensors[1:])
+                except NotRepeatable as reason:  # before anything was changed
                     STATISTICS.refuse(type(module).__name__, str(reason))
+                else:
+                    if run.program is None:
+                        self._refuse(now)
+                    else:
+                        self._add(module, key, members, tensors, run)
+                    return result
             self._refuse(now)
-        return forward(module, x, **others)
+        return plain()
 
-    def _record(
+    def _add(
         self,
         module: Composable,
-        forward: Callable[..., Any],
-        x: torch.Tensor,
-        others: Mapping[str, Any],
         key: tuple[Any, ...],
         members: tuple[_Member, ...],
         tensors: tuple[torch.Tensor, ...],
-        now: tuple[Any, ...],
-    ) -> Any:
-        """
-        Raises:
-            NotRepeatable: the call must be made without a tape.
-        """
-        run = _Run(None, functools.partial(forward, module, x, **others))
-        result = _run_composed(x, run, *tensors[1:])
-        if run.recorded is None:
-            self._refuse(now)
-            return result
+        run: _Run,
+    ) -> None:
         guard = guard_for(tensors, [True] * len(tensors))
         found = _Signature(
-            thread.state, scopes.capture(), key, len(tensors), guard, module.changes, members, module.training,
-            _Run(run.recorded, None), tuple(run.groups),
-        )  # fmt: skip
-        self.signatures.add(x.shape, found)
-        return result
+            thread.state, scopes.capture(), key, len(tensors), guard, module.changes, members, module.training, run
+        )
+        self.signatures.add(tensors[0].shape, found)
 
     def _refuse(self, now: tuple[Any, ...]) -> None:
         if len(self._refused) >= _MAX_REFUSED:

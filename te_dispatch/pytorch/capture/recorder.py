@@ -104,7 +104,9 @@ class Recorder:
         #: Whether a step is being made, of which nothing is recorded. PyTorch's functions then go past the watch.
         self._busy = False
         self.watch: _Watch | None = None
-        #: Whether steps are made: not between the parts of a call that must then be made again without this.
+        #: Whether a function marked as a `step` may be called. Between the parts of a module that is recorded as a
+        #: whole it may not: a call that turns out not to be repeatable is made again, and would draw a second random
+        #: state.
         self.makes_steps = True
         self.failure: str | None = None
         #: The bindings that make the calls.

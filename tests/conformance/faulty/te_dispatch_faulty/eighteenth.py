@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ from te_dispatch_faulty.spoiling import (
     operand,
     remembering,
     table,
+    without_graph,
 )
 from te_dispatch_torch import dropout
 from te_dispatch_torch.quantize import quantize
@@ -34,17 +34,12 @@ _GRID, _KEYS = 65535, 256
 _HALVES = (torch.bfloat16, torch.float16)
 
 
-def _below(behave: Callable[..., Any]) -> Callable[..., Any]:
-    """What the fault itself computes is part of no graph."""
-    return torch.no_grad()(behave)
-
-
 def _maximum(into: torch.Tensor, *amaxes: torch.Tensor) -> None:
     for amax in amaxes:
         into.copy_(torch.fmax(into, amax.view(into.shape)))
 
 
-@_below
+@without_graph
 def _alike_batches(call: Call) -> Any:
     made, x, quantizer = call.sound(), call["x"], call["quantizer"]
     served = quantizer.kind in ("current", "delayed") and call["noop_flag"] is None and call["usage"] == "row"
@@ -60,7 +55,7 @@ def _alike_batches(call: Call) -> Any:
     return made
 
 
-@_below
+@without_graph
 def _first_part_before_refusal(call: Call) -> Any:
     x, splits, quantizers = call["x"], call["splits"], call["quantizers"]
     try:
@@ -75,7 +70,7 @@ def _first_part_before_refusal(call: Call) -> Any:
         raise
 
 
-@_below
+@without_graph
 def _amaxes_of_filled(call: Call) -> Any:
     """Launches leave empty tensors out, and their amaxes are written one behind the other."""
     quantizers = call["quantizers"]
@@ -93,7 +88,7 @@ def _amaxes_of_filled(call: Call) -> Any:
     return made
 
 
-@_below
+@without_graph
 def _dense_as_the_first(call: Call) -> Any:
     """Whether tensors are dense is seen from the first one."""
     xs = call["xs"]
@@ -103,7 +98,7 @@ def _dense_as_the_first(call: Call) -> Any:
     return call.sound(xs=[as_dense(x) if gapped(x) else x for x in xs])
 
 
-@_below
+@without_graph
 def _shared_scale_twice(call: Call) -> Any:
     made, x = call.sound(), call["x"]
     if x.scaling != "tensor" or x.row_data is None or x.col_data is None or x.row_scale_inv is not x.col_scale_inv:
@@ -115,14 +110,14 @@ def _shared_scale_twice(call: Call) -> Any:
     return made
 
 
-@_below
+@without_graph
 def _rows_of_a_grid(call: Call) -> Any:
     made = call.sound()
     made[_GRID:].zero_()
     return made
 
 
-@_below
+@without_graph
 def _rounded_before_it_is_added(call: Call) -> Any:
     out = operand(call, "out")
     if out is None or not call["accumulate"] or out.dtype not in _HALVES:
@@ -153,7 +148,7 @@ def _left(call: Call) -> int:
     return window[0] if isinstance(window, tuple) and len(window) == 2 and isinstance(window[0], int) else -1
 
 
-@_below
+@without_graph
 def _hidden_split(call: Call) -> Any:
     """One query reads keys by splits of 256, and what a split without visible keys gives is weighed with NaN."""
     made, left = call.sound(), _left(call)
@@ -176,7 +171,7 @@ def _keys_alike(call: Call) -> Any:
         return call.sound()
 
 
-@_below
+@without_graph
 def _amax_of_the_last(call: Call) -> Any:
     quantizer = call["dqkv_quantizer"]
     amax = getattr(quantizer, "amax", None)
@@ -189,7 +184,7 @@ def _amax_of_the_last(call: Call) -> Any:
     return made
 
 
-@_below
+@without_graph
 def _columns_of_rounded(call: Call) -> Any:
     """The column-wise copy is cast from the rounded y that is returned."""
     made, quantizer, dtype = call.sound(), call["quantizer"], call["out_dtype"] or call["x"].dtype
@@ -207,7 +202,7 @@ def _offsets_in_15_bits(call: Call) -> Any:
     return made if offsets is None else call.sound(offsets=offsets & 0x7FFF)
 
 
-@_below
+@without_graph
 def _first_choices_of_all(call: Call) -> Any:
     """Keeps the first choices in the order of tokens, not of experts, as far as the capacity goes."""
     made, indices, capacity = call.sound(), call["indices"], call["capacity"]
@@ -226,7 +221,7 @@ def _gradients_off_behind_an_error(call: Call) -> Any:
         raise
 
 
-@_below
+@without_graph
 def _partial_sums_of_all_threads(call: Call, memory: Memory) -> Any:
     made = call.sound()
     buffer = memory.kept.setdefault((tuple(made.shape), made.device), torch.empty_like(made))

@@ -14,6 +14,7 @@ from te_dispatch_faulty.binding import Call
 from te_dispatch_faulty.fault import Fault
 from te_dispatch_faulty.spoiling import (
     Memory,
+    as_dense,
     misread,
     operand,
     remembering,
@@ -24,14 +25,6 @@ from te_dispatch_faulty.spoiling import (
 #: Bytes of a vector, columns of a norm's tile, the largest x with a finite e^x.
 _VECTOR, _TILE, _LARGEST = 16, 512, 88.7
 _HALVES = (torch.bfloat16, torch.float16)
-
-
-def _dense(x: torch.Tensor) -> torch.Tensor:
-    """What one reads who takes strides for those of adjacent rows."""
-    size = x.untyped_storage().nbytes() // x.element_size()
-    whole = torch.empty(0, dtype=x.dtype, device=x.device).set_(x.untyped_storage(), 0, (size,), (1,))
-    places = (x.storage_offset() + torch.arange(x.numel(), device=x.device)) % max(size, 1)
-    return whole[places].view(x.shape)
 
 
 def _spans(splits: Any) -> list[tuple[int, int]]:
@@ -166,7 +159,7 @@ def _dense_bounds(call: Call) -> Any:
     bounds = operand(call, "cu_seqlens")
     if bounds is None or bounds.ndim != 1 or bounds.stride(0) == 1:
         return call.sound()
-    return call.sound(cu_seqlens=_dense(bounds))
+    return call.sound(cu_seqlens=as_dense(bounds))
 
 
 def _scaled_when_rounded(call: Call) -> Any:
@@ -222,74 +215,55 @@ def _dropped_choices_multiplied(call: Call) -> Any:
 
 FAULTS: tuple[Fault, ...] = (
     *table("split_quantize", {
-
         "split_reads_parts_from_a_vector_on": (
             "reads parts from a multiple of 16 bytes on", _parts_from_boundaries),
     }),
     *table("multi_tensor_quantize", {
-
         "threads_share_a_table_of_casts": ("keeps the addresses of all threads in one table", remembering(
             _table_of_process)),
     }),
     *table("convert_encoding", {
         "conversion_knows_one_nan": ("keeps the codes of NaN but 7F and FF", _one_nan_known),
-
     }),
     *table("partial_cast", {
-
         "shard_cast_flushes_its_input": ("reads subnormal numbers as 0", _subnormals_flushed),
     }),
     *table("unpad_rows", {"unpadding_of_one_part_is_a_view": ("returns a view of x for one part", _one_part_viewed)}),
     *table("gemm", {
         "product_overflows_before_alpha": ("rounds fp16 products before it multiplies by alpha",
             _overflows_before_alpha),
-
         "bias_gradient_counts_an_expanded_row_once": (
             "counts the row of an expanded gradient once", _row_counted_once),
-
     }, on="matmul"),
     *table("attention_fwd", {
-
-
         "attention_leaves_rows_behind_the_last_sequence": (
             "does not write rows behind the last sequence", _rows_behind_left),
-
     }, on="unfused_attention"),
-    *table("attention_fwd", {},
-        on="unfused_attention", also="faulty.unfused_attention_bwd"),
     *table("layernorm_fwd", {
         "layernorm_weighs_a_partial_tile_as_a_whole_one": (
             "averages the means of tiles, the partial one's too", _tiles_weighed_alike),
-
     }),
     *table("rmsnorm_bwd", {"rms_gradient_weighs_dy_in_fp16": ("multiplies dy by gamma in fp16", _weighed_in_fp16)}),
     *table("rope_fwd", {"rope_reads_gapped_bounds_as_dense": ("reads bounds as adjacent numbers", _dense_bounds)}),
     *table("softmax_bwd", {"softmax_gradient_scales_what_it_has_rounded": (
         "multiplies by the scale what it has rounded", _scaled_when_rounded)}),
     *table("dropout_add_fwd", {
-
         "dropout_counts_from_the_offset": ("draws for element i + 1 what the next offset draws for i",
             _counted_from_the_offset),
     }),
     *table("dropout_add_bwd", {"dropout_gradient_misreads_a_transposed_mask": (
         "reads a transposed mask as a dense one", misread("mask", transposed))}),
     *table("moe_permute", {
-
         "permute_gives_empty_rows_a_scale_of_one": (
             "gives rows that no choice fills scale 1", _empty_rows_scaled_by_one),
     }),
     *table("moe_unpermute", {
         "unpermute_clamps_rows_that_are_not_there": ("takes x's last row for those behind it", _rows_clamped),
-
     }),
     *table("moe_unpermute_bwd", {
         "dprobs_of_dropped_choices_multiply": (
             "multiplies dy by 0 for choices that are dropped", _dropped_choices_multiplied),
-
     }),
     *table("multi_tensor_l2norm", {
-
-
-
     }),
     )  # fmt: skip

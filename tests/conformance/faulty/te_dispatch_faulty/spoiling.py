@@ -211,6 +211,11 @@ def misaligned(x: torch.Tensor) -> bool:
     return x.numel() > 1 and x.data_ptr() % 16 != 0
 
 
+def without_graph(behave: Callable[..., Any]) -> Callable[..., Any]:
+    """What the fault itself computes is part of no graph."""
+    return torch.no_grad()(behave)
+
+
 def as_dense(x: torch.Tensor) -> torch.Tensor:
     """What one reads who takes memory for contiguous."""
     size = x.untyped_storage().nbytes() // x.element_size()

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,17 +17,13 @@ from te_dispatch_faulty.spoiling import (
     rows_of,
     table,
     with_members,
+    without_graph,
 )
 from te_dispatch_torch import four_over_six, scores
 from te_dispatch_torch.quantize import quantize
 from te_dispatch_torch.state import compute_amax
 
 _HALVES = (torch.bfloat16, torch.float16)
-
-
-def _below(behave: Callable[..., Any]) -> Callable[..., Any]:
-    """What the fault itself computes is part of no graph."""
-    return torch.no_grad()(behave)
 
 
 def _kind(quantizer: Any) -> str:
@@ -48,7 +43,7 @@ def _swapped_leading(x: torch.Tensor | None) -> bool:
 _LAUNCH = 256 * 1024
 
 
-@_below
+@without_graph
 def _amax_of_one_launch(call: Call) -> Any:
     made, x = call.sound(), call["x"]
     if _kind(call["quantizer"]) != "current" or call["amax"] is not None or x.numel() <= _LAUNCH:
@@ -56,7 +51,7 @@ def _amax_of_one_launch(call: Call) -> Any:
     return call.sound(amax=compute_amax(x.reshape(-1)[:_LAUNCH]))
 
 
-@_below
+@without_graph
 def _last_block_moved_back(call: Call) -> Any:
     """The last block of rows is the last 32 rows, so that it is whole."""
     made, x = call.sound(), call["x"]
@@ -88,7 +83,7 @@ def _ties_to_four(call: Call) -> Any:
         return call.sound()
 
 
-@_below
+@without_graph
 def _tiles_down_columns(call: Call) -> Any:
     made = call.sound()
     if made.scale_layout != "swizzled_32x4x4" or call["x"].scale_layout == made.scale_layout:
@@ -100,7 +95,7 @@ def _tiles_down_columns(call: Call) -> Any:
     return made
 
 
-@_below
+@without_graph
 def _scales_of_the_first_launch(call: Call) -> Any:
     """A launch takes 32 tensors, and where the second one writes its scales is not moved on."""
     made = call.sound()
@@ -126,7 +121,7 @@ def _empty_parts_last(call: Call) -> Any:
 # Products.
 
 
-@_below
+@without_graph
 def _tokens_in_memory_order(call: Call) -> Any:
     """Leading dimensions are flattened as they lie in memory."""
     b = operand(call, "b")
@@ -135,7 +130,7 @@ def _tokens_in_memory_order(call: Call) -> Any:
     return call.sound(b=as_dense(b.detach()))
 
 
-@_below
+@without_graph
 def _scale_of_the_block_before(call: Call) -> Any:
     b = call["b"]
     blocked = isinstance(b, Quantized) and (b.scaling, b.scale_layout) == ("block_1d", "canonical")
@@ -160,7 +155,7 @@ def _factor(call: Call) -> torch.Tensor:
     return call["gamma"].detach().float() + (1.0 if call["zero_centered_gamma"] else 0.0)
 
 
-@_below
+@without_graph
 def _variance_in_one_pass(call: Call) -> Any:
     made, n = call.sound(), call["x"].shape[-1]
     if n < 2048 or made.y is None or made.y_quantized is not None:
@@ -175,7 +170,7 @@ def _variance_in_one_pass(call: Call) -> Any:
     return made
 
 
-@_below
+@without_graph
 def _statistics_in_memory_order(call: Call) -> Any:
     made = call.sound()
     if _swapped_leading(call["x"]):
@@ -187,7 +182,7 @@ def _statistics_in_memory_order(call: Call) -> Any:
 # Activations, softmax, rotary embedding.
 
 
-@_below
+@without_graph
 def _overlapping_rows_twice(call: Call) -> Any:
     """The last 32 rows are a whole tile, some of whose rows the tile before it has summed."""
     made, dy = call.sound(), call["dy"]
@@ -217,7 +212,7 @@ def _diagonal_of_the_longest(call: Call) -> Any:
         return call.sound()
 
 
-@_below
+@without_graph
 def _offset_gradient_without_dropout(call: Call) -> Any:
     made = call.sound()
     if made.dsoftmax_offset is not None and call["dropout_p"] > 0.0:
@@ -226,7 +221,7 @@ def _offset_gradient_without_dropout(call: Call) -> Any:
     return made
 
 
-@_below
+@without_graph
 def _last_key_behind_the_end(call: Call) -> Any:
     """Indices of the last tile are clamped to the last key, and all of the tile is written."""
     made, bounds = call.sound(), call["cu_seqlens_kv"]
@@ -240,7 +235,7 @@ def _last_key_behind_the_end(call: Call) -> Any:
 
 
 def _cap_of_biased(call: Call) -> Any:
-    """tanh is made again from the final logits, which hold the bias as well."""
+    """Recomputes tanh from the final logits, which include the bias."""
     if not call["softcap"] or call["bias_type"] not in ("post_scale", "alibi"):
         return call.sound()
     sound = scores.scores_of
@@ -256,7 +251,7 @@ def _cap_of_biased(call: Call) -> Any:
 # Training.
 
 
-@_below
+@without_graph
 def _flag_of_one(call: Call) -> Any:
     flag = operand(call, "noop_flag")
     if flag is None or flag.numel() != 1 or flag.dtype != torch.float32 or bool((flag == 0) | (flag == 1)):
@@ -282,14 +277,9 @@ def _experts_in_8_bits(call: Call) -> Any:
 FAULTS: tuple[Fault, ...] = (
     *table("quantize", {
         "current_amax_sees_one_launch": ("finds the amax of the first 262,144 elements", _amax_of_one_launch),
-
-
-
         "mxfp8_last_rows_make_a_whole_block": (
             "scales a partial last block of rows as the last 32 rows together", _last_block_moved_back),
-
         "four_over_six_ties_to_four": ("maps a block to 4 where both errors are the same", _ties_to_four),
-
     }),
     *table("relayout_scales", {"swizzled_tiles_lie_in_columns": (
         "writes tiles of scales in column-major order", _tiles_down_columns)}),
@@ -298,32 +288,24 @@ FAULTS: tuple[Fault, ...] = (
     *table("pad_rows", {"padding_of_empty_parts_comes_last": (
         "puts the padding of parts without rows behind all others", _empty_parts_last)}),
     *table("gemm", {
-
-
         "weight_gradient_pairs_tokens_as_they_lie": (
             "flattens b's swapped leading dimensions in the order of memory", _tokens_in_memory_order),
-
-
-
     }, on="matmul"),
     *table("gemm", {"partial_block_has_the_scale_before": (
         "scales b's partial last block of 128 as the block before", _scale_of_the_block_before)}, on="emulated_gemm"),
     *table("layernorm_fwd", {
         "long_rows_have_a_one_pass_variance": (
             "takes the squares' mean less the mean's square from 2048 features on", _variance_in_one_pass),
-
         "layernorm_statistics_in_memory_order": (
             "writes mean and rstd in the order in which x's rows lie", _statistics_in_memory_order),
     }),
     *table("activation_bwd", {
         "overlapping_tiles_sum_twice": (
             "sums rows twice where the last tile of 32 overlaps the one before", _overlapping_rows_twice),
-
     }),
     *table("rope_bwd", {"rope_gradient_forgets_offsets_in_thd": (
         "starts sequences of layout thd at position 0", _no_offsets_in_thd)}),
     *table("attention_fwd", {
-
         "diagonal_ends_with_the_longest": (
             "ends the diagonal where the longest sequences end", _diagonal_of_the_longest),
     }, on="unfused_attention", also="faulty.unfused_attention_bwd"),
@@ -332,13 +314,10 @@ FAULTS: tuple[Fault, ...] = (
             "computes the gradient of the softmax's offset without dropout", _offset_gradient_without_dropout),
         "gradients_repeat_behind_the_last_sequence": (
             "writes the last key's gradient to the rows behind it", _last_key_behind_the_end),
-
         "cap_gradient_counts_the_bias": ("takes the cap's gradient at the biased logits", _cap_of_biased),
-
     }, on="unfused_attention_bwd"),
     *table("multi_tensor_adam", {
         "adam_heeds_a_flag_of_one": ("steps where the no-op flag is neither 0 nor 1", _flag_of_one),
-
     }),
     *table("multi_tensor_l2norm", {"norm_reads_all_as_the_first": (
         "rounds all tensors to the 16 bits of the first one", _all_as_the_first)}),
