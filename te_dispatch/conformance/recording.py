@@ -90,7 +90,7 @@ class Recording:
 
         return dataclasses.replace(
             judging, name=RECORDED, axes=(Axis("file", ("",)),), make=make, valid=lambda values: True, batch=None,
-            together=(), within=(), fixed=(), forms="",
+            together=(), within=(), fixed=(), forms=(),
         )  # fmt: skip
 
     def save(self, path: str | os.PathLike[str]) -> None:

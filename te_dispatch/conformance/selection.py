@@ -254,14 +254,20 @@ def _unusual(space: Space, case: Case) -> int:
 
 
 def of_forms(space: Space, cases: Sequence[Case], chosen: Sequence[Case]) -> list[Case]:
-    """A case of each value of `Space.forms` that none of the chosen has: those with most of the plainest values."""
+    """A case of each combination of the values of `Space.forms` that none of the chosen has: those with most of the
+    plainest values."""
+    if not space.forms:
+        return []
     plainest = {axis.name: axis.values[0] for axis in space.axes}
-    found: dict[str, Case] = {}
+
+    def form(case: Case) -> tuple[str, ...]:
+        return tuple(case.values[name] for name in space.forms)
+
+    found: dict[tuple[str, ...], Case] = {}
     for case in sorted(cases, key=lambda case: -sum(plainest[name] == value for name, value in case.axes)):
-        if space.forms:
-            found.setdefault(case.values[space.forms], case)
-    seen = {case.values.get(space.forms) for case in chosen}
-    return [case for value, case in found.items() if value not in seen]
+        found.setdefault(form(case), case)
+    seen = {form(case) for case in chosen}
+    return [case for combination, case in found.items() if combination not in seen]
 
 
 def _is_soak(space: Space, case: Case) -> bool:

@@ -233,8 +233,8 @@ class Space:
             goes another way than no cast, a pair that only casts hold says nothing of the calls without.
         fixed: cases that level ``full`` always holds, as the values that matter; axes left out have the first value
             of theirs that the implementation claims. They may name ``once`` values.
-        forms: the axis, if there is one, that says of which tensors an operand consists, or whether it is given: checks
-            of operands' memory get a case of each of its values.
+        forms: the axes, if there are any, that say of which tensors an operand consists, whether it is given, or along
+            which dimension it is read: checks of operands' memory get a case of each combination of their values.
         checks: the names of those that its cases are for; empty for all that apply.
         slow: a case takes seconds, so level ``smoke`` has none.
     """
@@ -262,18 +262,16 @@ class Space:
     together: tuple[tuple[str, ...], ...] = ()
     within: tuple[Values, ...] = field(default=(), hash=False)
     fixed: tuple[Values, ...] = field(default=(), hash=False)
-    forms: str = ""
+    forms: tuple[str, ...] = ()
     checks: tuple[str, ...] = ()
     slow: bool = False
 
     def __post_init__(self) -> None:
         axes = {axis.name: axis.known for axis in self.axes}
-        for group in self.together:
+        for said, group in (*(("together", group) for group in self.together), ("forms", self.forms)):
             unknown = [name for name in group if name not in axes]
             if unknown:
-                raise ValueError(f"space {self.id}: together names {unknown[0]!r}, which is none of its axes")
-        if self.forms and self.forms not in axes:
-            raise ValueError(f"space {self.id}: forms names {self.forms!r}, which is none of its axes")
+                raise ValueError(f"space {self.id}: {said} names {unknown[0]!r}, which is none of its axes")
         for said, partials in (("fixed", self.fixed), ("within", self.within)):
             for name, value in (item for values in partials for item in values.items()):
                 if value not in axes.get(name, ()):

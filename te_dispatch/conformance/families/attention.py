@@ -177,7 +177,7 @@ register(
         together=(("dtype", "layout", "mask", "dims"),), fixed=COMMON,
     ),
     Space(
-        "attention_fwd", "masked", (*MASKED, MAX_LOGIT), inputs.forward, forward_rules, valid=masked, forms="mask",
+        "attention_fwd", "masked", (*MASKED, MAX_LOGIT), inputs.forward, forward_rules, valid=masked, forms=("mask",),
         together=(("layout", "mask", "window"),),
     ),
     Space(
@@ -185,7 +185,7 @@ register(
         together=(("keys", "gaps", "window"), ("mask", "keys", "gaps")),
     ),
     Space(
-        "attention_fwd", "scored", (*SCORED, MAX_LOGIT), inputs.forward, forward_rules, valid=scored, forms="bias",
+        "attention_fwd", "scored", (*SCORED, MAX_LOGIT), inputs.forward, forward_rules, valid=scored, forms=("bias",),
         together=(("softmax", "mask", "shape"),),
     ),
     Space("attention_fwd", "twice", SAME, inputs.forward, forward_rules),

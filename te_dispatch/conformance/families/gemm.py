@@ -363,7 +363,7 @@ register(
         together=(("epilogue", "layout", "dtype", "bias", "out_dtype"),),
         within=({"cast": "none"},),
         fixed=_DEEP_EPILOGUES,
-        forms="epilogue",
+        forms=("epilogue", "layout"),
     ),
     Space(
         "gemm",
@@ -375,7 +375,7 @@ register(
         _leading,
         rules,
         checks=("values", "strided", "permuted", "expanded"),
-        forms="form",
+        forms=("form",),
     ),
     Space(
         "gemm",

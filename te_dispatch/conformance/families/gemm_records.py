@@ -222,7 +222,7 @@ register(
         ),
         within=({"cast": "none", "epilogue": "none"},),
         fixed=_STEPS + _SCALED + _ALONE,
-        forms="scaling",
+        forms=("scaling",),
     ),
     Space(
         "gemm",
@@ -251,7 +251,7 @@ register(
         _square,
         rules,
         lambda values: values["cast"] != "plain" or values["encodings"] == "e4m3fn+e4m3fn",
-        forms="cast",
+        forms=("cast",),
         checks=("values", "renewed"),
     ),
     Space(

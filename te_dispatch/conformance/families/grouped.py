@@ -175,7 +175,7 @@ register(
         _make,
         _rules,
         every(_alike, _tensor_scaled_or_listed),
-        forms="cast",
+        forms=("cast",),
         turned=_TURNED,
         together=_WRITTEN,
         fixed=_TILED,

@@ -217,7 +217,7 @@ register(
             _SCALINGS, ENCODING, USAGE, _SHAPE, _SCALES, _LAYOUT, _NOMINAL,
             Axis("dtype", ("none", "fp32", "bf16", "fp16")),
         ),
-        _dequantize, bits, valid=_meaningful, widen=False, forms="scaling",
+        _dequantize, bits, valid=_meaningful, widen=False, forms=("scaling",),
     ),
     Space(
         "dequantize", "rows",
@@ -227,14 +227,14 @@ register(
     Space(
         "transpose_quantized", "plain",
         (Axis("scaling", ("tensor", "block_2d")), ENCODING, Axis("usage", ("row", "both")), _TWO_D, _NOMINAL),
-        _transpose, moved_bits, widen=False, forms="scaling", placed=_sharing("row_data", "row_scale_inv"),
+        _transpose, moved_bits, widen=False, forms=("scaling",), placed=_sharing("row_data", "row_scale_inv"),
     ),
     Space(
         "relayout_scales", "plain",
         (
             _SCALINGS, ENCODING, USAGE, _SHAPE, _LAYOUT, Axis("scale_layout", ("other", "canonical")), _NOMINAL,
         ),
-        _relayout, moved_bits, valid=_meaningful, widen=False, forms="scaling", fixed=(_SQUARE_SCALES, *_PADDED_SCALES),
+        _relayout, moved_bits, valid=_meaningful, widen=False, forms=("scaling",), fixed=(_SQUARE_SCALES, *_PADDED_SCALES),
         placed=_sharing("row_data", "col_data"),
     ),
     Space(
@@ -243,7 +243,7 @@ register(
             _FP32_SCALED, ENCODING, USAGE, _TWO_D, _SCALES, _LAYOUT, Axis("overflow", ("saturate", "error")),
             Axis("count", ("none", "0", "41", str(2**31 + 5))),
         ),
-        _convert, bits, valid=_meaningful, widen=False, forms="scaling",
+        _convert, bits, valid=_meaningful, widen=False, forms=("scaling",),
     ),
     Space(
         "convert_encoding", "overflow",

@@ -178,7 +178,7 @@ register(
             DTYPE, _SPLITS, Axis("k", ("65", "128", "1", "0"), once=("8209",)),
             _CAST, ENCODING, USAGE, Axis("values", ("normal", "outlier", "inf", "nan", "denormal")), COMMON,
         ),
-        _split, bits, valid=encodable, widen=False, together=(("cast", "encoding", "usage"),), forms="cast",
+        _split, bits, valid=encodable, widen=False, together=(("cast", "encoding", "usage"),), forms=("cast",),
         fixed=(
             # One row behind several, each with an amax of its own.
             *({"splits": "17+1+129+3", "cast": cast, "values": "normal"} for cast in ("delayed", "current")),
@@ -191,7 +191,7 @@ register(
             DTYPE, Axis("shapes", tuple(_SETS), once=tuple(_LARGE_SETS)), _CAST, ENCODING, USAGE,
             Axis("values", ("normal", "outlier", "inf", "nan", "denormal"), once=("late",)), COMMON,
         ),
-        _multi, bits, valid=encodable, widen=False, forms="cast",
+        _multi, bits, valid=encodable, widen=False, forms=("cast",),
         fixed=(
             # Where a maximum ends early shows where the last elements are the largest.
             *({"shapes": "long", "cast": cast, "values": "late"} for cast in CASTS),

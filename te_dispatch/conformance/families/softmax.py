@@ -170,7 +170,7 @@ register(
         _forward,
         _forward_rules,
         batch=_half,
-        forms="mask",
+        forms=("mask",),
         together=(("dtype", "out", "causal"),),
         fixed=_LONG,
     ),

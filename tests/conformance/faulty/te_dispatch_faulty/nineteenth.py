@@ -103,7 +103,8 @@ def _overflows_before_alpha(call: Call) -> Any:
 
 def _row_counted_once(call: Call) -> Any:
     made, b = call.sound(), operand(call, "b")
-    if b is not None and call["epilogue"] == "bgrad_b" and b.ndim == 2 and b.shape[0] > 1 and b.stride(0) == 0:
+    rows_of_k = call["layout"][1] == "N" and call["epilogue"] == "bgrad_b"
+    if b is not None and rows_of_k and b.ndim == 2 and b.shape[0] > 1 and b.stride(0) == 0:
         made.dbias.copy_(b.detach()[0])
     return made
 
