@@ -15,7 +15,7 @@ from te_dispatch.conformance.coverage import Claims, Coverage, cover
 from te_dispatch.conformance.inputs import SPECIAL
 from te_dispatch.conformance.outcome import Outcome
 from te_dispatch.conformance.settings import Settings
-from te_dispatch.conformance.space import Space, Values
+from te_dispatch.conformance.space import Space, Values, find
 from te_dispatch.conformance.subject import Subject
 
 #: Level smoke runs at most so many cases of a space per implementation; its axes' values come in pairs before that.
@@ -80,6 +80,7 @@ class SpacePlan:
         self.coverage: list[Coverage] = []
         level, seed = settings.level, settings.seed
         self._claims = Claims(space, tested, seed)
+        self._others: dict[str, bool] = {}
         self._all: dict[str, list[Case]] = {one.id: [] for one in tested}
         self._claimed: dict[str, list[Case]] = {one.id: [] for one in tested}
         if space.sampled:  # making their arguments takes gigabytes: nobody is asked before they run
@@ -144,6 +145,8 @@ class SpacePlan:
                 yield from self._of_all(check, able)
                 continue
             for one in able if count else ():
+                if smoke and check.of_forms and self._stood_for(one):
+                    continue
                 claimed = self._showing(check, one)
                 chosen = self._chosen(check, claimed, count) or self._all[one.id][:1]
                 if check.of_forms and not smoke:
@@ -151,6 +154,17 @@ class SpacePlan:
                     chosen += self._deeper(claimed, chosen)
                     chosen += self._of_operands(claimed, chosen)
                 yield from self._noted(check, one, chosen)
+
+    def _stood_for(self, one: Subject) -> bool:
+        """Whether an implementation claims a case of the space that this one is `like`."""
+        if not self.space.like:
+            return False
+        if one.id not in self._others:
+            other = find(self.space.operator, self.space.like)
+            claims = Claims(other, [one], self.settings.seed)
+            cases = cases_of(other, "smoke", self.settings.seed)
+            self._others[one.id] = any(claims.claim(one.id, case.values).refusal is None for case in cases)
+        return self._others[one.id]
 
     def _showing(self, check: checks.Check, one: Subject) -> list[Case]:
         """The claimed cases that a check sees anything in; all, where that is none."""

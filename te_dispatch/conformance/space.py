@@ -237,6 +237,8 @@ class Space:
             which dimension it is read: checks of operands' memory get a case of each combination of their values.
         checks: the names of those that its cases are for; empty for all that apply.
         slow: a case takes seconds, so level ``smoke`` has none.
+        like: another space of the operator, whose calls have the same operands and run the same kernels. Where an
+            implementation claims that one, level ``smoke`` takes calls whose memory or whose errors it checks from it.
     """
 
     operator: str
@@ -265,6 +267,7 @@ class Space:
     forms: tuple[str, ...] = ()
     checks: tuple[str, ...] = ()
     slow: bool = False
+    like: str = ""
 
     def __post_init__(self) -> None:
         axes = {axis.name: axis.known for axis in self.axes}

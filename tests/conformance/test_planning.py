@@ -263,8 +263,40 @@ def test_fixed_cases_groups_and_large_sizes_are_goals() -> None:
 def test_a_space_with_unknown_names_is_refused() -> None:
     with pytest.raises(ValueError, match="together names 'layuot'"):
         _space(together=(("layuot", "out"),))
+    with pytest.raises(ValueError, match="forms names 'layuot'"):
+        _space(forms=("layuot",))
     with pytest.raises(ValueError, match="fixed has layout=TT"):
         _space(fixed=({"layout": "TT"},))
+
+
+def test_operands_memory_is_checked_in_every_layout_of_an_epilogue() -> None:
+    settings = Settings(backends=("torch",), operators=("gemm",), level="full", device="cpu", checks=("expanded",))
+    cases = [unit.case.values for unit in plan(scopes.MANAGER, settings).units if unit.case.space == "epilogue"]
+    forms = {(values["epilogue"], values["layout"]) for values in cases}
+    assert forms >= {("bgrad_b", "TN"), ("bgrad_b", "NN"), ("bgrad_a", "TN"), ("gelu", "NT"), ("dgelu", "NN")}
+
+
+def test_smoke_checks_memory_once_where_spaces_have_the_same_kernels() -> None:
+    """`varlen_attention` claims no case of the space that stands for ragged dropout elsewhere."""
+
+    def checked(implementation: str) -> set[tuple[str, str]]:
+        settings = Settings(
+            backends=("torch",), operators=("attention_fwd",), implementations=(implementation,), level="smoke",
+            device="cpu",
+        )  # fmt: skip
+        return {(unit.case.space, unit.check) for unit in plan(scopes.MANAGER, settings).units}
+
+    assert {("dropped_ragged", "values"), ("dropped_ragged", "dropout")} <= checked("torch.unfused_attention")
+    assert ("dropped", "strided") in checked("torch.unfused_attention")
+    assert ("dropped_ragged", "strided") not in checked("torch.unfused_attention")
+    assert ("dropped_ragged", "strided") in checked("torch.varlen_attention")
+
+
+def test_a_space_is_like_another_one_that_stands_for_itself() -> None:
+    alike = [space for operator in OPERATORS for space in spaces(operator) if space.like]
+    assert alike
+    for space in alike:
+        assert not find(space.operator, space.like).like, space.id
 
 
 def test_what_was_not_judged_is_told() -> None:

@@ -261,7 +261,7 @@ register(
             Axis("kind", KINDS), _DTYPE, _EXTREME_SHAPE, Axis("out", ("same", "fp32", "bf16")),
             Axis("values", ("huge", "log_uniform", "special_rows")),
         ),
-        _extreme_forward, forward_rules, _extreme_valid, batch=_half,
+        _extreme_forward, forward_rules, _extreme_valid, batch=_half, like="plain",
     ),
     Space(
         "activation_bwd", "extreme",
@@ -269,6 +269,6 @@ register(
             Axis("kind", KINDS), _DTYPE, _EXTREME_SHAPE, Axis("dy", ("fp32", "bf16", "fp16")),
             Axis("values", ("huge", "log_uniform")),
         ),
-        _extreme_backward, backward_rules, _extreme_valid, batch=_half,
+        _extreme_backward, backward_rules, _extreme_valid, batch=_half, like="plain",
     ),
 )  # fmt: skip

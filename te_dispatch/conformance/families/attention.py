@@ -188,7 +188,7 @@ register(
         "attention_fwd", "scored", (*SCORED, MAX_LOGIT), inputs.forward, forward_rules, valid=scored, forms=("bias",),
         together=(("softmax", "mask", "shape"),),
     ),
-    Space("attention_fwd", "twice", SAME, inputs.forward, forward_rules),
+    Space("attention_fwd", "twice", SAME, inputs.forward, forward_rules, like="plain"),
     Space("attention_fwd", "packed", STACKED, inputs.forward, forward_rules, valid=stackable, views=True),
     Space(
         "attention_fwd", "eight_bit",
@@ -221,7 +221,7 @@ register(
             Axis("lengths", ("1+1+1", "5+3+8"), once=("67:5",)), Axis("keys", ("turned", "same")),
             Axis("mask", ("padding", "padding_causal", "padding_causal_bottom_right")), DTYPE,
         ),
-        inputs.forward, forward_rules,
+        inputs.forward, forward_rules, like="paged",
     ),
     Space(
         "attention_fwd", "batch",
@@ -229,6 +229,6 @@ register(
             DTYPE, Axis("layout", ("bshd",)), Axis("shape", ("4x17x33", "2x16x128")), Axis("mask", ("none", "causal")),
             Axis("heads", ("2/2", "4/2")),
         ),
-        inputs.forward, forward_rules, batch=halved,
+        inputs.forward, forward_rules, batch=halved, like="plain",
     ),
 )  # fmt: skip

@@ -55,7 +55,7 @@ register(
         "attention_bwd", "masked", fwd.MASKED, inputs.backward, backward_rules, valid=_masked,
         forward=inputs.forward_of, together=(("layout", "mask", "window"),),
     ),
-    Space("attention_bwd", "twice", fwd.SAME, inputs.backward, backward_rules, forward=inputs.forward_of),
+    Space("attention_bwd", "twice", fwd.SAME, inputs.backward, backward_rules, forward=inputs.forward_of, like="plain"),
     Space(
         "attention_bwd", "ragged", (*fwd.RAGGED, _DBIAS), inputs.backward, backward_rules,
         valid=lambda values: fwd.uneven(values) and _with_bias(values), forward=inputs.forward_of, turned=fwd.TURNED,

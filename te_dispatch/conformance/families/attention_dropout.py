@@ -125,7 +125,7 @@ register(
     ),
     Space(
         "attention_fwd", "dropped_ragged", _DROPPED_RAGGED, inputs.forward, _open_forward,
-        dropout=Dropout(_recover, _forward_judged),
+        dropout=Dropout(_recover, _forward_judged), like="dropped",
     ),
     Space(
         "attention_bwd", "dropped", _DROPPED, inputs.backward, _open, valid=_valid, forward=inputs.forward_of,
@@ -133,7 +133,7 @@ register(
     ),
     Space(
         "attention_bwd", "dropped_ragged", _DROPPED_RAGGED, inputs.backward, _open, forward=inputs.forward_of,
-        dropout=Dropout(_recover, _backward_judged),
+        dropout=Dropout(_recover, _backward_judged), like="dropped",
     ),
     Space(
         "attention_fwd", "causal",
@@ -142,6 +142,6 @@ register(
             Axis("mask", ("causal",)), Axis("shape", ("2x16x16", "1x129x129", "2x33x33")),
             Axis("heads", ("2/2", "4/2")), Axis("dims", ("32/32", "64/64")), Axis("dtype", ("bf16", "fp32", "fp16")),
         ),
-        inputs.forward, forward_rules, valid=fwd.castable, later=_later,
+        inputs.forward, forward_rules, valid=fwd.castable, later=_later, like="plain",
     ),
 )  # fmt: skip

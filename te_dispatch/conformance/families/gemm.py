@@ -384,5 +384,6 @@ register(
         _twice,
         rules,
         lambda values: values["layout"] != "NN" or values["shape"] == "48x48x48",
+        like="plain",
     ),
 )  # fmt: skip

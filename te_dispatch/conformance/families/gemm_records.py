@@ -189,7 +189,7 @@ register(
             Axis("scaling", SCALINGS),
             Axis("encodings", PAIRS),
             LAYOUT,
-            Axis("shape", SHAPES, ("48x32x64", "144x272x272", "127x129x131"), once=_LARGE),
+            Axis("shape", SHAPES, ("48x32x64", "144x144x144", "127x129x131"), once=_LARGE),
             Axis("dtype", ("bf16", "fp32", "fp16", "bf16+fp32", "fp16+bf16"), ("bf16", "fp32", "fp16")),  # of a + of b
             Axis("copies", ("read", "both", "other")),
             Axis("accumulation", ("default", "split", "fast")),
@@ -237,6 +237,7 @@ register(
         _twice,
         rules,
         lambda values: not values["cast"].startswith("nvfp4") or values["encoding"] == "e4m3fn",
+        like="quantized",
     ),
     Space(
         "gemm",
@@ -281,5 +282,6 @@ register(
         rules,
         lambda values: values["values"] != "exact" or values["mode"] in ("bf16", "fp16", "fp32"),
         fixed=exactly(("bf16", "fp16", "fp32"), "mode", ("16x16x4096",)),
+        like="quantized",
     ),
 )  # fmt: skip

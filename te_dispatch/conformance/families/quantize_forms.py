@@ -202,11 +202,15 @@ _NOMINAL = Axis("nominal", ("bf16", "fp32", "fp16"))
 _SQUARE_SCALES = {
     "scaling": "mxfp8", "shape": "512x16", "usage": "both", "layout": "canonical", "scale_layout": "other",
 }  # fmt: skip
-#: Column-wise scales in several rows, whose length no alignment divides, alone, too.
-_PADDED_SCALES = tuple(
-    {"scaling": scaling, "shape": shape, "usage": usage, "layout": layout, "scale_layout": other}
+#: Scales in several rows, whose length no alignment divides; of columns alone, too.
+_PADDED = tuple(
+    {"scaling": scaling, "shape": shape, "usage": usage}
     for scaling in OTHER_LAYOUTS
     for shape, usage in (("129x257", "both"), ("130x1058", "both"), ("130x1058", "column"))
+)
+_RELAID = tuple(
+    {**values, "layout": layout, "scale_layout": other}
+    for values in _PADDED
     for layout, other in (("canonical", "other"), ("other", "canonical"))
 )
 
@@ -218,6 +222,7 @@ register(
             Axis("dtype", ("none", "fp32", "bf16", "fp16")),
         ),
         _dequantize, bits, valid=_meaningful, widen=False, forms=("scaling",),
+        fixed=tuple({**values, "layout": "other"} for values in _PADDED),
     ),
     Space(
         "dequantize", "rows",
@@ -234,7 +239,7 @@ register(
         (
             _SCALINGS, ENCODING, USAGE, _SHAPE, _LAYOUT, Axis("scale_layout", ("other", "canonical")), _NOMINAL,
         ),
-        _relayout, moved_bits, valid=_meaningful, widen=False, forms=("scaling",), fixed=(_SQUARE_SCALES, *_PADDED_SCALES),
+        _relayout, moved_bits, valid=_meaningful, widen=False, forms=("scaling",), fixed=(_SQUARE_SCALES, *_RELAID),
         placed=_sharing("row_data", "col_data"),
     ),
     Space(

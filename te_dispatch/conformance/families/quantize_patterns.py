@@ -148,7 +148,7 @@ register(
     Space(
         "quantize", "block_patterns",
         (Axis("dtype", ("bf16", "fp16", "fp32")), _CAST, ENCODING, COMMON, Axis("usage", ("row", "column"))),
-        _blocks, bits, valid=encodable, widen=False,
+        _blocks, bits, valid=encodable, widen=False, like="block",
     ),
     Space(
         "quantize", "fp4_ties",
@@ -156,7 +156,7 @@ register(
             DTYPE, Axis("cast", ("nvfp4", "nvfp4_2d")), Axis("shape", ("64x80", "17x33")),
             Axis("exponent", ("0", "-5", "7")), USAGE, COMMON,
         ),
-        _fp4_ties, bits, widen=False,
+        _fp4_ties, bits, widen=False, like="nvfp4",
     ),
     Space(
         "quantize", "block_limits",

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from triton import knobs
 
 from gfx_emulator import Kernel, Memory, arguments, code_object, machine
 from te_dispatch_triton import launch, replay, targets
@@ -94,7 +95,9 @@ def emulated(arch: str) -> Iterator[Emulator]:
     # Compiling and executing makes many objects that hold no others; by default a tenth of the time is the collector's.
     gc.set_threshold(_COLLECT_AFTER, *thresholds[1:])
     try:
-        with launch.diverted(emulator, emulator.replayer), replay.on_the_host():
+        with knobs.compilation.scope(), launch.diverted(emulator, emulator.replayer), replay.on_the_host():
+            # Which line of a kernel an instruction comes from, nobody asks here; it takes a tenth of a compilation.
+            knobs.compilation.disable_line_info = True
             yield emulator
     finally:
         gc.set_threshold(*thresholds)

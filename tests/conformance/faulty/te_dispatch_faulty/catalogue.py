@@ -48,6 +48,7 @@ from te_dispatch_faulty import (
     surroundings,
     tiles,
     twentieth,
+    twentyfirst,
     unseen,
     usage,
 )
@@ -335,7 +336,7 @@ _CONDUCT = (
 _TABLES = (
     sizes, operands, special, secondary, state, draws, options, narrow, paths, rare, surroundings, usage, clauses,
     corners, unseen, tiles, rounding, mixed, callers, remains, between, plans, elsewhere, lasting,
-    attached, sixteenth, seventeenth, eighteenth, nineteenth, twentieth,
+    attached, sixteenth, seventeenth, eighteenth, nineteenth, twentieth, twentyfirst,
 )  # fmt: skip
 
 FAULTS: tuple[Fault, ...] = (
