@@ -132,9 +132,9 @@ def convert_encoding(
     """Re-tag and, where codes differ, rewrite FP8 data between the OCP and FNUZ forms of one format.
 
     The same byte reads half as much in FNUZ, so scale_inv doubles (OCP to FNUZ) or halves. OCP to FNUZ is exact for
-    finite codes; -0 becomes +0; NaN (and e5m2's Inf) becomes 80. FNUZ to OCP is exact below the common maximum; the
-    codes beyond it (e4m3fnuz 7F and FF, +-240) have no OCP counterpart: ``saturate`` gives the largest finite value
-    and adds to `count`, ``error`` raises.
+    finite codes; -0 becomes +0; NaN (and e5m2's Inf) becomes 80. FNUZ to OCP is exact below the common maximum, and 80
+    (NaN) becomes 7F; the codes beyond the maximum (e4m3fnuz 7F and FF, +-240) have no OCP counterpart: ``saturate``
+    gives the largest finite value and adds to `count`, ``error`` raises.
 
     Args:
         x: ``tensor`` or block scaling with fp32 scales.

@@ -19,6 +19,7 @@ from te_dispatch_faulty.spoiling import (
     as_dense,
     expanded,
     gapped,
+    lengths_of,
     misread,
     operand,
     remembering,
@@ -129,11 +130,6 @@ def _rounded_before_it_is_added(call: Call) -> Any:
     return made
 
 
-def _lengths(call: Call) -> tuple[int, int]:
-    axis = 0 if call["layout"] == "sbhd" else 1
-    return call["q"].shape[axis], call["k"].shape[axis]
-
-
 def _is_dense(call: Call) -> bool:
     q, k = call["q"], call["k"]
     whole = isinstance(q, (torch.Tensor, Quantized)) and isinstance(k, (torch.Tensor, Quantized))
@@ -154,7 +150,7 @@ def _hidden_split(call: Call) -> Any:
     made, left = call.sound(), _left(call)
     if not _is_dense(call) or call["mask"] != "causal_bottom_right" or left < 0:
         return made
-    s_q, s_kv = _lengths(call)
+    s_q, s_kv = lengths_of(call)
     if s_q == 1 and s_kv - 1 - left >= _KEYS and isinstance(made.out, torch.Tensor):
         made.out.fill_(torch.nan)
     return made

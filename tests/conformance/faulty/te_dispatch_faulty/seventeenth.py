@@ -11,7 +11,7 @@ import torch
 from te_dispatch.numerics.encodings import ENCODINGS
 from te_dispatch_faulty.binding import Call
 from te_dispatch_faulty.fault import Fault
-from te_dispatch_faulty.spoiling import Behaviour, Memory, operand, remembering, rows_of, table
+from te_dispatch_faulty.spoiling import Behaviour, Memory, lengths_of, operand, remembering, rows_of, table
 
 _HALVES = (torch.bfloat16, torch.float16)
 
@@ -24,18 +24,12 @@ def _plain(call: Call) -> bool:
     return all(isinstance(call[name], torch.Tensor) for name in ("q", "k", "v"))
 
 
-def _sizes(call: Call) -> tuple[int, int, int]:
-    """Sequences, queries, keys of a dense call."""
-    batch, length = (1, 0) if call["layout"] == "sbhd" else (0, 1)
-    return call["q"].shape[batch], call["q"].shape[length], call["k"].shape[length]
-
-
 def _offset_of_tensors(call: Call) -> Any:
     """Aligns the diagonal to the corner of the tensors in place of that of the sequences."""
     made = call.sound()
     if call["window"] is not None or not _dense(call) or call["mask"] != "padding_causal_bottom_right":
         return made
-    _, rows, columns = _sizes(call)
+    rows, columns = lengths_of(call)
     device = call["q"].device
     i, j = torch.arange(rows, device=device)[:, None], torch.arange(columns, device=device)
     lengths = [call[name].diff()[:, None, None, None] for name in ("cu_seqlens_q", "cu_seqlens_kv")]

@@ -88,6 +88,12 @@ def rows_of(tensor: torch.Tensor) -> int:
     return tensor.numel() // tensor.shape[-1] if tensor.ndim and tensor.shape[-1] else 0
 
 
+def lengths_of(call: Call) -> tuple[int, int]:
+    """Queries and keys of a sequence of dense attention."""
+    axis = 0 if call["layout"] == "sbhd" else 1
+    return call["q"].shape[axis], call["k"].shape[axis]
+
+
 def rows(name: str, more_than: int) -> Condition:
     return lambda call: rows_of(call[name]) > more_than
 
