@@ -249,7 +249,7 @@ def test_no_rows_and_one_row(shape: tuple[int, ...]) -> None:
         ({"activation": "tanh"}, ValueError, "activation must be one of 'gelu'.*got 'tanh'"),
         ({"activation_params": {"limit": 1.0}}, ValueError, "activation_params"),
         ({"activation": "clamped_swiglu", "activation_params": {"slope": 1.0}}, ValueError, "activation_params"),
-        ({"tp_size": 4}, NotImplementedError, "tp_size=4"),
+        ({"tp_size": 4}, ValueError, "tp_size=4 needs set_parallel_mode=True"),
     ],
 )
 def test_bad_arguments_are_refused_by_name(kwargs: dict[str, Any], error: type[Exception], words: str) -> None:

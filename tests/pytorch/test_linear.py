@@ -331,7 +331,7 @@ def test_rows_need_only_be_divisible_by_8_where_no_weight_takes_a_gradient(name:
 @pytest.mark.parametrize(
     "kwargs",
     [
-        {"tp_size": 2}, {"ub_overlap_ag": True}, {"ub_overlap_rs": True},
+        {"ub_overlap_ag": True}, {"ub_overlap_rs": True},
         {"ub_overlap_rs_dgrad": True}, {"ub_bulk_dgrad": True}, {"ub_bulk_wgrad": True},
         {"symmetric_ar_type": "multimem_all_reduce"},
     ],

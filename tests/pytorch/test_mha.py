@@ -251,7 +251,7 @@ def test_every_parameter_lives_on_the_device() -> None:
 
 
 REFUSED: dict[str, Any] = {
-    "tp_size": 2, "ub_overlap_ag": True, "ub_overlap_rs": True,
+    "ub_overlap_ag": True, "ub_overlap_rs": True,
     "ub_overlap_rs_dgrad": True, "ub_bulk_dgrad": True, "ub_bulk_wgrad": True,
 }  # fmt: skip
 

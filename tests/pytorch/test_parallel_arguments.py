@@ -74,20 +74,23 @@ def test_what_a_subclass_sets_before_the_constructor_does_not_count() -> None:
 
 
 @pytest.mark.parametrize("name", BUILDERS)
-def test_several_ranks_and_other_objects_are_refused(name: str, pair: Any) -> None:
+def test_other_objects_than_groups_are_refused(name: str, pair: Any) -> None:
     build = BUILDERS[name]
-    with pytest.raises(NotImplementedError, match=f"{name}: tp_size=2 is not supported yet"):
-        build(tp_size=2)
-    with pytest.raises(NotImplementedError, match=f"{name}: tp_group of 2 ranks is not supported yet"):
-        build(tp_group=pair)
     with pytest.raises(TypeError, match=f"{name}: tp_group must be a torch.distributed.ProcessGroup or None, got str"):
         build(tp_group="tp")
     with pytest.raises(TypeError, match=f"{name}: get_rng_state_tracker must be a function"):
         build(get_rng_state_tracker=RngStatesTracker())
     module = build()
-    with pytest.raises(NotImplementedError, match="set_tensor_parallel_group: tp_group of 2 ranks"):
+    with pytest.raises(ValueError, match="tp_group has 2 ranks, and the parameters were made for 1"):
         module.set_tensor_parallel_group(pair)
-    assert module.tp_group is None
+    assert {part.tp_group for part in module.modules() if hasattr(part, "tp_group")} == {None}
+
+
+@pytest.mark.parametrize("name", ["LayerNormMLP", "MultiheadAttention", "TransformerLayer"])
+def test_parts_whose_results_nobody_adds_up_are_refused(name: str, pair: Any) -> None:
+    for given in ({"tp_size": 2}, {"tp_group": pair}):
+        with pytest.raises(ValueError, match=f"{name}: tp_size=2 needs set_parallel_mode=True"):
+            BUILDERS[name](**given)
 
 
 @pytest.mark.parametrize("name", CONTEXT)

@@ -333,7 +333,7 @@ def test_arguments_that_ask_for_nothing_are_accepted() -> None:
 
 
 REFUSED: dict[str, Any] = {
-    "tp_size": 2, "ub_tp_comm_overlap": True,
+    "ub_tp_comm_overlap": True,
 }  # fmt: skip
 
 

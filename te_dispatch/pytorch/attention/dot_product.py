@@ -42,6 +42,7 @@ from te_dispatch.pytorch.attention.views import CoreAttentionViews
 from te_dispatch.pytorch.autograd.scoped import autocast_off
 from te_dispatch.pytorch.composable import composable
 from te_dispatch.pytorch.distributed.arguments import ContextParallelModule, forked
+from te_dispatch.pytorch.distributed.tensor_parallel import part_of
 from te_dispatch.pytorch.fp8.saved_module import SavedModule
 from te_dispatch.pytorch.randomness import draw_rng_state
 
@@ -85,8 +86,9 @@ class DotProductAttention(SavedModule, ContextParallelModule, CoreAttentionViews
         return_max_logit: also return the largest logit of each head.
         get_rng_state_tracker: a function that gives an RNG tracker; dropout then draws from its default state, unless
             sequence_parallel.
-        tp_group, cp_group: process groups of one rank, or None. tp_size: 1. cp_global_ranks, cp_stream, cp_comm_type:
-            no effect on one rank.
+        tp_group: the process group whose ranks divide the heads, or None; tp_size: its ranks. Each attends with its
+            part of num_attention_heads and num_gqa_groups, without communication.
+        cp_group: a process group of one rank, or None. cp_global_ranks, cp_stream, cp_comm_type: no effect on one rank.
 
     Raises:
         NotImplementedError: an argument that is not supported yet; it is named.
@@ -133,6 +135,8 @@ class DotProductAttention(SavedModule, ContextParallelModule, CoreAttentionViews
             raise ValueError(f"num_attention_heads must be positive, got {num_attention_heads}")
         self.num_attention_heads = num_attention_heads
         self.num_gqa_groups = num_gqa_groups
+        heads = part_of("DotProductAttention", "num_attention_heads", num_attention_heads, self._parts)
+        part_of("DotProductAttention", "num_gqa_groups", self.num_gqa_groups, self._parts)
         widths = (kv_channels, kv_channels) if isinstance(kv_channels, int) else tuple(kv_channels)
         self.hidden_size_per_attention_head_k, self.hidden_size_per_attention_head_v = widths
         self.attention_dropout = attention_dropout
@@ -148,7 +152,7 @@ class DotProductAttention(SavedModule, ContextParallelModule, CoreAttentionViews
         self.name = name
         self.softmax_offset = None
         if softmax_type != "vanilla":
-            offset = torch.zeros(num_attention_heads, dtype=torch.float32, device=resolve_device(None))
+            offset = torch.zeros(heads, dtype=torch.float32, device=resolve_device(None))
             # Not a buffer: DDP would broadcast it at every step.
             self.softmax_offset = torch.nn.Parameter(offset) if softmax_type == "learnable" else offset
         self.softmax_type = softmax_type
@@ -296,7 +300,8 @@ class DotProductAttention(SavedModule, ContextParallelModule, CoreAttentionViews
         interleave, qkv_format, max_q, max_kv, mask_type, window, bottom_right, softcap, bias_type, padded = arguments
         operands = gather_operands(*given, interleave)
         layout = qkv_format or self.qkv_format
-        check_operands(operands, layout, self.num_attention_heads, self.num_gqa_groups, self._widths())
+        heads, groups = self.num_attention_heads // self._parts, self.num_gqa_groups // self._parts
+        check_operands(operands, layout, heads, groups, self._widths())
         masking = self._masking(layout, mask_type, window, bottom_right)
         bounds = Bounds(*lengths, max_q, max_kv)
         if padded is not None:
@@ -313,6 +318,11 @@ class DotProductAttention(SavedModule, ContextParallelModule, CoreAttentionViews
             alibi_slopes=alibi_slopes,
         )
         bias_type = operator_bias_type(bias_type, bias)
+        if bias_type == "alibi" and alibi_slopes is None and self._parts > 1:
+            raise ValueError(
+                f"DotProductAttention: alibi needs the alibi_slopes of this rank's {heads} heads, which are a part of "
+                f"all {self.num_attention_heads}"
+            )
         bias = of_every_query(bias, operands, layout)
         options = self._options(operands, layout, masking, bounds, bias_type, softcap)
         options, tensors, bias = spell_out(options, tensors, operands, bias, masking.bottom_right)

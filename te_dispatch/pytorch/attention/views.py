@@ -62,6 +62,7 @@ class CoreAttentionViews(CheckedAttributes):
     }
 
     num_gqa_groups: int
+    tp_size: int
     get_rng_state_tracker: Any
     #: Whether ranks that divide the sequence drop by the same random numbers, as they may: they have other tokens.
     _drops_alike: bool
@@ -73,8 +74,8 @@ class CoreAttentionViews(CheckedAttributes):
 
     @property
     def num_gqa_groups_per_partition(self) -> int:
-        """Heads of key and value on this rank: all."""
-        return self.num_gqa_groups
+        """Heads of key and value on this rank."""
+        return self.num_gqa_groups // self.tp_size
 
     @property
     def rng_states_tracker(self) -> Any:
@@ -111,10 +112,11 @@ def _returned_norm(module: Any, value: Any) -> bool:
 
 
 class AttentionViews(CheckedAttributes):
-    """Of `MultiheadAttention`, where one rank has all heads."""
+    """Of `MultiheadAttention`."""
 
     num_attention_heads: int
     num_gqa_groups: int
+    tp_size: int
     kv_channels: int
     proj: torch.nn.Module
 
@@ -168,13 +170,13 @@ class AttentionViews(CheckedAttributes):
 
     @property
     def num_attention_heads_per_partition(self) -> int:
-        """Query heads on this rank: all."""
-        return self.num_attention_heads
+        """Query heads on this rank."""
+        return self.num_attention_heads // self.tp_size
 
     @property
     def num_gqa_groups_per_partition(self) -> int:
-        """Heads of key and value on this rank: all."""
-        return self.num_gqa_groups
+        """Heads of key and value on this rank."""
+        return self.num_gqa_groups // self.tp_size
 
     def fast_setattr(self, name: str, value: Any) -> None:
         """``setattr(self, name, value)``."""

@@ -1,9 +1,9 @@
 # Copyright (c) 2026 the te_dispatch authors. Licensed under Apache-2.0.
-"""The arguments of tensor and context parallelism, on one rank.
+"""The arguments of tensor and context parallelism.
 
 On one rank they ask for no communication. What is left of them: attributes of modules, marks on parameters that
-Megatron and optimizers read, and the random states that initialization and dropout draw from. Groups of several ranks
-are refused.
+Megatron and optimizers read, and the random states that initialization and dropout draw from. What ranks of a
+tensor-parallel group exchange stands in `tensor_parallel`; context-parallel groups of several ranks are refused.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from typing import Any
 import torch
 
 from te_dispatch.core import scopes
-from te_dispatch.pytorch.arguments import reject_unsupported, require_choice
+from te_dispatch.pytorch.arguments import require_choice
 from te_dispatch.pytorch.assignment import Only
 from te_dispatch.pytorch.composable import Composable
+from te_dispatch.pytorch.distributed.division import Division
 
 #: How a GEMM's weight is divided among the ranks of a tensor-parallel group: not, by outputs or by inputs.
 PARALLEL_MODES = (None, "column", "row")
@@ -45,37 +46,75 @@ _KEPT = ("tp_group", "parallel_mode", "set_parallel_mode", "get_rng_state_tracke
 _KEPT_OF_CONTEXT = ("cp_group", "cp_global_ranks", "cp_stream", "cp_comm_type")
 
 
+def _ranks(owner: str, argument: str, group: Any) -> int:
+    """How many ranks a group has; None stands for one.
+
+    Raises:
+        TypeError: it is neither None nor a process group.
+    """
+    if group is None:
+        return 1
+    if not isinstance(group, torch.distributed.ProcessGroup):
+        expected = "a torch.distributed.ProcessGroup or None"
+        raise TypeError(f"{owner}: {argument} must be {expected}, got {type(group).__name__}")
+    return group.size()
+
+
 def require_one_rank(owner: str, argument: str, group: Any) -> None:
     """Raise unless a group is None or has one rank.
 
     Raises:
         TypeError: it is neither None nor a process group. NotImplementedError: it has several ranks.
     """
-    if group is None:
-        return
-    if not isinstance(group, torch.distributed.ProcessGroup):
-        expected = "a torch.distributed.ProcessGroup or None"
-        raise TypeError(f"{owner}: {argument} must be {expected}, got {type(group).__name__}")
-    if group.size() != 1:
+    if _ranks(owner, argument, group) != 1:
         raise NotImplementedError(f"{owner}: {argument} of {group.size()} ranks is not supported yet, only of one rank")
 
 
-def require_one_tensor_rank(owner: str, tp_group: Any, tp_size: Any) -> None:
-    """`require_one_rank` of a tensor-parallel group; without a group, `tp_size` says how many ranks there are."""
-    if tp_group is None:
-        reject_unsupported(owner, {"tp_size": tp_size}, {"tp_size": 1})
-    require_one_rank(owner, "tp_group", tp_group)
+def _require_group_of(module: Any, owner: str, tp_group: Any) -> None:
+    """Raise unless a module can take a tensor-parallel group.
+
+    Raises:
+        TypeError: it is neither None nor a process group. ValueError: it has others than `tp_size` ranks.
+    """
+    ranks = _ranks(owner, "tp_group", tp_group)
+    if tp_group is not None and ranks != module.tp_size:
+        raise ValueError(f"{owner}: tp_group has {ranks} ranks, and the parameters were made for {module.tp_size}")
+
+
+class _TensorGroup:
+    """`ParallelModule.tp_group`, in the module's dictionary under its own name."""
+
+    def __get__(self, module: Any, owner: type | None = None) -> Any:
+        return None if module is None else module.__dict__.get("tp_group")
+
+    def __set__(self, module: Any, value: Any) -> None:
+        _require_group_of(module, type(module).__name__, value)
+        module.__dict__["tp_group"] = value
+        calls = module.__dict__.get("captured_calls")
+        if calls is not None:
+            calls.forget()
+
+
+class _TensorRanks:
+    """`ParallelModule.tp_size`: what the constructor made the parameters for."""
+
+    def __get__(self, module: Any, owner: type | None = None) -> Any:
+        return 1 if module is None else module.__dict__.get("_parts") or module.__dict__.get("tp_size", 1)
+
+    def __set__(self, module: Any, value: Any) -> None:
+        name = type(module).__name__
+        if "_parts" not in module.__dict__:  # a subclass, before it calls the constructor, which says what counts
+            module.__dict__["tp_size"] = value
+            return
+        if value != module.tp_size:
+            raise AttributeError(
+                f"{name}: tp_size cannot become {value!r}, the parameters were made for tp_size={module.tp_size}; "
+                f"construct a module with tp_size={value!r}"
+            )
 
 
 class _Group:
-    """A process group that is an attribute of a module, in whose dictionary it is under its own name.
-
-    Args:
-        several: whether a list of groups may stand for one.
-    """
-
-    def __init__(self, several: bool) -> None:
-        self.several = several
+    """A context-parallel group, or a list of groups that stands for one, in the module's dictionary under its name."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -84,7 +123,7 @@ class _Group:
         return None if module is None else module.__dict__.get(self.name)
 
     def __set__(self, module: Any, value: Any) -> None:
-        for group in value if self.several and isinstance(value, list | tuple) else (value,):
+        for group in value if isinstance(value, list | tuple) else (value,):
             require_one_rank(type(module).__name__, self.name, group)
         module.__dict__[self.name] = value
 
@@ -93,14 +132,16 @@ class ParallelModule(Composable):
     """A module that takes the arguments of tensor parallelism.
 
     Attributes:
-        tp_group: the process group, of one rank, or None. tp_size: its ranks, 1.
+        tp_group: the process group, or None. tp_size: its ranks.
         sequence_parallel: whether activations are divided along the sequence: not on one rank.
-        parallel_mode: how the weight would be divided. set_parallel_mode: whether those of the parts are.
+        parallel_mode: how the weight is divided, or would be. set_parallel_mode: whether those of the parts are.
         get_rng_state_tracker, rng_tracker_name, ub_name: as given.
     """
 
-    tp_group = _Group(several=False)
-    tp_size = Only(1)
+    tp_group = _TensorGroup()
+    tp_size = _TensorRanks()
+    #: `tp_size`, for calls: that is a descriptor, which takes longer.
+    _parts = 1
     sequence_parallel = False
     parallel_mode: str | None = None
     set_parallel_mode = False
@@ -115,26 +156,63 @@ class ParallelModule(Composable):
             NotImplementedError, TypeError, ValueError: an argument that cannot be honoured; it is named.
         """
         owner = type(self).__name__
-        require_one_tensor_rank(owner, given["tp_group"], given["tp_size"])
+        ranks = self._ranks_of(owner, given["tp_group"], given["tp_size"])
         require_choice(f"{owner}: parallel_mode", given.get("parallel_mode"), PARALLEL_MODES)
         tracker = given["get_rng_state_tracker"]
         if tracker is not None and not callable(tracker):
             raise TypeError(f"{owner}: get_rng_state_tracker must be a function that gives a tracker, got {tracker!r}")
-        self.sequence_parallel = False  # whatever a subclass has set before it called this constructor
+        self._parts = ranks
+        # Whatever a subclass has set before it called this constructor.
+        self.sequence_parallel = ranks > 1 and bool(given["sequence_parallel"])
         for name in _KEPT:
             if given.get(name):
                 setattr(self, name, given[name])
+
+    @staticmethod
+    def _ranks_of(owner: str, tp_group: Any, tp_size: Any) -> int:
+        """How many ranks a constructor's arguments name.
+
+        Raises:
+            TypeError, ValueError: an argument that is none of its kind, or the two name different numbers.
+        """
+        if isinstance(tp_size, bool) or not isinstance(tp_size, int) or tp_size < 1:
+            raise ValueError(f"{owner}: tp_size must be a positive int, got {tp_size!r}")
+        if tp_group is None:
+            return tp_size
+        ranks = _ranks(owner, "tp_group", tp_group)
+        if tp_size not in (1, ranks):
+            raise ValueError(f"{owner}: tp_size={tp_size} and a tp_group of {ranks} ranks contradict each other")
+        return ranks
+
+    @property
+    def _division(self) -> Division | None:
+        """How the ranks divide the module's weights; None for one rank."""
+        if self._parts == 1 or self.parallel_mode is None:
+            return None
+        column, row = (self.parallel_mode == mode for mode in ("column", "row"))
+        return Division(self.tp_group, column, row, self.sequence_parallel)
 
     def set_tensor_parallel_group(self, tp_group: Any) -> None:
         """Set the tensor-parallel group of this module and its parts.
 
         Raises:
-            TypeError: it is neither None nor a process group. NotImplementedError: it has several ranks.
+            TypeError: it is neither None nor a process group. ValueError: it has others than `tp_size` ranks.
+                Nothing is set then.
         """
-        require_one_rank(f"{type(self).__name__}.set_tensor_parallel_group", "tp_group", tp_group)
-        for module in self.modules():
-            if isinstance(module, ParallelModule):
-                module.tp_group = tp_group
+        parts = [module for module in self.modules() if isinstance(module, ParallelModule)]
+        for part in parts:
+            _require_group_of(part, f"{type(self).__name__}.set_tensor_parallel_group", tp_group)
+        for part in parts:
+            part.tp_group = tp_group
+
+    def _require_parallel_mode(self) -> None:
+        """Raise for parts that several ranks would divide, and whose results nobody would add up.
+
+        Raises:
+            ValueError: `set_parallel_mode` is False.
+        """
+        if self._parts > 1 and not self.set_parallel_mode:
+            raise ValueError(f"{type(self).__name__}: tp_size={self._parts} needs set_parallel_mode=True")
 
     def _initialize(self, init: Callable[[torch.Tensor], Any], weight: torch.Tensor) -> None:
         """Fill a weight from the tracker's random state, where there is one."""
@@ -150,7 +228,7 @@ class ContextParallelModule(ParallelModule):
         cp_global_ranks, cp_stream, cp_comm_type, load_balancing_strategy: as given; of no effect on one rank.
     """
 
-    cp_group = _Group(several=True)
+    cp_group = _Group()
     cp_size = Only(1)
     cp_rank = Only(0)
     cp_global_ranks: Any = None

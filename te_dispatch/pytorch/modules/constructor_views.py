@@ -74,6 +74,7 @@ class MlpViews(torch.nn.Module):
     """Of `LayerNormMLP`."""
 
     ffn_hidden_size: int
+    tp_size: int
     captured_calls: CapturedCalls
     _activation: str
     _activation_params: tuple[float, float] | None
@@ -83,8 +84,8 @@ class MlpViews(torch.nn.Module):
 
     @property
     def size_per_partition(self) -> int:
-        """Features between the GEMMs on this rank: all."""
-        return self.ffn_hidden_size
+        """Features between the GEMMs on this rank."""
+        return self.ffn_hidden_size // self.tp_size
 
     @property
     def activation(self) -> str:

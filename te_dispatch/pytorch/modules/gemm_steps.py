@@ -199,6 +199,11 @@ def column_sums(dy: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return dy.reshape(-1, dy.shape[-1]).sum(0, dtype=torch.float32).to(dtype)
 
 
+def with_bias(out: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """A sum over ranks with the bias, which each of them has."""
+    return out if bias is None else torch.add(out, bias.to(out.dtype))
+
+
 def plain_weight_grads(
     dy: torch.Tensor,
     x: torch.Tensor | None,

@@ -14,6 +14,7 @@ from te_dispatch.pytorch.autograd.scoped import in_forward_scope_as_is
 from te_dispatch.pytorch.capture.functions import replayed
 from te_dispatch.pytorch.compile import returned, snapshot
 from te_dispatch.pytorch.composable import composable
+from te_dispatch.pytorch.distributed.tensor_parallel import entering, entering_gradient
 from te_dispatch.pytorch.fp8.quantized_io import arrived, leaving, outgoing
 from te_dispatch.pytorch.modules.linear_module import LinearModule
 from te_dispatch.pytorch.modules.linear_steps import (
@@ -34,7 +35,7 @@ from te_dispatch.pytorch.modules.norm_steps import (
     reset_norm_parameters,
 )
 from te_dispatch.pytorch.modules.parameters import UNSUPPORTED, InitMethod, empty_result, parameter_factory
-from te_dispatch.pytorch.tensor.casting import detached
+from te_dispatch.pytorch.tensor.casting import detached, rounded
 from te_dispatch.pytorch.tensor.quantized_tensor import plain
 
 
@@ -60,26 +61,35 @@ class _LayerNormLinear(torch.autograd.Function):
         assert norm is not None
         needs_dgrad = trains and (needs[0] or needs[1] or needs[2])
         needs_wgrad = trains and options.trained(needs, 3)[0]
+        division = options.division
         if plan is None:
             normed = norm_forward(x, gamma, beta, norm)
             assert normed.y is not None
-            out, saved = plain_product(normed.y, weight, bias, needs_dgrad, needs_wgrad)
+            y = entering(normed.y, division)
+            out, saved = plain_product(y, weight, bias, needs_dgrad, needs_wgrad)
         else:
             casts = plan.sole()
             reads = needs_wgrad and plan.override is None
             quantizer, usage = snapshot(casts.input, x), casts.input_usage[1 if reads else 0]
-            with_y = options.returns_norm or (needs_wgrad and plan.override == "high_precision")
-            normed = norm_forward(x, gamma, beta, norm, quantizer, usage, with_y)
-            assert normed.y_quantized is not None
+            if division is not None and division.sequence:  # one cast of all tokens has the amax of all
+                normed = norm_forward(x, gamma, beta, norm)
+                assert normed.y is not None
+                y = entering(normed.y, division)
+                yq = rounded(y, quantizer, usage, False)
+            else:
+                with_y = options.returns_norm or (needs_wgrad and plan.override == "high_precision")
+                normed = norm_forward(x, gamma, beta, norm, quantizer, usage, with_y)
+                y, yq = normed.y, normed.y_quantized
+            assert yq is not None
             out, saved = quantized_product(
-                ctx, options, x, normed.y, normed.y_quantized, weight, bias, needs_dgrad, needs_wgrad, options.output
+                ctx, options, x, y, yq, weight, bias, needs_dgrad, needs_wgrad, options.output
             )
         if trains:
             stats = (x, gamma, normed.mean, normed.rstd) if needs_dgrad else (None, None, None, None)
             ctx.save_for_backward(*stats, *saved)
             note_forward(ctx, options, x, weight, bias)
         out, *parts = outgoing(ctx, out)
-        norms = (returned(normed.y),) if options.returns_norm else ()
+        norms = (returned(y if options.returns_gathered else normed.y),) if options.returns_norm else ()
         passed = (x.view_as(x),) if options.passes_input else ()
         return (out, *norms, *parts, *passed) if norms or parts or passed else out  # type: ignore[return-value]
 
@@ -95,6 +105,11 @@ class _LayerNormLinear(torch.autograd.Function):
             return None, None, None, *of_linear
         assert dz is not None
         dnormed = beside[0] if options.returns_norm else None
+        gathered = None if not options.returns_gathered else dnormed
+        if gathered is not None:
+            # Every rank has the whole of what it returned, whose gradients are added up with the product's.
+            dz, dnormed = dz + detached(gathered), None
+        dz = entering_gradient(dz, options.division)
         if dnormed is not None:
             dz = dz + detached(dnormed)
         residual = beside[-1] if options.passes_input else None
@@ -114,7 +129,8 @@ class LayerNormLinear(LinearModule, FirstNormAttributes):
         eps: added to the variance.
         normalization: ``LayerNorm`` or ``RMSNorm``.
         zero_centered_gamma: the norm's factor is 1 + ``layer_norm_weight``, which starts at 0.
-        return_layernorm_output: also return norm(x). return_layernorm_output_gathered: no effect on one rank.
+        return_layernorm_output: also return norm(x), of this rank's tokens; return_layernorm_output_gathered: of those
+            of all ranks that sequence_parallel divides them among.
         bias, return_bias, init_method, params_dtype, parameters_split, device, name, parallel_mode, tp_group, tp_size,
         sequence_parallel, get_rng_state_tracker, ub_name, fuse_wgrad_accumulation,
         delay_wgrad_compute: as in `Linear`.
@@ -166,6 +182,11 @@ class LayerNormLinear(LinearModule, FirstNormAttributes):
         given = locals()
         reject_unsupported("LayerNormLinear", given, UNSUPPORTED)
         super().__init__(in_features, out_features, bias, return_bias, init_method, name, given)
+        if self._parts > 1 and parallel_mode == "row":
+            raise ValueError(
+                "LayerNormLinear: parallel_mode='row' with several ranks would normalize a part of the features; only "
+                "parallel_mode='column' divides its weight"
+            )
         self.return_layernorm_output = return_layernorm_output
         self.return_layernorm_output_gathered = return_layernorm_output_gathered
         self._norm = NormOptions(normalization == "RMSNorm", float(eps), bool(zero_centered_gamma))
@@ -209,8 +230,11 @@ class LayerNormLinear(LinearModule, FirstNormAttributes):
         output, input_grad = self._leaves(plan, fp8_output, fp8_grad)
         rows = self._split.weights.rows if parameters else ()
         options = LinearOptions(
-            plan, kept, torch.is_grad_enabled(), self._norm, returns_norm, output, input_grad, self.passes_input, rows
-        )
+            plan, kept, torch.is_grad_enabled(), self._norm, returns_norm, output, input_grad, self.passes_input, rows,
+            self._division,
+        )  # fmt: skip
+        if self.return_layernorm_output and self.return_layernorm_output_gathered:
+            options.returns_gathered = self.sequence_parallel
         options.sink = self._weight_sink(self.weight_names, is_first_microbatch)
         # A norm's parameter in another dtype would have to be cast in every call.
         captures = is_first_microbatch is None and gamma is given[0] and beta is given[1]

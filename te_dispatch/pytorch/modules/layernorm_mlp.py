@@ -13,6 +13,8 @@ from te_dispatch.pytorch.arguments import reject_unsupported
 from te_dispatch.pytorch.autograd.apply import applied
 from te_dispatch.pytorch.composable import composable
 from te_dispatch.pytorch.distributed.arguments import mark_divided, mark_sequence_parallel
+from te_dispatch.pytorch.distributed.division import Division
+from te_dispatch.pytorch.distributed.tensor_parallel import part_of, require_divisible_call
 from te_dispatch.pytorch.modules.constructor_views import MlpViews
 from te_dispatch.pytorch.modules.gemm_module import GemmModule
 from te_dispatch.pytorch.modules.layernorm_mlp_function import LayerNormMLPFunction, LayerNormMLPOptions
@@ -54,7 +56,8 @@ class LayerNormMLP(GemmModule, FirstNormAttributes, MlpViews):
         activation_params: limit and alpha of ``clamped_swiglu``.
         init_method, output_layer_init_method: initialize ``fc1_weight`` and ``fc2_weight`` in place; None for
             normal(0, 0.023).
-        return_layernorm_output: also return norm(x). return_layernorm_output_gathered: no effect on one rank.
+        return_layernorm_output: also return norm(x), of this rank's tokens; return_layernorm_output_gathered: of those
+            of all ranks that sequence_parallel divides them among.
         checkpoint: keep the input only, and run norm, first GEMM and activation again in the backward.
         seq_length, micro_batch_size: accepted; nothing here depends on sizes known ahead.
         set_parallel_mode: mark ``fc2_bias``, too, for programs that sum gradients over ranks; the other parameters are
@@ -129,11 +132,13 @@ class LayerNormMLP(GemmModule, FirstNormAttributes, MlpViews):
         self.name = name
         self._norm = NormOptions(normalization == "RMSNorm", float(eps), bool(zero_centered_gamma))
         self._init_methods = (init_method or default_init, output_layer_init_method or default_init)
-        fc1_rows = ffn_hidden_size * (2 if activation in GATED else 1)
-        self._sizes = {"hidden_size": hidden_size, "ffn_hidden_size": ffn_hidden_size}
+        self._require_parallel_mode()
+        inner = part_of("LayerNormMLP", "ffn_hidden_size", ffn_hidden_size, self.tp_size)
+        fc1_rows = inner * (2 if activation in GATED else 1)
+        self._sizes = {"hidden_size": hidden_size, "ffn_hidden_size": inner}
         factory = parameter_factory(device, params_dtype)
         add_norm_parameters(self, normalization, hidden_size, factory)
-        for layer, rows, columns in (("fc1", fc1_rows, hidden_size), ("fc2", hidden_size, ffn_hidden_size)):
+        for layer, rows, columns in (("fc1", fc1_rows, hidden_size), ("fc2", hidden_size, inner)):
             self.register_parameter(f"{layer}_weight", torch.nn.Parameter(torch.empty(rows, columns, **factory)))
             if bias:
                 self.register_parameter(f"{layer}_bias", torch.nn.Parameter(torch.empty(rows, **factory)))
@@ -171,6 +176,8 @@ class LayerNormMLP(GemmModule, FirstNormAttributes, MlpViews):
     def forward(
         self, inp: torch.Tensor, is_first_microbatch: bool | None = None
     ) -> torch.Tensor | tuple[torch.Tensor | None, ...]:
+        if self._parts > 1:
+            require_divisible_call(self, inp)
         fc1_weight, fc2_weight = parameter(self, "fc1_weight"), parameter(self, "fc2_weight")
         fc1_bias = parameter(self, "fc1_bias") if self.use_bias else None
         fc2_bias = parameter(self, "fc2_bias") if self.use_bias else None
@@ -222,6 +229,8 @@ class LayerNormMLP(GemmModule, FirstNormAttributes, MlpViews):
             self._calibrate if plan is None and self._calibrating() else None,
             self.passes_input,
             self._sinks(is_first_microbatch),
+            self._division,
+            self.return_layernorm_output and self.return_layernorm_output_gathered and self.sequence_parallel,
         )
         given = norm_parameters(self)
         gamma, beta = (norm_parameter(p, x) for p in given)
@@ -231,6 +240,12 @@ class LayerNormMLP(GemmModule, FirstNormAttributes, MlpViews):
         if by_compiler:
             return checkpoint(lambda *given: self._run_function(given, options), *tensors, use_reentrant=False)
         return self._run_function(tensors, options, captures=captures)
+
+    @property
+    def _division(self) -> Division | None:
+        if self._parts == 1:
+            return None
+        return Division(self.tp_group, True, True, self.sequence_parallel)
 
     def tensors_of_call(self) -> tuple[torch.Tensor | None, ...]:
         biases = [parameter(self, f"fc{i}_bias") if self.use_bias else None for i in (1, 2)]

@@ -14,16 +14,20 @@ from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.pytorch.autograd.scoped import in_forward_scope_as_is
 from te_dispatch.pytorch.capture.functions import Replayable, replayed
 from te_dispatch.pytorch.compile import returned, snapshot
+from te_dispatch.pytorch.distributed.division import Division
+from te_dispatch.pytorch.distributed.tensor_parallel import entering, entering_gradient, leaving, leaving_gradient
 from te_dispatch.pytorch.fp8.casts import GemmCasts, Plan
 from te_dispatch.pytorch.modules.gemm_steps import (
     Wanted,
     as_dtype,
+    column_sums,
     dgrad,
     note_backward,
     product,
     product_gradients,
     weight_operand,
     wgrad,
+    with_bias,
 )
 from te_dispatch.pytorch.modules.norm_steps import NormOptions, norm_backward, norm_forward
 from te_dispatch.pytorch.modules.weight_grads import WeightSink
@@ -42,12 +46,14 @@ class LayerNormMLPOptions(Replayable):
         kind, params: of the activation.
         recomputes: save the input only and run the first half again in the backward.
         calibrate: called with (GEMM index, input, weight) to record amaxes of a high-precision run.
+        division: how several ranks divide both weights; None for one rank.
+        returns_gathered: return the norm of all ranks' tokens, if the norm's output is returned.
         sinks: of both weights: where the gradient goes instead of being returned; None to return them.
     """
 
     __slots__ = (
         "plan", "weights", "trains", "norm", "returns_norm", "kind", "params", "recomputes", "calibrate",
-        "passes_input", "sinks",
+        "passes_input", "sinks", "division", "returns_gathered",
     )  # fmt: skip
 
     def __init__(
@@ -63,6 +69,8 @@ class LayerNormMLPOptions(Replayable):
         calibrate: Callable[[int, torch.Tensor, torch.Tensor], None] | None,
         passes_input: bool,
         sinks: tuple[WeightSink, WeightSink] | None = None,
+        division: Division | None = None,
+        returns_gathered: bool = False,
     ) -> None:
         super().__init__()
         self.plan = plan
@@ -76,6 +84,8 @@ class LayerNormMLPOptions(Replayable):
         self.calibrate = calibrate
         self.passes_input = passes_input
         self.sinks = sinks
+        self.division = division
+        self.returns_gathered = returns_gathered
 
     @property
     def repeatable(self) -> bool:
@@ -91,7 +101,7 @@ class Half(NamedTuple):
     """Norm, first GEMM and activation: operands of the GEMMs (quantized under a plan), and what the backward reads.
 
     Attributes:
-        normed: norm(x) in high precision, where asked or where there is no plan.
+        normed: norm(x) in high precision, where asked or where there is no plan; of all ranks' tokens where asked.
         operand: norm(x) as the first GEMM read it. z: its output, the activation's input.
         hidden: the activation's output as the second GEMM reads it.
         mean, rstd: of the norm.
@@ -143,13 +153,19 @@ def first_half(
     first, second = _casts(plan)
     operand: Any
     hidden: Any
+    division = options.division
     if first is None:
         normed = norm_forward(x, gamma, beta, options.norm)
-        operand = normed.y
+        operand = whole = entering(normed.y, division)  # type: ignore[arg-type]
     else:
         usage = first.input_usage[1 if needs.first else 0]
-        normed = norm_forward(x, gamma, beta, options.norm, snapshot(first.input, x), usage, with_normed)
-        operand = normed.y_quantized
+        if division is not None and division.sequence:  # one cast of all tokens has the amax of all
+            normed = norm_forward(x, gamma, beta, options.norm)
+            whole = entering(normed.y, division)  # type: ignore[arg-type]
+            operand = rounded(whole, snapshot(first.input, x), usage, False)
+        else:
+            normed = norm_forward(x, gamma, beta, options.norm, snapshot(first.input, x), usage, with_normed)
+            operand, whole = normed.y_quantized, normed.y
     z = product(first, operand, weight, bias, x.dtype)
     if second is None:
         hidden = ops.activation_fwd(z, kind=options.kind, params=options.params).out
@@ -161,7 +177,22 @@ def first_half(
             quantizer=snapshot(second.input, x),
             usage=second.input_usage[1 if needs.second else 0],
         ).out_quantized
-    return Half(normed.y, operand, z, hidden, normed.mean, normed.rstd)
+    shown = whole if options.returns_gathered else normed.y
+    return Half(shown, operand, z, hidden, normed.mean, normed.rstd)
+
+
+def last_product(
+    casts: GemmCasts | None,
+    hidden: Any,
+    weight: Any,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+    division: Division | None,
+) -> torch.Tensor:
+    """The second GEMM; where ranks divide it, the sum of theirs, and the bias behind that."""
+    if division is None:
+        return product(casts, hidden, weight, bias, dtype)
+    return with_bias(leaving(product(casts, hidden, weight, None, dtype), division), bias)
 
 
 @replayed(in_forward_scope_as_is)
@@ -189,7 +220,7 @@ class LayerNormMLPFunction(torch.autograd.Function):
         first_operand = weight_operand(first, w1, cached[0], x, needs.norm)
         second_operand = weight_operand(second, w2, cached[1], x, needs.hidden)
         half = first_half(x, gamma, beta, first_operand, b1, options, plan, needs, options.returns_norm)
-        out = product(second, half.hidden, second_operand, b2, x.dtype)
+        out = last_product(second, half.hidden, second_operand, b2, x.dtype, options.division)
         if plan is None and options.calibrate is not None:
             options.calibrate(0, half.operand, w1)
             options.calibrate(1, half.hidden, w2)
@@ -212,8 +243,13 @@ class LayerNormMLPFunction(torch.autograd.Function):
             (dw1,), (dw2,) = (to.returned() if want else [None] for to, want in zip(into, (wants[3], wants[5])))
         if dnorm is None:
             return None, None, None, dw1, db1, dw2, db2, None
-        if options.returns_norm and beside[0] is not None:
-            dnorm = dnorm + detached(beside[0])
+        dshown = beside[0] if options.returns_norm else None
+        if dshown is not None and options.returns_gathered:
+            # Every rank has the whole of what it returned, whose gradients are added up with the product's.
+            dnorm, dshown = dnorm + detached(dshown), None
+        dnorm = entering_gradient(dnorm, options.division)
+        if dshown is not None:
+            dnorm = dnorm + detached(dshown)
         residual = beside[-1] if options.passes_input else None
         if residual is not None:
             residual = detached(residual).contiguous()
@@ -242,7 +278,15 @@ def _gradients(ctx: Any, dy: torch.Tensor, saved: list[Any]) -> tuple[torch.Tens
         note_backward(plan, ctx.root, dy)
     into1, into2 = options.sinks or (None, None)
     dnorm = dw1 = db1 = None
+    db2_alone = None
+    if options.division is not None:
+        # The bias comes behind the sum over ranks: its gradient is that of this rank's tokens.
+        if b2_dtype is not None and wants[6]:
+            db2_alone = column_sums(dy, b2_dtype)
+        dy = leaving_gradient(detached(dy).contiguous(), options.division)
+        second = (second[0], second[1], None)
     dhidden, dw2, db2 = product_gradients(casts2, dy, hidden, w2, second, None, into2)
+    db2 = db2 if options.division is None else db2_alone
     # What is widest goes as soon as it was used: here is where a step needs the most memory.
     del hidden, w2
     if dhidden is not None:

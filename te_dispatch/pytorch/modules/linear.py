@@ -13,7 +13,9 @@ from te_dispatch.pytorch.autograd.apply import applied
 from te_dispatch.pytorch.autograd.scoped import in_forward_scope_as_is
 from te_dispatch.pytorch.capture.functions import replayed
 from te_dispatch.pytorch.composable import composable
+from te_dispatch.pytorch.distributed.tensor_parallel import entering, entering_gradient, leaving
 from te_dispatch.pytorch.fp8.quantized_io import arrived, operand, outgoing
+from te_dispatch.pytorch.modules.gemm_steps import with_bias
 from te_dispatch.pytorch.modules.linear_module import LinearModule
 from te_dispatch.pytorch.modules.linear_steps import (
     LinearOptions,
@@ -21,8 +23,10 @@ from te_dispatch.pytorch.modules.linear_steps import (
     plain_product,
     product_backward,
     quantized_product,
+    row_backward,
 )
 from te_dispatch.pytorch.modules.parameters import UNSUPPORTED, InitMethod, empty_result, parameter_factory
+from te_dispatch.pytorch.tensor.casting import detached
 from te_dispatch.pytorch.tensor.quantized_tensor import plain
 
 
@@ -44,14 +48,21 @@ class _Linear(torch.autograd.Function):
     ) -> torch.Tensor | tuple[torch.Tensor, ...]:
         plan, trains, needs = options.plan, options.trains, ctx.needs_input_grad
         needs_dgrad, needs_wgrad = trains and needs[0], trains and options.trained(needs, 1)[0]
+        division = options.division
+        if division is not None:
+            x = entering(detached(x), division)
+        # What every rank would add comes once, behind the sum.
+        added = bias if division is None or not division.row else None
         if plan is None:
-            out, saved = plain_product(x, weight, bias, needs_dgrad, needs_wgrad)
+            out, saved = plain_product(x, weight, added, needs_dgrad, needs_wgrad)
         else:
             casts = plan.sole()
             xq = operand(x, casts.input, casts.input_usage[1 if needs_wgrad and plan.override is None else 0])
             out, saved = quantized_product(
-                ctx, options, x, x, xq, weight, bias, needs_dgrad, needs_wgrad, options.output
+                ctx, options, x, x, xq, weight, added, needs_dgrad, needs_wgrad, options.output
             )
+        if division is not None and division.row:
+            out = with_bias(leaving(out, division), bias)
         if trains:
             ctx.save_for_backward(*saved)
             note_forward(ctx, options, x, weight, bias)
@@ -62,9 +73,15 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, dy: torch.Tensor, *_: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         needs, options = ctx.needs_input_grad, ctx.options
         needs_wgrad, needs_bgrad = options.trained(needs, 1)
-        dx, dw, db = product_backward(
-            ctx, dy, ctx.saved_tensors, needs[0], needs_wgrad, needs_bgrad, options.input_grad
-        )
+        division = options.division
+        if division is not None and division.row:
+            dx, dw, db = row_backward(ctx, dy, ctx.saved_tensors, needs[0], needs_wgrad, needs_bgrad)
+        else:
+            dx, dw, db = product_backward(
+                ctx, dy, ctx.saved_tensors, needs[0], needs_wgrad, needs_bgrad, options.input_grad
+            )
+        if division is not None and dx is not None:
+            dx = entering_gradient(dx, division)
         return dx, *options.gradients(needs, 1, dw, db)
 
 
@@ -85,9 +102,13 @@ class Linear(LinearModule):
             names for equal parts, or a dict of sizes.
         device: None for the current accelerator, or the CPU.
         name: for the user's own use.
-        parallel_mode: ``column`` or ``row``: mark the parameters as divided among ranks by outputs or by inputs, in
-            the attributes that Megatron reads; None marks the weight as ``column`` does and the bias not at all.
-        tp_group: a process group of one rank, or None. tp_size: 1. sequence_parallel: no effect on one rank.
+        parallel_mode: ``column`` or ``row``: the weight is divided among the ranks of `tp_group` by outputs or by
+            inputs, and marked so in the attributes that Megatron reads; None marks the weight as ``column`` does and
+            the bias not at all.
+        tp_group: the process group, or None. tp_size: its ranks, for a group that `set_tensor_parallel_group` sets
+            later. in_features and out_features are those of all ranks together; the attributes are this rank's.
+        sequence_parallel: the ranks divide the first dimension of the input of ``column``, and of the output of
+            ``row``. No effect on one rank.
         get_rng_state_tracker: a function that gives an RNG tracker; the weight is then initialized from its state
             `rng_tracker_name`, or its default state.
         save_original_input: keep the input for the backward instead of its quantized copy, and quantize it again
@@ -100,7 +121,8 @@ class Linear(LinearModule):
         The other ub_*, symmetric_ar_type: not supported yet.
 
     Forward:
-        inp: (..., in_features) on the parameters' device, of their dtype outside torch.autocast.
+        inp: (..., in_features) on the parameters' device, of their dtype outside torch.autocast. All ranks of a
+            tp_group call together.
         is_first_microbatch: None quantizes the weight at every call; True does and keeps the result; False uses what
             was kept. The weight must not change in between.
         fp8_output: inside `autocast`, return a `QuantizedTensor`, cast as the recipe casts a GEMM's input (with
@@ -185,7 +207,10 @@ class Linear(LinearModule):
                 self._calibrate(0, x, weight)
         output, input_grad = self._leaves(plan, fp8_output, fp8_grad)
         rows = self._split.weights.rows if parameters else ()
-        options = LinearOptions(plan, kept, torch.is_grad_enabled(), output=output, input_grad=input_grad, rows=rows)
+        options = LinearOptions(
+            plan, kept, torch.is_grad_enabled(), output=output, input_grad=input_grad, rows=rows,
+            division=self._division,
+        )  # fmt: skip
         options.sink = self._weight_sink(self.weight_names, is_first_microbatch)
         if self._saves_input and plan is not None:
             if plan.forward is not None:

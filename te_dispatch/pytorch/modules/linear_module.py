@@ -11,6 +11,7 @@ import torch
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.pytorch.compile import exporting
 from te_dispatch.pytorch.distributed.arguments import mark_divided, mark_sequence_parallel
+from te_dispatch.pytorch.distributed.tensor_parallel import part_of, require_divisible_call
 from te_dispatch.pytorch.export.mode import is_in_onnx_export_mode
 from te_dispatch.pytorch.fp8.casts import Plan
 from te_dispatch.pytorch.fp8.quantized_io import Leaves
@@ -66,9 +67,11 @@ class LinearModule(GemmModule, LinearViews):
         self._keep_parallel(given)
         require_size("in_features", in_features)
         require_size("out_features", out_features)
-        self.in_features = in_features
-        self.out_features = out_features
-        self._sizes = {"in_features": in_features, "out_features": out_features}
+        owner, ranks = type(self).__name__, self.tp_size
+        column, row = (ranks > 1 and self.parallel_mode == mode for mode in ("column", "row"))
+        self.in_features = part_of(owner, "in_features", in_features, ranks) if row else in_features
+        self.out_features = part_of(owner, "out_features", out_features, ranks) if column else out_features
+        self._sizes = {"in_features": self.in_features, "out_features": self.out_features}
         self.use_bias = bias
         self.return_bias = return_bias
         self.name = name
@@ -81,9 +84,14 @@ class LinearModule(GemmModule, LinearViews):
         given: Mapping[str, Any],
     ) -> None:
         """Register weight and bias, uninitialized."""
+        ranks = self.tp_size if self.parallel_mode == "column" else 1
+        sizes = split_sizes(parameters_split, self.out_features * ranks)
+        if sizes is not None:
+            owner = type(self).__name__
+            sizes = {name: part_of(owner, f"parameters_split: {name}", size, ranks) for name, size in sizes.items()}
         self.weight_names, self.bias_names = add_split_parameters(
             self,
-            split_sizes(parameters_split, self.out_features),
+            sizes,
             torch.empty(self.out_features, self.in_features, **factory),
             torch.empty(self.out_features, **factory) if self.use_bias else None,
         )
@@ -121,6 +129,8 @@ class LinearModule(GemmModule, LinearViews):
         fp8_output: bool = False,
         fp8_grad: bool = False,
     ) -> Any:
+        if self._parts > 1:
+            require_divisible_call(self, inp, fp8_output, fp8_grad)
         adds_bias = self.use_bias and not self.return_bias
         weight, bias, parameters = self._parameters_of_call(adds_bias)
         if (

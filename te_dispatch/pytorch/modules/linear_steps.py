@@ -12,11 +12,14 @@ from te_dispatch import ops
 from te_dispatch.core import scopes
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.pytorch.capture.functions import Replayable
+from te_dispatch.pytorch.distributed.division import Division
+from te_dispatch.pytorch.distributed.tensor_parallel import leaving_gradient
 from te_dispatch.pytorch.fp8.casts import Plan
 from te_dispatch.pytorch.fp8.quantized_io import Leaves, leaving, operand
 from te_dispatch.pytorch.modules.gemm_steps import (
     Wanted,
     as_dtype,
+    column_sums,
     note_backward,
     product,
     product_gradients,
@@ -45,13 +48,15 @@ class LinearOptions(Replayable):
         output, input_grad: how the output and the input's gradient leave the module, None for plain.
         saves_input: save x as it came, and quantize it again in the backward.
         sink: where the weight's gradient goes instead of being returned; None to return it.
+        division: how several ranks divide the weight; None for one rank.
+        returns_gathered: return the norm of all ranks' tokens, if the norm's output is returned.
         rows: where weight and bias are several parameters and come without gradient: rows of each. The parameters
             themselves then follow the options among the Function's arguments, weights first. Else ().
     """
 
     __slots__ = (
         "plan", "weight", "trains", "norm", "returns_norm", "output", "input_grad", "passes_input", "saves_input",
-        "sink", "rows",
+        "sink", "rows", "division", "returns_gathered",
     )  # fmt: skip
 
     def __init__(
@@ -65,6 +70,7 @@ class LinearOptions(Replayable):
         input_grad: Leaves | None = None,
         passes_input: bool = False,
         rows: tuple[int, ...] = (),
+        division: Division | None = None,
     ) -> None:
         super().__init__()
         self.plan = plan
@@ -78,6 +84,8 @@ class LinearOptions(Replayable):
         self.saves_input = False
         self.sink: WeightSink | None = None
         self.rows = rows
+        self.division = division
+        self.returns_gathered = False
 
     @property
     def repeatable(self) -> bool:
@@ -207,6 +215,18 @@ def product_backward(
     if isinstance(x, torch.Tensor):
         x = operand(x, casts.input, casts.wgrad[1][0], in_backward=True)
     return product_gradients(casts, dy, x, weight, wanted, leaves, into=into)
+
+
+def row_backward(
+    ctx: Any, dy: torch.Tensor, saved: Saved, needs_dgrad: bool, needs_wgrad: bool, needs_bgrad: bool
+) -> Gradients:
+    """As `product_backward`, of a product whose summands ranks added up, and the bias behind that."""
+    db = column_sums(dy, ctx.dtypes[2]) if needs_bgrad else None
+    if not (needs_dgrad or needs_wgrad):
+        return None, None, db
+    whole = leaving_gradient(detached(dy).contiguous(), ctx.options.division)
+    dx, dw, _ = product_backward(ctx, whole, saved, needs_dgrad, needs_wgrad, False)
+    return dx, dw, db
 
 
 def _values(x: Any, dtype: torch.dtype) -> torch.Tensor | None:

@@ -94,7 +94,8 @@ class MultiheadAttention(ContextParallelModule, AttentionViews):
             with qk_norm_eps, after the rotary embedding unless qk_norm_before_rope.
         device: None for the current accelerator, or the CPU.
         name: kept as an attribute and passed on; seq_length, micro_batch_size: no effect.
-        set_parallel_mode: mark parameters as divided among ranks: the first projections by columns, the last by rows.
+        set_parallel_mode: divide heads among the ranks of tp_group: the first projections by outputs, the last by
+            inputs. On one rank parameters are marked so.
         tp_group, tp_size, sequence_parallel, get_rng_state_tracker, fuse_wgrad_accumulation: as in `Linear` and
             `DotProductAttention`.
         ub_*: not supported yet.
@@ -154,6 +155,7 @@ class MultiheadAttention(ContextParallelModule, AttentionViews):
         super().__init__()
         reject_unsupported("MultiheadAttention", given, PARALLEL_DEFAULTS)
         self._keep_parallel(given)
+        self._require_parallel_mode()
         require_choice("attention_type", attention_type, AttnTypes)
         self.kv_channels = _head_width(hidden_size, num_attention_heads, kv_channels)
         core_attention = DotProductAttention(
@@ -245,7 +247,11 @@ class MultiheadAttention(ContextParallelModule, AttentionViews):
         if kind == "L2Normalization":
             norm = L2Normalization(eps)
             return norm, norm
-        q_norm, k_norm = (make_norm(kind, self.kv_channels, eps, params_dtype, device) for _ in range(2))
+        # Ranks that divide the heads have the gradient of theirs: it is to be added up, as where they divide tokens.
+        partial = True if self._parts > 1 else None
+        q_norm, k_norm = (
+            make_norm(kind, self.kv_channels, eps, params_dtype, device, sequence_parallel=partial) for _ in range(2)
+        )
         return q_norm, k_norm
 
     def forward(
@@ -342,12 +348,16 @@ class MultiheadAttention(ContextParallelModule, AttentionViews):
         out = projection(inp, is_first_microbatch=is_first_microbatch)
         return (out[0], out[1:]) if isinstance(out, tuple) else (out, ())
 
+    def _heads_here(self) -> tuple[int, int, int]:
+        """This rank's query heads, its heads of key and value, and the head dimension."""
+        return self.num_attention_heads // self._parts, self.num_gqa_groups // self._parts, self.kv_channels
+
     def _self_operands(
         self, hidden_states: torch.Tensor, is_first_microbatch: bool | None, rotary: tuple[Any, ...]
     ) -> tuple[dict[str, Any], tuple[torch.Tensor, ...]]:
         name = "layernorm_qkv" if self.input_layernorm else "qkv"
         mixed, beside = self._project(name, hidden_states, is_first_microbatch)
-        heads, groups, d = self.num_attention_heads, self.num_gqa_groups, self.kv_channels
+        heads, groups, d = self._heads_here()
         tokens = mixed.shape[:-1]
         if heads == groups and rotary[0] is None and self.q_norm is None:
             # One tensor for all three, so that their gradients are born as one.
@@ -374,10 +384,10 @@ class MultiheadAttention(ContextParallelModule, AttentionViews):
             raise ValueError("encoder_output must be a tensor for attention_type='cross', got None")
         name = "layernorm_query" if self.input_layernorm else "query_layer"
         projected, beside = self._project(name, hidden_states, is_first_microbatch)
-        q = projected.view(*projected.shape[:-1], self.num_attention_heads, self.kv_channels)
+        heads, groups, d = self._heads_here()
+        q = projected.view(*projected.shape[:-1], heads, d)
         mixed = self.key_value(encoder_output, is_first_microbatch=is_first_microbatch)
-        tokens, groups, d = mixed.shape[:-1], self.num_gqa_groups, self.kv_channels
-        dim = -2 if self.qkv_weight_interleaved else -3
+        tokens, dim = mixed.shape[:-1], -2 if self.qkv_weight_interleaved else -3
         kv = mixed.view(*tokens, groups, 2, d) if dim == -2 else mixed.view(*tokens, 2, groups, d)
         if rotary[0] is None and self.q_norm is None:
             return {"query_layer": q, "kv_layer": kv, "qkv_interleave_dim": dim}, beside

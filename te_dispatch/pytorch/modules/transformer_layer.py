@@ -186,6 +186,7 @@ class TransformerLayer(ContextParallelModule, LayerViews):
         super().__init__()
         _check_arguments(given)
         self._keep_parallel(given)
+        self._require_parallel_mode()
         self.composed_calls = ComposedCalls()
         self.layer_number = layer_number
         self.layer_type = layer_type
