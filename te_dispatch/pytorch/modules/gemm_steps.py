@@ -14,6 +14,8 @@ import torch
 from te_dispatch import ops
 from te_dispatch.numerics.quantized import Quantized, single_copy
 from te_dispatch.pytorch.compile import snapshot
+from te_dispatch.pytorch.distributed.division import Division
+from te_dispatch.pytorch.distributed.tensor_parallel import leaving, leaving_gradient
 from te_dispatch.pytorch.fp8 import scale_update
 from te_dispatch.pytorch.fp8.casts import GemmCasts, Plan
 from te_dispatch.pytorch.fp8.quantized_io import Leaves, leaving_product, operand
@@ -74,12 +76,18 @@ def product(
     dtype: torch.dtype,
     leaves: Leaves | None = None,
     after: torch.Tensor | None = None,
+    division: Division | None = None,
 ) -> torch.Tensor:
     """x W^T + bias in `dtype`, which is that of plain operands.
 
     Args:
         leaves: how it leaves the module, if quantized; `after` is then the Function's input.
+        division: of the module. Where its ranks divide this weight by inputs, the result is the sum over them, and the
+            bias, which each of them has, comes behind that.
     """
+    if division is not None and division.row:
+        out = leaving(product(casts, x, weight, None, dtype), division)
+        return out if bias is None else torch.add(out, bias.to(dtype))
     if casts is not None:
         return fprop(casts, x, weight, bias, dtype, leaves, after)
     return ops.gemm(x, weight, layout="NT", bias=as_dtype(bias, dtype)).out  # type: ignore[return-value]
@@ -93,6 +101,7 @@ def product_gradients(
     wanted: Wanted,
     leaves: Leaves | None = None,
     into: WeightSink | None = None,
+    division: Division | None = None,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
     """Gradients of `product`: of x, weight and bias.
 
@@ -101,8 +110,15 @@ def product_gradients(
         dy: contiguous, may be a `QuantizedTensor`.
         leaves: how the gradient of x leaves the module, if quantized.
         x, weight: as the product read them, or a plain weight in its own dtype; None where no wanted gradient reads it.
+        division: as in `product`.
     """
     x_dtype, weight_dtype, bias_dtype = wanted
+    if division is not None and division.row:
+        db = None if bias_dtype is None else column_sums(dy, bias_dtype)
+        if x_dtype is None and weight_dtype is None:
+            return None, None, db
+        dy, wanted = leaving_gradient(dy, division), (x_dtype, weight_dtype, None)
+        return *product_gradients(casts, dy, x, weight, wanted, leaves, into)[:2], db
     if casts is None:
         dy = detached(dy)
         dx = None if x_dtype is None else ops.gemm(dy, as_dtype(weight, dy.dtype), layout="NN").out
@@ -197,11 +213,6 @@ def column_sums(dy: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The bias gradient by itself: (N,), summed in float32."""
     dy = detached(dy, torch.float32)
     return dy.reshape(-1, dy.shape[-1]).sum(0, dtype=torch.float32).to(dtype)
-
-
-def with_bias(out: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """A sum over ranks with the bias, which each of them has."""
-    return out if bias is None else torch.add(out, bias.to(out.dtype))
 
 
 def plain_weight_grads(

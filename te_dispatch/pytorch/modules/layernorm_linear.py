@@ -66,7 +66,7 @@ class _LayerNormLinear(torch.autograd.Function):
             normed = norm_forward(x, gamma, beta, norm)
             assert normed.y is not None
             y = entering(normed.y, division)
-            out, saved = plain_product(y, weight, bias, needs_dgrad, needs_wgrad)
+            out, saved = plain_product(y, weight, bias, needs_dgrad, needs_wgrad, division)
         else:
             casts = plan.sole()
             reads = needs_wgrad and plan.override is None

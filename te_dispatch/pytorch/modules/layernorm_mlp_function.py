@@ -15,19 +15,17 @@ from te_dispatch.pytorch.autograd.scoped import in_forward_scope_as_is
 from te_dispatch.pytorch.capture.functions import Replayable, replayed
 from te_dispatch.pytorch.compile import returned, snapshot
 from te_dispatch.pytorch.distributed.division import Division
-from te_dispatch.pytorch.distributed.tensor_parallel import entering, entering_gradient, leaving, leaving_gradient
+from te_dispatch.pytorch.distributed.tensor_parallel import entering, entering_gradient
 from te_dispatch.pytorch.fp8.casts import GemmCasts, Plan
 from te_dispatch.pytorch.modules.gemm_steps import (
     Wanted,
     as_dtype,
-    column_sums,
     dgrad,
     note_backward,
     product,
     product_gradients,
     weight_operand,
     wgrad,
-    with_bias,
 )
 from te_dispatch.pytorch.modules.norm_steps import NormOptions, norm_backward, norm_forward
 from te_dispatch.pytorch.modules.weight_grads import WeightSink
@@ -181,20 +179,6 @@ def first_half(
     return Half(shown, operand, z, hidden, normed.mean, normed.rstd)
 
 
-def last_product(
-    casts: GemmCasts | None,
-    hidden: Any,
-    weight: Any,
-    bias: torch.Tensor | None,
-    dtype: torch.dtype,
-    division: Division | None,
-) -> torch.Tensor:
-    """The second GEMM; where ranks divide it, the sum of theirs, and the bias behind that."""
-    if division is None:
-        return product(casts, hidden, weight, bias, dtype)
-    return with_bias(leaving(product(casts, hidden, weight, None, dtype), division), bias)
-
-
 @replayed(in_forward_scope_as_is)
 class LayerNormMLPFunction(torch.autograd.Function):
     """x (..., hidden), norm's and both layers' parameters -> (..., hidden), and norm(x), and x, where asked."""
@@ -220,7 +204,7 @@ class LayerNormMLPFunction(torch.autograd.Function):
         first_operand = weight_operand(first, w1, cached[0], x, needs.norm)
         second_operand = weight_operand(second, w2, cached[1], x, needs.hidden)
         half = first_half(x, gamma, beta, first_operand, b1, options, plan, needs, options.returns_norm)
-        out = last_product(second, half.hidden, second_operand, b2, x.dtype, options.division)
+        out = product(second, half.hidden, second_operand, b2, x.dtype, division=options.division)
         if plan is None and options.calibrate is not None:
             options.calibrate(0, half.operand, w1)
             options.calibrate(1, half.hidden, w2)
@@ -278,15 +262,7 @@ def _gradients(ctx: Any, dy: torch.Tensor, saved: list[Any]) -> tuple[torch.Tens
         note_backward(plan, ctx.root, dy)
     into1, into2 = options.sinks or (None, None)
     dnorm = dw1 = db1 = None
-    db2_alone = None
-    if options.division is not None:
-        # The bias comes behind the sum over ranks: its gradient is that of this rank's tokens.
-        if b2_dtype is not None and wants[6]:
-            db2_alone = column_sums(dy, b2_dtype)
-        dy = leaving_gradient(detached(dy).contiguous(), options.division)
-        second = (second[0], second[1], None)
-    dhidden, dw2, db2 = product_gradients(casts2, dy, hidden, w2, second, None, into2)
-    db2 = db2 if options.division is None else db2_alone
+    dhidden, dw2, db2 = product_gradients(casts2, dy, hidden, w2, second, None, into2, options.division)
     # What is widest goes as soon as it was used: here is where a step needs the most memory.
     del hidden, w2
     if dhidden is not None:

@@ -13,9 +13,8 @@ from te_dispatch.pytorch.autograd.apply import applied
 from te_dispatch.pytorch.autograd.scoped import in_forward_scope_as_is
 from te_dispatch.pytorch.capture.functions import replayed
 from te_dispatch.pytorch.composable import composable
-from te_dispatch.pytorch.distributed.tensor_parallel import entering, entering_gradient, leaving
+from te_dispatch.pytorch.distributed.tensor_parallel import entering, entering_gradient
 from te_dispatch.pytorch.fp8.quantized_io import arrived, operand, outgoing
-from te_dispatch.pytorch.modules.gemm_steps import with_bias
 from te_dispatch.pytorch.modules.linear_module import LinearModule
 from te_dispatch.pytorch.modules.linear_steps import (
     LinearOptions,
@@ -23,10 +22,8 @@ from te_dispatch.pytorch.modules.linear_steps import (
     plain_product,
     product_backward,
     quantized_product,
-    row_backward,
 )
 from te_dispatch.pytorch.modules.parameters import UNSUPPORTED, InitMethod, empty_result, parameter_factory
-from te_dispatch.pytorch.tensor.casting import detached
 from te_dispatch.pytorch.tensor.quantized_tensor import plain
 
 
@@ -48,21 +45,15 @@ class _Linear(torch.autograd.Function):
     ) -> torch.Tensor | tuple[torch.Tensor, ...]:
         plan, trains, needs = options.plan, options.trains, ctx.needs_input_grad
         needs_dgrad, needs_wgrad = trains and needs[0], trains and options.trained(needs, 1)[0]
-        division = options.division
-        if division is not None:
-            x = entering(detached(x), division)
-        # What every rank would add comes once, behind the sum.
-        added = bias if division is None or not division.row else None
+        x = entering(x, options.division)
         if plan is None:
-            out, saved = plain_product(x, weight, added, needs_dgrad, needs_wgrad)
+            out, saved = plain_product(x, weight, bias, needs_dgrad, needs_wgrad, options.division)
         else:
             casts = plan.sole()
             xq = operand(x, casts.input, casts.input_usage[1 if needs_wgrad and plan.override is None else 0])
             out, saved = quantized_product(
-                ctx, options, x, x, xq, weight, added, needs_dgrad, needs_wgrad, options.output
+                ctx, options, x, x, xq, weight, bias, needs_dgrad, needs_wgrad, options.output
             )
-        if division is not None and division.row:
-            out = with_bias(leaving(out, division), bias)
         if trains:
             ctx.save_for_backward(*saved)
             note_forward(ctx, options, x, weight, bias)
@@ -73,15 +64,11 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, dy: torch.Tensor, *_: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         needs, options = ctx.needs_input_grad, ctx.options
         needs_wgrad, needs_bgrad = options.trained(needs, 1)
-        division = options.division
-        if division is not None and division.row:
-            dx, dw, db = row_backward(ctx, dy, ctx.saved_tensors, needs[0], needs_wgrad, needs_bgrad)
-        else:
-            dx, dw, db = product_backward(
-                ctx, dy, ctx.saved_tensors, needs[0], needs_wgrad, needs_bgrad, options.input_grad
-            )
-        if division is not None and dx is not None:
-            dx = entering_gradient(dx, division)
+        dx, dw, db = product_backward(
+            ctx, dy, ctx.saved_tensors, needs[0], needs_wgrad, needs_bgrad, options.input_grad
+        )
+        if dx is not None:
+            dx = entering_gradient(dx, options.division)
         return dx, *options.gradients(needs, 1, dw, db)
 
 

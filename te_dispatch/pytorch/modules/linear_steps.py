@@ -13,13 +13,11 @@ from te_dispatch.core import scopes
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.pytorch.capture.functions import Replayable
 from te_dispatch.pytorch.distributed.division import Division
-from te_dispatch.pytorch.distributed.tensor_parallel import leaving_gradient
 from te_dispatch.pytorch.fp8.casts import Plan
 from te_dispatch.pytorch.fp8.quantized_io import Leaves, leaving, operand
 from te_dispatch.pytorch.modules.gemm_steps import (
     Wanted,
     as_dtype,
-    column_sums,
     note_backward,
     product,
     product_gradients,
@@ -132,10 +130,15 @@ class LinearOptions(Replayable):
 
 
 def plain_product(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, needs_dgrad: bool, needs_wgrad: bool
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    needs_dgrad: bool,
+    needs_wgrad: bool,
+    division: Division | None,
 ) -> tuple[torch.Tensor, Saved]:
     """x W^T + bias in x's dtype, and what `product_backward` reads: as many tensors of x as of the weight."""
-    out = product(None, x, as_dtype(weight, x.dtype), bias, x.dtype)
+    out = product(None, x, as_dtype(weight, x.dtype), bias, x.dtype, division=division)
     return out, (x if needs_wgrad else None, weight if needs_dgrad else None)
 
 
@@ -163,7 +166,7 @@ def quantized_product(
     casts = plan.sole()
     override = plan.override
     quantized = weight_operand(casts, weight, options.weight, inp, needs_dgrad and override is None)
-    out = product(casts, x, quantized, bias, inp.dtype, leaves, inp)
+    out = product(casts, x, quantized, bias, inp.dtype, leaves, inp, options.division)
     x_usage, w_usage = casts.wgrad[1][0], casts.dgrad[1][0]
     kept_x: Any = x
     kept_w: Any = quantized
@@ -202,31 +205,20 @@ def product_backward(
     plan: Plan | None = ctx.options.plan
     wanted = _wanted(ctx.dtypes, needs_dgrad, needs_wgrad, needs_bgrad)
     dy = dy.contiguous()
-    into = ctx.options.sink
+    into, division = ctx.options.sink, ctx.options.division
     if plan is None:
-        return product_gradients(None, dy, *saved, wanted, into=into)
+        return product_gradients(None, dy, *saved, wanted, None, into, division)
     if needs_dgrad or needs_wgrad:
         note_backward(plan, ctx.root, dy)
     x, weight = restored(ctx.x_header, saved[:PARTS]), restored(ctx.w_header, saved[PARTS:])
     if plan.override is not None:
-        dx, dw, db = product_gradients(None, dy, *(_values(t, ctx.dtypes[0]) for t in (x, weight)), wanted, into=into)
+        operands = (_values(t, ctx.dtypes[0]) for t in (x, weight))
+        dx, dw, db = product_gradients(None, dy, *operands, wanted, None, into, division)
         return dx if dx is None or leaves is None else leaving(dx, leaves), dw, db
     casts = plan.sole()
     if isinstance(x, torch.Tensor):
         x = operand(x, casts.input, casts.wgrad[1][0], in_backward=True)
-    return product_gradients(casts, dy, x, weight, wanted, leaves, into=into)
-
-
-def row_backward(
-    ctx: Any, dy: torch.Tensor, saved: Saved, needs_dgrad: bool, needs_wgrad: bool, needs_bgrad: bool
-) -> Gradients:
-    """As `product_backward`, of a product whose summands ranks added up, and the bias behind that."""
-    db = column_sums(dy, ctx.dtypes[2]) if needs_bgrad else None
-    if not (needs_dgrad or needs_wgrad):
-        return None, None, db
-    whole = leaving_gradient(detached(dy).contiguous(), ctx.options.division)
-    dx, dw, _ = product_backward(ctx, whole, saved, needs_dgrad, needs_wgrad, False)
-    return dx, dw, db
+    return product_gradients(casts, dy, x, weight, wanted, leaves, into, division)
 
 
 def _values(x: Any, dtype: torch.dtype) -> torch.Tensor | None:
