@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,7 +19,6 @@ from te_dispatch.core import scopes
 from te_dispatch.pytorch.arguments import require_choice
 from te_dispatch.pytorch.assignment import Only
 from te_dispatch.pytorch.composable import Composable
-from te_dispatch.pytorch.distributed.division import Division
 
 #: How a GEMM's weight is divided among the ranks of a tensor-parallel group: not, by outputs or by inputs.
 PARALLEL_MODES = (None, "column", "row")
@@ -44,6 +43,21 @@ _KEPT = ("tp_group", "parallel_mode", "set_parallel_mode", "get_rng_state_tracke
 
 #: The same of context parallelism, in the order in which `set_context_parallel_group` takes them.
 _KEPT_OF_CONTEXT = ("cp_group", "cp_global_ranks", "cp_stream", "cp_comm_type")
+
+
+class Division(NamedTuple):
+    """How the ranks of a group divide the weights of a module.
+
+    Attributes:
+        group: the process group, of several ranks.
+        column: whether the first product's weight is divided by outputs. row: the last one's by inputs.
+        sequence: whether the ranks divide the tokens outside of the module.
+    """
+
+    group: Any
+    column: bool
+    row: bool
+    sequence: bool
 
 
 def _ranks(owner: str, argument: str, group: Any) -> int:

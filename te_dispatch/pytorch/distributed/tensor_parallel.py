@@ -19,7 +19,7 @@ import torch
 
 from te_dispatch.core import scopes
 from te_dispatch.pytorch.distributed import collectives
-from te_dispatch.pytorch.distributed.division import Division
+from te_dispatch.pytorch.distributed.arguments import Division
 from te_dispatch.pytorch.step import step
 
 

@@ -14,7 +14,7 @@ import torch
 from te_dispatch import ops
 from te_dispatch.numerics.quantized import Quantized, single_copy
 from te_dispatch.pytorch.compile import snapshot
-from te_dispatch.pytorch.distributed.division import Division
+from te_dispatch.pytorch.distributed.arguments import Division
 from te_dispatch.pytorch.distributed.tensor_parallel import leaving, leaving_gradient
 from te_dispatch.pytorch.fp8 import scale_update
 from te_dispatch.pytorch.fp8.casts import GemmCasts, Plan

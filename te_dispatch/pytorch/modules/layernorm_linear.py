@@ -14,7 +14,6 @@ from te_dispatch.pytorch.autograd.scoped import in_forward_scope_as_is
 from te_dispatch.pytorch.capture.functions import replayed
 from te_dispatch.pytorch.compile import returned, snapshot
 from te_dispatch.pytorch.composable import composable
-from te_dispatch.pytorch.distributed.tensor_parallel import entering, entering_gradient
 from te_dispatch.pytorch.fp8.quantized_io import arrived, leaving, outgoing
 from te_dispatch.pytorch.modules.linear_module import LinearModule
 from te_dispatch.pytorch.modules.linear_steps import (
@@ -29,13 +28,14 @@ from te_dispatch.pytorch.modules.norm_steps import (
     NormOptions,
     add_norm_parameters,
     norm_backward,
-    norm_forward,
+    norm_operand,
+    norm_operand_gradient,
     norm_parameter,
     norm_parameters,
     reset_norm_parameters,
 )
 from te_dispatch.pytorch.modules.parameters import UNSUPPORTED, InitMethod, empty_result, parameter_factory
-from te_dispatch.pytorch.tensor.casting import detached, rounded
+from te_dispatch.pytorch.tensor.casting import detached
 from te_dispatch.pytorch.tensor.quantized_tensor import plain
 
 
@@ -62,34 +62,25 @@ class _LayerNormLinear(torch.autograd.Function):
         needs_dgrad = trains and (needs[0] or needs[1] or needs[2])
         needs_wgrad = trains and options.trained(needs, 3)[0]
         division = options.division
+        y: Any
         if plan is None:
-            normed = norm_forward(x, gamma, beta, norm)
-            assert normed.y is not None
-            y = entering(normed.y, division)
+            normed, whole, y = norm_operand(x, gamma, beta, norm, division)
             out, saved = plain_product(y, weight, bias, needs_dgrad, needs_wgrad, division)
         else:
             casts = plan.sole()
             reads = needs_wgrad and plan.override is None
             quantizer, usage = snapshot(casts.input, x), casts.input_usage[1 if reads else 0]
-            if division is not None and division.sequence:  # one cast of all tokens has the amax of all
-                normed = norm_forward(x, gamma, beta, norm)
-                assert normed.y is not None
-                y = entering(normed.y, division)
-                yq = rounded(y, quantizer, usage, False)
-            else:
-                with_y = options.returns_norm or (needs_wgrad and plan.override == "high_precision")
-                normed = norm_forward(x, gamma, beta, norm, quantizer, usage, with_y)
-                y, yq = normed.y, normed.y_quantized
-            assert yq is not None
+            with_y = options.returns_norm or (needs_wgrad and plan.override == "high_precision")
+            normed, whole, y = norm_operand(x, gamma, beta, norm, division, quantizer, usage, with_y)
             out, saved = quantized_product(
-                ctx, options, x, y, yq, weight, bias, needs_dgrad, needs_wgrad, options.output
+                ctx, options, x, whole, y, weight, bias, needs_dgrad, needs_wgrad, options.output
             )
         if trains:
             stats = (x, gamma, normed.mean, normed.rstd) if needs_dgrad else (None, None, None, None)
             ctx.save_for_backward(*stats, *saved)
             note_forward(ctx, options, x, weight, bias)
         out, *parts = outgoing(ctx, out)
-        norms = (returned(y if options.returns_gathered else normed.y),) if options.returns_norm else ()
+        norms = (returned(whole if options.returns_gathered else normed.y),) if options.returns_norm else ()
         passed = (x.view_as(x),) if options.passes_input else ()
         return (out, *norms, *parts, *passed) if norms or parts or passed else out  # type: ignore[return-value]
 
@@ -105,13 +96,7 @@ class _LayerNormLinear(torch.autograd.Function):
             return None, None, None, *of_linear
         assert dz is not None
         dnormed = beside[0] if options.returns_norm else None
-        gathered = None if not options.returns_gathered else dnormed
-        if gathered is not None:
-            # Every rank has the whole of what it returned, whose gradients are added up with the product's.
-            dz, dnormed = dz + detached(gathered), None
-        dz = entering_gradient(dz, options.division)
-        if dnormed is not None:
-            dz = dz + detached(dnormed)
+        dz = norm_operand_gradient(dz, dnormed, options.division, options.returns_gathered)
         residual = beside[-1] if options.passes_input else None
         if residual is not None:
             residual = detached(residual).contiguous()

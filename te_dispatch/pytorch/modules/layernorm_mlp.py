@@ -12,8 +12,7 @@ from te_dispatch.ops.activation import GATED
 from te_dispatch.pytorch.arguments import reject_unsupported
 from te_dispatch.pytorch.autograd.apply import applied
 from te_dispatch.pytorch.composable import composable
-from te_dispatch.pytorch.distributed.arguments import mark_divided, mark_sequence_parallel
-from te_dispatch.pytorch.distributed.division import Division
+from te_dispatch.pytorch.distributed.arguments import Division, mark_divided, mark_sequence_parallel
 from te_dispatch.pytorch.distributed.tensor_parallel import part_of, require_divisible_call
 from te_dispatch.pytorch.modules.constructor_views import MlpViews
 from te_dispatch.pytorch.modules.gemm_module import GemmModule

@@ -14,8 +14,7 @@ from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.pytorch.autograd.scoped import in_forward_scope_as_is
 from te_dispatch.pytorch.capture.functions import Replayable, replayed
 from te_dispatch.pytorch.compile import returned, snapshot
-from te_dispatch.pytorch.distributed.division import Division
-from te_dispatch.pytorch.distributed.tensor_parallel import entering, entering_gradient
+from te_dispatch.pytorch.distributed.arguments import Division
 from te_dispatch.pytorch.fp8.casts import GemmCasts, Plan
 from te_dispatch.pytorch.modules.gemm_steps import (
     Wanted,
@@ -27,7 +26,7 @@ from te_dispatch.pytorch.modules.gemm_steps import (
     weight_operand,
     wgrad,
 )
-from te_dispatch.pytorch.modules.norm_steps import NormOptions, norm_backward, norm_forward
+from te_dispatch.pytorch.modules.norm_steps import NormOptions, norm_backward, norm_operand, norm_operand_gradient
 from te_dispatch.pytorch.modules.weight_grads import WeightSink
 from te_dispatch.pytorch.tensor.casting import detached, rounded
 from te_dispatch.pytorch.tensor.packing import PARTS, keep, restored, taken
@@ -151,19 +150,13 @@ def first_half(
     first, second = _casts(plan)
     operand: Any
     hidden: Any
-    division = options.division
     if first is None:
-        normed = norm_forward(x, gamma, beta, options.norm)
-        operand = whole = entering(normed.y, division)  # type: ignore[arg-type]
+        normed, whole, operand = norm_operand(x, gamma, beta, options.norm, options.division)
     else:
         usage = first.input_usage[1 if needs.first else 0]
-        if division is not None and division.sequence:  # one cast of all tokens has the amax of all
-            normed = norm_forward(x, gamma, beta, options.norm)
-            whole = entering(normed.y, division)  # type: ignore[arg-type]
-            operand = rounded(whole, snapshot(first.input, x), usage, False)
-        else:
-            normed = norm_forward(x, gamma, beta, options.norm, snapshot(first.input, x), usage, with_normed)
-            operand, whole = normed.y_quantized, normed.y
+        normed, whole, operand = norm_operand(
+            x, gamma, beta, options.norm, options.division, snapshot(first.input, x), usage, with_normed
+        )
     z = product(first, operand, weight, bias, x.dtype)
     if second is None:
         hidden = ops.activation_fwd(z, kind=options.kind, params=options.params).out
@@ -228,12 +221,7 @@ class LayerNormMLPFunction(torch.autograd.Function):
         if dnorm is None:
             return None, None, None, dw1, db1, dw2, db2, None
         dshown = beside[0] if options.returns_norm else None
-        if dshown is not None and options.returns_gathered:
-            # Every rank has the whole of what it returned, whose gradients are added up with the product's.
-            dnorm, dshown = dnorm + detached(dshown), None
-        dnorm = entering_gradient(dnorm, options.division)
-        if dshown is not None:
-            dnorm = dnorm + detached(dshown)
+        dnorm = norm_operand_gradient(dnorm, dshown, options.division, options.returns_gathered)
         residual = beside[-1] if options.passes_input else None
         if residual is not None:
             residual = detached(residual).contiguous()

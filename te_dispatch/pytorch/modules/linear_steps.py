@@ -12,7 +12,7 @@ from te_dispatch import ops
 from te_dispatch.core import scopes
 from te_dispatch.numerics.quantized import Quantized
 from te_dispatch.pytorch.capture.functions import Replayable
-from te_dispatch.pytorch.distributed.division import Division
+from te_dispatch.pytorch.distributed.arguments import Division
 from te_dispatch.pytorch.fp8.casts import Plan
 from te_dispatch.pytorch.fp8.quantized_io import Leaves, leaving, operand
 from te_dispatch.pytorch.modules.gemm_steps import (

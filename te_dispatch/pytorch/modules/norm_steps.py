@@ -11,8 +11,10 @@ from te_dispatch import ops
 from te_dispatch.numerics.quantizers import Quantizer
 from te_dispatch.ops.results import NormBackward, NormForward
 from te_dispatch.pytorch.arguments import require_choice
-from te_dispatch.pytorch.distributed.arguments import ParallelModule, mark_sequence_parallel
+from te_dispatch.pytorch.distributed.arguments import Division, ParallelModule, mark_sequence_parallel
+from te_dispatch.pytorch.distributed.tensor_parallel import entering, entering_gradient
 from te_dispatch.pytorch.modules.parameters import parameter
+from te_dispatch.pytorch.tensor.casting import detached, rounded
 
 NORMALIZATIONS = ("LayerNorm", "RMSNorm")
 
@@ -103,6 +105,47 @@ def norm_forward(
         usage=usage,
         with_y=with_y,
     )
+
+
+def norm_operand(
+    x: torch.Tensor,
+    gamma: torch.Tensor,
+    beta: torch.Tensor | None,
+    options: NormOptions,
+    division: Division | None,
+    quantizer: Quantizer | None = None,
+    usage: str = "row",
+    with_y: bool = False,
+) -> tuple[NormForward, torch.Tensor | None, Any]:
+    """`norm_forward`, for a product that takes its output.
+
+    Returns:
+        The norm of this rank's tokens; that in high precision of all tokens, None where a fused cast leaves it out; and
+        what the product reads. Where ranks divide the tokens, one cast of all has the amax of all.
+    """
+    if quantizer is not None and not (division is not None and division.sequence):
+        normed = norm_forward(x, gamma, beta, options, quantizer, usage, with_y)
+        return normed, normed.y, normed.y_quantized
+    normed = norm_forward(x, gamma, beta, options)
+    assert normed.y is not None
+    y = entering(normed.y, division)
+    return normed, y, y if quantizer is None else rounded(y, quantizer, usage, False)
+
+
+def norm_operand_gradient(
+    dy: torch.Tensor, shown: torch.Tensor | None, division: Division | None, of_all: bool
+) -> torch.Tensor:
+    """The gradient of the norm's output on this rank.
+
+    Args:
+        dy: of what the product read.
+        shown: of the norm's output where the module returned it, else None; `of_all`: that of all ranks' tokens, which
+            every rank has, so that gradients are added up with the product's.
+    """
+    if shown is not None and of_all:
+        dy, shown = dy + detached(shown), None
+    dy = entering_gradient(dy, division)
+    return dy if shown is None else dy + detached(shown)
 
 
 def norm_backward(
