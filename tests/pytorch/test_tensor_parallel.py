@@ -50,6 +50,18 @@ def part(x: torch.Tensor, dim: int, rank: int) -> torch.Tensor:
     return x.chunk(ranks.WORLD, dim)[rank].contiguous()
 
 
+def passes(
+    module: torch.nn.Module, recipe: Any, x: torch.Tensor, gradient: torch.Tensor, **others: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The output of a forward, and the input's gradient of a backward."""
+    leaf = x.clone().requires_grad_()
+    with te.autocast(recipe=recipe) if recipe is not None else nullcontext():
+        y = module(leaf, **others)
+    y.backward(gradient)
+    assert leaf.grad is not None
+    return y.detach(), leaf.grad
+
+
 def layer(mode: str, group: Any, sequence_parallel: bool, split: bool) -> te.Linear:
     """A column's or a row's product; the whole of it where group is None."""
     sizes = (HIDDEN, FFN) if mode == "column" else (FFN, HIDDEN)
@@ -98,12 +110,7 @@ def train(rank: int, mode: str, sequence_parallel: bool, recipe: str, split: boo
         )
         found = []
         for module, given, gradient in ((alone, x, dy), (together, inputs(x), outputs(dy))):
-            leaf = given.clone().requires_grad_()
-            with te.autocast(recipe=made) if made is not None else nullcontext():
-                y = module(leaf)
-            y.backward(gradient)
-            assert leaf.grad is not None
-            found.append((y.detach(), leaf.grad))
+            found.append(passes(module, made, given, gradient))
         (y, dx), (y_here, dx_here) = found
         torch.testing.assert_close(y_here, outputs(y), rtol=0, atol=0)
         torch.testing.assert_close(dx_here, inputs(dx), rtol=0, atol=0)
@@ -192,12 +199,7 @@ def train_normed(rank: int, name: str, sequence_parallel: bool, recipe: str, nor
         dy_here = part(dy, -1, rank) if divided else tokens(dy)
         calls = ((alone, recipes[0], x, dy), (together, recipes[1], tokens(x), dy_here))
         for module, made, given_x, gradient in calls:
-            leaf = given_x.clone().requires_grad_()
-            with te.autocast(recipe=made) if made is not None else nullcontext():
-                y = module(leaf)
-            y.backward(gradient)
-            assert leaf.grad is not None
-            found.append((y.detach(), leaf.grad))
+            found.append(passes(module, made, given_x, gradient))
         (y, dx), (y_here, dx_here) = found
         torch.testing.assert_close(y_here, part(y, -1, rank) if divided else tokens(y), **close)
         torch.testing.assert_close(dx_here, tokens(dx), **close)
@@ -299,12 +301,8 @@ def train_layer(rank: int, kind: str, sequence_parallel: bool, recipe: str) -> N
         for module, recipe_of, given_x, gradient, encoded in (
             (alone, made[0], x, dz, seen), (together, made[1], tokens(x), tokens(dz), tokens(seen)),
         ):  # fmt: skip
-            leaf = given_x.clone().requires_grad_()
-            with te.autocast(recipe=recipe_of) if recipe_of is not None else nullcontext():
-                z = module(leaf, **({"encoder_output": encoded} if given.get("layer_type") == "decoder" else {}))
-            z.backward(gradient)
-            assert leaf.grad is not None
-            found.append((z.detach(), leaf.grad))
+            others = {"encoder_output": encoded} if given.get("layer_type") == "decoder" else {}
+            found.append(passes(module, recipe_of, given_x, gradient, **others))
         for whole, ours in zip(*found, strict=True):
             assert distance(ours, tokens(whole)) < bound
     for (key, one), other in pairs:

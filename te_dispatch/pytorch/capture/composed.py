@@ -299,7 +299,7 @@ def composed(forward: Callable[..., Any]) -> Callable[..., Any]:
         if (
             args or not apply.TAPES or will_execute is None or is_dynamo_compiling() or not is_grad_enabled()
             or hidden_states.__class__ not in PLAIN or apply.thread.tape is not None
-            # A call that cannot be recorded is made again: on several ranks, all would have to.
+            # A recording that fails runs the forward a second time, collectives included.
             or self._parts != 1
         ):  # fmt: skip
             return forward(self, hidden_states, *args, **others)

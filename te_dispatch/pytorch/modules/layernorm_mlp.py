@@ -59,8 +59,9 @@ class LayerNormMLP(GemmModule, FirstNormAttributes, MlpViews):
             of all ranks that sequence_parallel divides them among.
         checkpoint: keep the input only, and run norm, first GEMM and activation again in the backward.
         seq_length, micro_batch_size: accepted; nothing here depends on sizes known ahead.
-        set_parallel_mode: mark ``fc2_bias``, too, for programs that sum gradients over ranks; the other parameters are
-            marked as divided among ranks in any case, as Transformer Engine does.
+        set_parallel_mode: True where tp_group has several ranks, which then divide the first weight by outputs and the
+            second by inputs. On one rank it marks ``fc2_bias``, too, for programs that sum gradients over ranks; the
+            other parameters are marked as divided in any case, as Transformer Engine does.
         params_dtype, device, name, tp_group, tp_size, sequence_parallel, get_rng_state_tracker,
         fuse_wgrad_accumulation, delay_wgrad_compute: as in `Linear`.
         The arguments that `Linear` does not support: not supported yet.
